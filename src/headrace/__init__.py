@@ -1,0 +1,1 @@
+"""Headrace: asynchronous reinforcement learning that does not hang, lose data, or learn something else."""

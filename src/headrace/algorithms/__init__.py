@@ -1,0 +1,1 @@
+"""Algorithms as plain tensor code, one file each."""

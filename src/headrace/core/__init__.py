@@ -1,0 +1,1 @@
+"""What every layer may use: errors, configuration, clock, seeds and the layout of spaces."""

@@ -1,0 +1,1 @@
+"""Environments, and the contract each must keep."""

@@ -1,0 +1,1 @@
+"""Shared memory, channels with deadlines, and child processes that leave nothing behind."""

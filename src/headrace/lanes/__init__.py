@@ -1,0 +1,1 @@
+"""Experience in shared memory: written once, sampled in place."""

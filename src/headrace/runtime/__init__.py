@@ -1,0 +1,1 @@
+"""One run from configuration to summary, under any schedule."""

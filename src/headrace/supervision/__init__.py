@@ -1,0 +1,1 @@
+"""Who lives, who is stuck, who is started again."""

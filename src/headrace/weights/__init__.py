@@ -1,0 +1,1 @@
+"""Policy snapshots, from the learner to everyone who acts."""
