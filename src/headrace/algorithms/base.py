@@ -1,0 +1,103 @@
+"""The protocol an algorithm fulfils: build, act, update, what to publish.
+
+An algorithm has two halves. The learning half lives in the learner and uses torch. The acting half, the
+`Actor`, lives wherever actions are chosen and sees nothing but arrays of a snapshot; for plain
+perceptrons it is numpy alone. Letters in shapes: B batch, N lanes, O observation, A action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from headrace.core.config import Section
+
+Arrays = Mapping[str, NDArray[Any]]
+"""Arrays by leaf path (``obs``, ``obs.camera``, ``action``), each with its batch dimension first."""
+
+
+@dataclass(slots=True)
+class Transitions:
+    """B transitions as they were stored: the spaces' own dtypes and shapes, nothing normalised."""
+
+    obs: Arrays  # [B, ...]
+    action: Arrays  # [B, ...]
+    reward: NDArray[np.float64]  # [B]  n-step return without the bootstrap
+    discount: NDArray[np.float64]  # [B]  factor of the bootstrap value; 0 where the task terminated
+    next_obs: Arrays  # [B, ...]  the true successor, also where the episode was truncated or cut
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """What it takes to rebuild the acting half anywhere; small, picklable, without weights."""
+
+    algorithm: str
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    config: Section
+    """The algorithm's own section."""
+
+
+class LaneNoise(Protocol):
+    """Exploration state of one lane; owns the lane's exploration generator."""
+
+    def begin_episode(self) -> None:
+        """Forget what must not cross an episode's end."""
+        ...
+
+
+class Actor(Protocol):
+    """Chooses actions from a snapshot."""
+
+    def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Use this snapshot from now on; the arrays stay valid and unchanged until the next `load`."""
+        ...
+
+    def noise(self, generator: np.random.Generator) -> LaneNoise:
+        """Fresh exploration state for one lane."""
+        ...
+
+    def act(self, obs: Arrays, noise: Sequence[LaneNoise] | None = None) -> Arrays:
+        """Actions for N lanes.
+
+        Args:
+            obs: [N, ...] per leaf.
+            noise: One per lane, in the same order; None acts greedily.
+
+        Returns:
+            Actions of the action space's own dtype and range, [N, ...] per leaf.
+        """
+        ...
+
+
+class Algorithm(Protocol):
+    """The learning half."""
+
+    policy: PolicySpec
+    updates: int
+    """Gradient steps so far."""
+
+    def update(self, batch: Transitions) -> None:
+        """One gradient step; deterministic given the batch and the algorithm's own generator."""
+        ...
+
+    def observe(self, obs: Arrays, env_steps: int) -> None:
+        """Take notice of newly committed observations [B, ...] and of the total of environment steps."""
+        ...
+
+    def policy_arrays(self) -> dict[str, NDArray[Any]]:
+        """Live views of all that acting needs: weights, normaliser, exploration. Copied to publish."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Means since the last call, by TensorBoard name (``train/critic_loss``); absent if not measured."""
+        ...
+
+    def weights_sha256(self) -> str:
+        """Hash of every learned array, targets and normaliser included."""
+        ...
