@@ -56,7 +56,7 @@ def _leaves(space: spaces.Space[Any], path: str, keys: tuple[str | int, ...]) ->
         for place, inner in enumerate(space.spaces):
             yield from _leaves(inner, f"{path}.{place}", (*keys, place))
     elif isinstance(space, _ARRAYS):
-        yield Leaf(path, np.dtype(space.dtype), tuple(space.shape), keys)
+        yield Leaf(path, np.dtype(space.dtype), tuple(space.shape or ()), keys)
     else:
         raise UnsupportedSpace(
             f"{path.split('.', maxsplit=1)[0]} space has a part that cannot be stored as an array",
