@@ -1,0 +1,148 @@
+"""How one row, and the block that holds every lane's ring of rows, lie in memory.
+
+A row starts with a packed head (`HEAD`) and the action's leaves, so that a worker writes them with one call,
+then the observation's leaves, padded to a multiple of 64 bytes. A block is
+
+    headers [lanes, 2, 64 bytes] | lane 0: ring + mirror | lane 1: ring + mirror | ...
+
+A lane's ring is followed by copies of its first rows (the mirror), so that a window of rows that starts
+anywhere in the ring is one contiguous piece of memory.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from headrace.core.specs import Leaf
+
+STEP = 1
+"""Kind of a row that holds a transition."""
+FINAL = 2
+"""Kind of the row after an episode's last transition: its terminal observation and nothing else."""
+CUT = 3
+"""Like `FINAL`, where a fault ended the stretch; the episode itself did not end there."""
+
+HEAD = struct.Struct("<dqqIIBBB5x")
+"""reward, version, transitions, episode, t, kind, terminated, truncated."""
+
+_HEAD_FIELDS: tuple[tuple[str, str, int], ...] = (
+    ("reward", "<f8", 0),
+    ("version", "<i8", 8),
+    ("transitions", "<i8", 16),
+    ("episode", "<u4", 24),
+    ("t", "<u4", 28),
+    ("kind", "u1", 32),
+    ("terminated", "?", 33),
+    ("truncated", "?", 34),
+)
+ALIGNMENT = 64
+HEADER_BYTES = 128
+"""Per lane: one cache line the collector writes, one the learner writes."""
+
+
+def _aligned(offset: int, to: int) -> int:
+    return -(-offset // to) * to
+
+
+def row_dtype(observation: Sequence[Leaf], action: Sequence[Leaf]) -> np.dtype[Any]:
+    """The structured dtype of a row.
+
+    ``transitions`` counts the lane's transitions up to and including the row, so that one
+    store of a row number makes both the row and its count visible at once.
+    """
+    names = [name for name, _, _ in _HEAD_FIELDS]
+    formats: list[Any] = [kind for _, kind, _ in _HEAD_FIELDS]
+    offsets = [offset for _, _, offset in _HEAD_FIELDS]
+    end = HEAD.size
+    for leaf in (*action, *observation):
+        start = _aligned(end, 8)
+        names.append(leaf.path)
+        formats.append((leaf.dtype, leaf.shape))
+        offsets.append(start)
+        end = start + leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64))
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": _aligned(end, ALIGNMENT)})
+
+
+def head_and_action(dtype: np.dtype[Any], action: Sequence[Leaf]) -> struct.Struct:
+    """`HEAD` followed by one byte string per leaf of the action, where the row has them."""
+    fields = dtype.fields
+    assert fields is not None, "a row is structured"
+    parts, end = [HEAD.format], HEAD.size
+    for leaf in action:
+        kind, start = fields[leaf.path][:2]
+        parts.append(f"{start - end}x{kind.itemsize}s")
+        end = start + kind.itemsize
+    return struct.Struct("".join(parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Sizes of a block of lanes; plain numbers and leaves, so that it travels to any process."""
+
+    lanes: int
+    capacity: int
+    """Rows a learner may sample from, over all lanes."""
+    observation: tuple[Leaf, ...]
+    action: tuple[Leaf, ...]
+    chunk_steps: int
+    window_chunks: int
+    frame_stack: int = 1
+    n_step: int = 1
+    dtype: np.dtype[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", row_dtype(self.observation, self.action))
+
+    @property
+    def guard_rows(self) -> int:
+        """Rows of a lane that are kept out of sampling.
+
+        The worker may be ahead by its whole window of chunks, each step may end an episode (one more
+        row), the next observation is already in place, and a stack reaches back before its row.
+        """
+        return self.window_chunks * self.chunk_steps * 2 + 2 + (self.frame_stack - 1)
+
+    @property
+    def resident_rows(self) -> int:
+        """Most rows of one lane a learner may sample from."""
+        return -(-self.capacity // self.lanes)
+
+    @property
+    def ring_rows(self) -> int:
+        """Rows in one lane's ring."""
+        return self.resident_rows + self.guard_rows
+
+    @property
+    def window_rows(self) -> int:
+        """Neighbouring rows that make one transition: its stack, its n steps, its successor."""
+        return self.frame_stack + self.n_step
+
+    @property
+    def mirror_rows(self) -> int:
+        """First rows of the ring that are repeated behind its end."""
+        return self.window_rows - 1
+
+    @property
+    def stride_rows(self) -> int:
+        """Rows from one lane's first row to the next lane's."""
+        return self.ring_rows + self.mirror_rows
+
+    @property
+    def first_row(self) -> int:
+        """Number of a lane's first row; the rows before it are zeros a stack never selects."""
+        return self.frame_stack - 1
+
+    @property
+    def rows_offset(self) -> int:
+        """Byte at which the rows begin."""
+        return self.lanes * HEADER_BYTES
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole block."""
+        return self.rows_offset + self.lanes * self.stride_rows * self.dtype.itemsize

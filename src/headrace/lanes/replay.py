@@ -1,0 +1,213 @@
+"""The learner's side of the lanes: commits, eviction, salvage, and which rows may be sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.errors import DataLossError
+from headrace.lanes.credits import LaneCommit
+from headrace.lanes.lane import LaneBlock
+from headrace.lanes.layout import CUT, HEAD, STEP
+
+_FIELDS = ("committed", "salvaged", "rejected", "evicted", "row", "resident_from")
+"""Columns of a lane's books in shared memory, each written by the learner alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Rows of one lane that have just become available, in order."""
+
+    lane: int
+    rows: list[NDArray[np.void]]
+    """One or two views of the ring; valid until the lane's next credit."""
+
+
+class LaneBooks:
+    """The books of every lane, in shared memory, so that they outlive whoever keeps them.
+
+    All counts are transitions. What is in flight is what a collector has written and nobody has committed yet.
+    """
+
+    def __init__(self, block: LaneBlock) -> None:
+        self._block = block
+        columns = dict(zip(_FIELDS, block.committed.T, strict=False))
+        self.committed, self.salvaged = columns["committed"], columns["salvaged"]
+        self.rejected, self.evicted = columns["rejected"], columns["evicted"]
+        self.row, self.resident_from = columns["row"], columns["resident_from"]
+
+    def transitions_before(self, lane: int, row: int) -> int:
+        """Transitions of the lane in all complete rows before ``row``."""
+        g = self._block.geometry
+        return int(self._block.rows[lane, (row - 1) % g.ring_rows]["transitions"]) if row > g.first_row else 0
+
+    def lane(self, lane: int) -> dict[str, int]:
+        """One lane's books. ``produced`` and ``in_flight`` come from the rows themselves, the rest was counted."""
+        written = int(self._block.rows_written[lane])
+        produced = self.transitions_before(lane, written)
+        in_flight = produced - self.transitions_before(lane, int(self.row[lane]))
+        rejected = int(self.rejected[lane])
+        stored = int(self.committed[lane] + self.salvaged[lane])
+        return {
+            "produced": produced + rejected,
+            "committed": int(self.committed[lane]),
+            "salvaged": int(self.salvaged[lane]),
+            "rejected": rejected,
+            "evicted": int(self.evicted[lane]),
+            "resident": stored - int(self.evicted[lane]),
+            "in_flight": in_flight,
+        }
+
+    def release(self) -> None:
+        """Drop all views of the block."""
+        for name in (*_FIELDS, "_block"):
+            delattr(self, name)
+
+
+class Replay:
+    """Rows of all lanes that have been committed and not evicted.
+
+    Args:
+        block: The shared block, which `LaneBlock.begin` has prepared.
+    """
+
+    def __init__(self, block: LaneBlock) -> None:
+        g = block.geometry
+        self.block = block
+        self.geometry = g
+        self.books = LaneBooks(block)
+        self.generation = 0
+        """Rises whenever the rows that may be sampled change."""
+        self.books.row[:] = g.first_row
+        self.books.resident_from[:] = g.first_row
+        size = g.dtype.itemsize
+        self._windows: NDArray[np.void] = np.ndarray(
+            (g.lanes * g.stride_rows - g.mirror_rows,), np.dtype((np.void, size * g.window_rows)),
+            block.buffer, g.rows_offset, (size,),
+        )  # fmt: skip
+        self._float_fields = [leaf.path for leaf in (*g.observation, *g.action) if leaf.dtype.kind == "f"]
+
+    @property
+    def env_steps(self) -> int:
+        """Transitions committed or salvaged in all lanes."""
+        return int(self.books.committed.sum() + self.books.salvaged.sum())
+
+    def commit(self, lane: int, commit: LaneCommit) -> Stretch:
+        """Take over the rows a collector has committed.
+
+        Raises:
+            DataLossError: The rows are not those the collector wrote, or not as many.
+        """
+        start = int(self.books.row[lane])
+        before = self.books.transitions_before(lane, start)
+        found = self.block.checksum(lane, start, commit.stop)
+        counted = self.books.transitions_before(lane, commit.stop) - before
+        if found != commit.checksum or counted != commit.transitions:
+            raise DataLossError(
+                f"the rows of lane {lane} differ from what its collector committed",
+                rows=f"{start} to {commit.stop}",
+                expected=f"{commit.transitions} transitions, checksum {commit.checksum:08x}",
+                found=f"{counted} transitions, checksum {found:08x}",
+                fix="keep the run directory and file a bug: this is never the user's fault",
+            )
+        self.books.committed[lane] += counted
+        return self._advance(lane, start, commit.stop)
+
+    def salvage(self, lane: int) -> tuple[Stretch, bool]:
+        """Take over what a collector that is gone had written and not committed, and mark the cut.
+
+        Only after its process has been reaped and its last commits have been taken.
+
+        Returns:
+            The salvaged rows, and whether an episode was cut.
+        """
+        start, written = int(self.books.row[lane]), int(self.block.rows_written[lane])
+        stop = self._sound_rows(lane, start, written)
+        before = self.books.transitions_before(lane, start)
+        good = self.books.transitions_before(lane, stop) - before
+        lost = self.books.transitions_before(lane, written) - before - good
+        cut = self._mark_cut(lane, stop)
+        self.books.rejected[lane] += lost
+        self.books.salvaged[lane] += good
+        end = stop + 1 if cut else stop
+        self.block.rows_written[lane] = end
+        return self._advance(lane, start, end), cut
+
+    def _sound_rows(self, lane: int, start: int, stop: int) -> int:
+        """The first row from ``start`` whose transition holds a value that is not finite, or ``stop``."""
+        for row in range(start, stop):
+            if self._row(lane, row)["kind"] != STEP:
+                continue
+            values = [self._row(lane, row)["reward"]]
+            values += [self._row(lane, at)[path] for path in self._float_fields for at in self._sources(path, row)]
+            if not all(np.isfinite(value).all() for value in values):
+                return row
+        return stop
+
+    def _sources(self, path: str, row: int) -> tuple[int, ...]:
+        return (row, row + 1) if any(leaf.path == path for leaf in self.geometry.observation) else (row,)
+
+    def _row(self, lane: int, row: int) -> np.void:
+        record: np.void = self.block.rows[lane, row % self.geometry.ring_rows]
+        return record
+
+    def _mark_cut(self, lane: int, row: int) -> bool:
+        """Close the running episode with a row of kind CUT, which already holds the last observation."""
+        g = self.geometry
+        last = self._row(lane, row - 1)
+        if row == g.first_row or last["kind"] != STEP:
+            return False
+        slot = row % g.ring_rows
+        at = g.rows_offset + (lane * g.stride_rows + slot) * g.dtype.itemsize
+        HEAD.pack_into(
+            self.block.buffer, at,
+            0.0, int(last["version"]), int(last["transitions"]), int(last["episode"]), int(last["t"]) + 1, CUT, 0, 0,
+        )  # fmt: skip
+        if slot < g.mirror_rows:
+            self.block.rows[lane, g.ring_rows + slot] = self.block.rows[lane, slot]
+        return True
+
+    def _advance(self, lane: int, start: int, stop: int) -> Stretch:
+        g = self.geometry
+        self.books.row[lane] = stop
+        keep_from = stop - g.resident_rows
+        if keep_from > self.books.resident_from[lane]:
+            self.books.evicted[lane] = self._evicted(lane, keep_from)
+            self.books.resident_from[lane] = keep_from
+        self.generation += 1
+        return Stretch(lane, self.block.pieces(lane, start, stop))
+
+    def _evicted(self, lane: int, keep_from: int) -> int:
+        # The row before the first that stays is still whole: it lies in the guard zone, which the
+        # worker reaches only with credits that are given after this.
+        return self.books.transitions_before(lane, keep_from)
+
+    def resident(self, lane: int) -> tuple[int, int]:
+        """Row numbers between which rows may be sampled."""
+        n = self.geometry.n_step
+        start, stop = int(self.books.resident_from[lane]), int(self.books.row[lane]) - (n - 1)
+        return start, max(start, stop)
+
+    def windows(self, places: NDArray[np.int64]) -> NDArray[np.void]:
+        """Copy windows of neighbouring rows out of the lanes.
+
+        Args:
+            places: [B] flat index of each window's first row, see `place`.
+
+        Returns:
+            [B, W] rows.
+        """
+        gathered = self._windows[places]
+        return gathered.view(self.geometry.dtype).reshape(len(places), self.geometry.window_rows)
+
+    def place(self, lane: int, row: int) -> int:
+        """Flat index of the window whose transition is ``row`` of ``lane``."""
+        g = self.geometry
+        return lane * g.stride_rows + (row - (g.frame_stack - 1)) % g.ring_rows
+
+    def release(self) -> None:
+        """Drop all views of the block."""
+        self.books.release()
+        del self._windows
