@@ -87,6 +87,8 @@ class Replay:
             (g.lanes * g.stride_rows - g.mirror_rows,), np.dtype((np.void, size * g.window_rows)),
             block.buffer, g.rows_offset, (size,),
         )  # fmt: skip
+        # The kind of a window's own row, by the place where the window begins.
+        self._kinds = block.rows["kind"].reshape(-1)[g.frame_stack - 1 :]
         self._float_fields = [leaf.path for leaf in (*g.observation, *g.action) if leaf.dtype.kind == "f"]
 
     @property
@@ -202,6 +204,11 @@ class Replay:
         gathered = self._windows[places]
         return gathered.view(self.geometry.dtype).reshape(len(places), self.geometry.window_rows)
 
+    def kinds(self, places: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Kinds of the rows whose windows begin at ``places``, [B]."""
+        found: NDArray[np.uint8] = self._kinds[places]
+        return found
+
     def place(self, lane: int, row: int) -> int:
         """Flat index of the window whose transition is ``row`` of ``lane``."""
         g = self.geometry
@@ -210,4 +217,4 @@ class Replay:
     def release(self) -> None:
         """Drop all views of the block."""
         self.books.release()
-        del self._windows
+        del self._windows, self._kinds

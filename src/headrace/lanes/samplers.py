@@ -30,7 +30,6 @@ class UniformSampler:
         self._generation = -1
         self._ends = np.zeros(0, np.int64)
         self._shifts = np.zeros(0, np.int64)
-        self._kind_place = replay.geometry.frame_stack - 1
         self._ahead: list[NDArray[np.int64]] = []
 
     @property
@@ -51,20 +50,23 @@ class UniformSampler:
         self._refresh()
         if not self._ahead or len(self._ahead[-1]) != batch_size:
             self._ahead = list(self._draw(_AHEAD * batch_size).reshape(_AHEAD, batch_size))
-        windows = self._replay.windows(self._ahead.pop())
+        return self._replay.windows(self._ahead.pop())
+
+    def _draw(self, count: int) -> NDArray[np.int64]:
+        """Flat places of ``count`` transitions."""
+        places = self._draw_rows(count)
         for _ in range(64):
-            empty = np.flatnonzero(windows["kind"][:, self._kind_place] != STEP)
+            empty = np.flatnonzero(self._replay.kinds(places) != STEP)
             if not len(empty):
-                return windows
-            windows[empty] = self._replay.windows(self._draw(len(empty)))
+                return places
+            places[empty] = self._draw_rows(len(empty))
         raise DataLossError(
             "there is nothing to sample: no row of the replay holds a transition",
             rows=self.rows,
             fix="collect before sampling",
         )
 
-    def _draw(self, count: int) -> NDArray[np.int64]:
-        """Flat places of ``count`` rows."""
+    def _draw_rows(self, count: int) -> NDArray[np.int64]:
         total = self.rows
         if not total:
             raise DataLossError(
