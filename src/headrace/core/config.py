@@ -6,17 +6,46 @@ The file format is TOML; `headrace.runtime.config` puts the sections together.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+import difflib
+import reprlib
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from headrace.core.errors import ConfigError
 
 
 class Section(BaseModel):
-    """Base of every section: frozen, strict, each field documented by the string below it."""
+    """Base of every section: frozen, strict, each field documented by the string below it.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    Raises:
+        ConfigError: A key is unknown, or a value has the wrong type or is out of bounds. The message names the
+            dotted key as seen from the section that was constructed, the value and the bound.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise refusal(type(self), error) from None
+
+    # A section inside a section must not come through the `__init__` above: it would raise with a path that
+    # starts in the middle. pydantic skips an `__init__` that carries this mark, as its own does.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        """As pydantic's, but refuses with a `ConfigError`."""
+        try:
+            return super().model_validate(obj, **options)
+        except ValidationError as error:
+            raise refusal(cls, error) from None
 
 
 class RunConfig(Section):
@@ -51,6 +80,8 @@ class EnvConfig(Section):
     """Lanes that share one policy call. Part of the result; must divide ``lanes``."""
     max_episode_steps: int | None = Field(default=None, ge=1)
     """Truncate episodes after so many steps, on top of the environment's own limit."""
+    frame_stack: int = Field(default=1, ge=1, le=64)
+    """Frames a policy sees at once, oldest first; stored once, stacked when read."""
     cast_observations: bool = False
     """Convert observations whose dtype differs from the declared one, with one warning, instead of refusing them."""
 
@@ -82,6 +113,8 @@ class ReplayConfig(Section):
     """Gradient updates per environment step after ``learning_starts``; "free" is spelled by ``free_running``."""
     free_running: bool = False
     """async only: let collectors and learner run as fast as each can, whatever the ratio."""
+    n_step: int = Field(default=1, ge=1, le=64)
+    """Rewards summed before the bootstrap; derived when a batch is gathered."""
     slack_steps: int | None = Field(default=None, ge=1)
     """async only: environment steps collection may be ahead of the ratio; not set: two rounds of chunks."""
 
@@ -138,14 +171,19 @@ class DeadlinesConfig(Section):
     """Seconds an activity may take before the component that is busy with it is called stalled."""
 
     start_s: float = Field(default=60.0, gt=0)
+    """From the request to start until the component reports that it is ready, imports included."""
     reset_s: float = Field(default=60.0, gt=0)
+    """One ``reset()`` of one environment."""
     step_s: float = Field(default=30.0, gt=0)
+    """One ``step()`` of one environment."""
     update_s: float = Field(default=60.0, gt=0)
+    """One gradient step."""
     wait_s: float = Field(default=120.0, gt=0)
     """Any wait on another component: rows, credits, a commit, weights."""
     evaluate_s: float = Field(default=600.0, gt=0)
     """One evaluation, all its episodes."""
     checkpoint_s: float = Field(default=60.0, gt=0)
+    """Writing one checkpoint."""
     stop_s: float = Field(default=20.0, gt=0)
     """From the request to stop until the component has left."""
 
@@ -156,5 +194,119 @@ class SupervisionConfig(Section):
     max_restarts: int = Field(default=5, ge=0)
     """Restarts of one component allowed within ``restart_window_s``; one more ends the run."""
     restart_window_s: float = Field(default=300.0, gt=0)
+    """Seconds after which a restart is forgiven."""
     backoff_s: float = Field(default=0.1, ge=0)
     """Pause before the first restart; doubles with each further one in the window."""
+
+
+# What a user reads when a section refuses a value.
+
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+def refusal(section: type[BaseModel], error: ValidationError) -> ConfigError:
+    """The error a user reads when ``section`` refused what it was given.
+
+    Args:
+        section: The outermost section; dotted keys start below it.
+        error: What pydantic found. The first problem is told in full, the others in one line each.
+    """
+    problems = [_Problem(section, found) for found in error.errors(include_url=False)]
+    first, *others = problems
+    facts = dict(first.facts)
+    if others:
+        facts["also"] = "; ".join(problem.what for problem in others)
+    return ConfigError(first.what, fix=first.fix, **facts)
+
+
+def keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every dotted key of ``section`` and of the sections inside it, in the order of the file."""
+    for name, field in section.model_fields.items():
+        inner = _sections(field)
+        if inner:
+            for one in inner:
+                yield from keys(one, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str | None:
+    """The candidate a user most likely meant by ``word``, or None if nothing comes close."""
+    matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
+    return matches[0] if matches else None
+
+
+class _Problem:
+    """One thing pydantic found, in our words."""
+
+    def __init__(self, section: type[BaseModel], found: Any) -> None:
+        self.path, self.field = _locate(section, found["loc"])
+        self.facts: dict[str, object] = {}
+        if found["type"] == "extra_forbidden":
+            self._unknown(section)
+        else:
+            self._unfit(found)
+
+    def _unknown(self, section: type[BaseModel]) -> None:
+        self.what = f"unknown key {self.path}"
+        known = list(dict.fromkeys([*keys(section), *section.model_fields]))
+        leaf = self.path.rpartition(".")[2]
+        # A right name in the wrong section is likelier than a misspelt one in the right section.
+        same_name = [key for key in known if key.rpartition(".")[2] == leaf and "." in key]
+        meant = same_name[0] if same_name else nearest(self.path, known)
+        self.fix = "remove it: nothing reads it"
+        if meant is not None:
+            self.facts["nearest"] = meant
+            self.fix = f"write {meant}, or remove it"
+
+    def _unfit(self, found: Any) -> None:
+        expected = _expected(found)
+        value = found["input"]
+        self.what = f"{self.path} must be {expected}"
+        self.facts["value"] = reprlib.repr(value)
+        if self.field is not None and self.field.description:
+            self.facts["meaning"] = " ".join(self.field.description.split())
+        self.fix = f"give {self.path} a value that is {expected}"
+        if isinstance(value, float) and value.is_integer() and found["type"].startswith("int"):
+            self.fix = f"write {int(value)}: whole numbers have neither point nor exponent"
+
+
+def _expected(found: Any) -> str:
+    for bound, words in _BOUNDS.items():
+        if bound in found.get("ctx", {}):
+            number = found["ctx"][bound]
+            return f"{words} {int(number) if isinstance(number, float) and number.is_integer() else number}"
+    match found["type"]:
+        case "int_type":
+            return "a whole number"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return "a section with keys of its own"
+        case "too_short":
+            return f"a list of {found['ctx']['min_length']} or more"
+    text: str = found["msg"]
+    return text.removeprefix("Input should be ")
+
+
+def _locate(section: type[BaseModel], loc: tuple[str | int, ...]) -> tuple[str, FieldInfo | None]:
+    """The dotted key, without the tags that pydantic adds for unions, and the field it leads to."""
+    current: type[BaseModel] | None = section
+    field: FieldInfo | None = None
+    path: list[str] = []
+    parts = iter(loc)
+    for part in parts:
+        path.append(str(part))
+        if current is None:
+            continue
+        field = current.model_fields.get(str(part))
+        inner = _sections(field) if field is not None else []
+        current = inner[0] if len(inner) == 1 else None
+        if len(inner) > 1:
+            tag = next(parts, None)
+            current = next((one for one in inner if one.model_fields["name"].default == tag), None)
+    return ".".join(path), field
+
+
+def _sections(field: FieldInfo) -> list[type[BaseModel]]:
+    """The sections a field may hold: one, or several where it is discriminated by ``name``."""
+    choices = get_args(field.annotation) or (field.annotation,)
+    return [choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel)]
