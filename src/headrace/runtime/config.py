@@ -1,0 +1,258 @@
+"""One configuration for a whole run: the sections put together, checked against each other, read and written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import tomli_w
+from pydantic import Field, model_validator
+
+from headrace.algorithms.configs import TD3Config
+from headrace.core import toml
+from headrace.core.config import (
+    CollectConfig,
+    DeadlinesConfig,
+    EnvConfig,
+    EvaluationConfig,
+    LearnConfig,
+    ReplayConfig,
+    RunConfig,
+    Section,
+    SupervisionConfig,
+)
+from headrace.core.errors import ConfigError
+from headrace.runtime import presets
+
+# A second algorithm makes this `Annotated[TD3Config | …, Field(discriminator="name")]`; errors already
+# read the same then (core.config leaves the discriminator's tag out of a key).
+AlgorithmConfig = TD3Config
+
+
+class ExperimentConfig(Section):
+    """Everything a run is told.
+
+    Raises:
+        ConfigError: A section refuses a value, or two sections contradict each other: what would wait for ever
+            or be ignored is refused here, before anything starts.
+    """
+
+    run: RunConfig = RunConfig()
+    env: EnvConfig = EnvConfig()
+    replay: ReplayConfig = ReplayConfig()
+    collect: CollectConfig = CollectConfig()
+    learn: LearnConfig = LearnConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    deadlines: DeadlinesConfig = DeadlinesConfig()
+    supervision: SupervisionConfig = SupervisionConfig()
+    algorithm: AlgorithmConfig = Field(default=TD3Config())
+    """Hyperparameters; ``algorithm.name`` says which algorithm."""
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        for check in _CHECKS:
+            check(self)
+        return self
+
+    @property
+    def rows_per_lane(self) -> int:
+        """Rows in the ring of one lane."""
+        return self.replay.capacity // self.env.lanes
+
+    @property
+    def guard_rows(self) -> int:
+        """Rows of a lane that may be being written at any time, and that sampling therefore leaves alone.
+
+        A chunk has up to twice ``chunk_steps`` rows, because an episode of one step has a FINAL row too; a
+        collector may have ``window_chunks`` unacknowledged and one in the making. The same in every
+        schedule, so that the schedule does not change what can be sampled.
+        """
+        return 2 * self.collect.chunk_steps * (self.collect.window_chunks + 1)
+
+
+def load_config(name_or_path: str | Path, overrides: Mapping[str, object] | None = None) -> ExperimentConfig:
+    """Read a preset or a TOML file, change single keys, check everything.
+
+    Args:
+        name_or_path: A preset's name, or a TOML file.
+        overrides: By dotted key (``replay.capacity``). Text is read as a TOML value, and taken as it is where
+            it is none.
+
+    Raises:
+        ConfigError: Anything is wrong with it; names file, key, value and bound.
+    """
+    path = presets.resolve(name_or_path)
+    table = toml.read(path)
+    for key, value in (overrides or {}).items():
+        _put(table, key, toml.parse_value(value) if isinstance(value, str) else value)
+    try:
+        return ExperimentConfig.model_validate(table)
+    except ConfigError as error:
+        raise ConfigError(error.what, fix=error.fix, **error.facts, configuration=name_or_path) from None
+
+
+def dump_toml(config: ExperimentConfig) -> str:
+    """The effective configuration, every key, headed by its hash; `load_config` reads it back."""
+    return f"# sha256 of these values: {config_sha256(config)}\n\n{toml.dump(config)}"
+
+
+def config_sha256(config: ExperimentConfig) -> str:
+    """Hash of every value, whatever the order and the comments of the file they came from."""
+    values = config.model_dump(mode="python")
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def factory_name(factory: Callable[..., object]) -> str:
+    """``module:function`` of a callable, to note in ``env.factory`` what was handed over as an object."""
+    function = getattr(factory, "func", factory)  # functools.partial
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{getattr(function, '__module__', type(function).__module__)}:{name}"
+
+
+def _put(table: dict[str, Any], key: str, value: object) -> None:
+    *outer, last = key.split(".")
+    for part in outer:
+        inner = table.setdefault(part, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(
+                f"unknown key {key}",
+                problem=f"{part} is a value, not a section",
+                fix="remove what follows that name",
+            )
+        table = inner
+    table[last] = value
+
+
+def _check_environment(config: ExperimentConfig) -> None:
+    env = config.env
+    if env.id is None and env.factory is None:
+        raise ConfigError(
+            "no environment is named",
+            fix='set env.id = "Pendulum-v1" (any Gymnasium id) or env.factory = "module:function"',
+        )
+    if env.id is not None and env.factory is not None:
+        raise ConfigError(
+            "two environments are named, and only one can be built",
+            env_id=env.id,
+            env_factory=env.factory,
+            fix="remove env.id or env.factory",
+        )
+    for name, value in env.kwargs.items():
+        try:
+            tomli_w.dumps({name: value})
+        except (TypeError, ValueError):
+            raise ConfigError(
+                "an argument of the environment cannot be written into the run's config.toml",
+                argument=f"env.kwargs.{name}",
+                found=f"{type(value).__name__}: {value!r}"[:200],
+                fix="make it a number, text, list or table, or set it inside a factory function",
+            ) from None
+
+
+def _check_schedule(config: ExperimentConfig) -> None:
+    run, replay = config.run, config.replay
+    if run.schedule != "inline" and run.collectors > config.env.groups:
+        raise ConfigError(
+            "some collectors would have nothing to do: there are more of them than groups of lanes",
+            collectors=run.collectors,
+            groups=f"{config.env.groups} ({config.env.lanes} lanes in groups of {config.env.group_size})",
+            fix=f"set run.collectors to {config.env.groups} or less, or raise env.lanes",
+        )
+    if run.schedule == "async":
+        return
+    for key, given in (
+        ("free_running", replay.free_running),
+        ("slack_steps", replay.slack_steps is not None),
+    ):
+        if given:
+            raise ConfigError(
+                f"replay.{key} would be ignored: collecting and learning take turns in this schedule",
+                schedule=run.schedule,
+                fix=f'remove replay.{key}, or set run.schedule = "async"',
+            )
+
+
+def _check_ratio(config: ExperimentConfig) -> None:
+    replay = config.replay
+    if replay.ratio is None:
+        raise ConfigError(
+            "replay.ratio has no value, so nothing says how many updates follow an environment step",
+            fix="give it a number; to let both sides run freely set replay.free_running = true",
+        )
+    if replay.slack_steps is None:
+        return
+    if replay.free_running:
+        raise ConfigError(
+            "replay.slack_steps would be ignored: free-running collectors wait for nobody",
+            slack_steps=replay.slack_steps,
+            fix="remove replay.slack_steps or replay.free_running",
+        )
+    chunk = config.collect.chunk_steps * config.env.group_size
+    if replay.slack_steps < chunk:
+        raise ConfigError(
+            "no chunk would ever be collected: one alone is further ahead of the learner than allowed",
+            slack_steps=replay.slack_steps,
+            steps_in_a_chunk=f"{chunk} (chunk_steps x group_size)",
+            fix=f"set replay.slack_steps to {chunk} or more, or lower collect.chunk_steps",
+        )
+
+
+def _check_replay(config: ExperimentConfig) -> None:
+    needed = config.guard_rows + 2  # the shortest thing to sample is one transition, two rows
+    if config.rows_per_lane < needed:
+        raise ConfigError(
+            "the replay is too small: a collector could overwrite rows that are being sampled",
+            capacity=config.replay.capacity,
+            rows_per_lane=f"{config.rows_per_lane} (capacity / {config.env.lanes} lanes)",
+            needed_per_lane=f"{needed} (2 x chunk_steps x (window_chunks + 1) + 2)",
+            fix=f"raise replay.capacity to {needed * config.env.lanes} or more, or lower collect.chunk_steps",
+        )
+    usable = (config.rows_per_lane - config.guard_rows) * config.env.lanes
+    if config.replay.learning_starts > usable:
+        raise ConfigError(
+            "the learner would wait for ever: it starts after more steps than can be sampled at once",
+            learning_starts=config.replay.learning_starts,
+            rows_that_can_be_sampled=f"{usable} (capacity less the rows being written)",
+            fix="lower replay.learning_starts or raise replay.capacity",
+        )
+
+
+def _check_length(config: ExperimentConfig) -> None:
+    steps = config.run.steps
+    if config.replay.learning_starts >= steps:
+        raise ConfigError(
+            "the run would end before its first update",
+            steps=steps,
+            learning_starts=config.replay.learning_starts,
+            fix="raise run.steps or lower replay.learning_starts",
+        )
+    if config.collect.random_steps >= steps:
+        raise ConfigError(
+            "the policy would never act: every step of the run is a random one",
+            steps=steps,
+            random_steps=config.collect.random_steps,
+            fix="raise run.steps or lower collect.random_steps",
+        )
+
+
+def _check_exploration(config: ExperimentConfig) -> None:
+    exploration = config.algorithm.exploration
+    if exploration.final_scale is None and exploration.decay_steps > 1:
+        raise ConfigError(
+            "algorithm.exploration.decay_steps would be ignored: there is no scale to decay to",
+            decay_steps=exploration.decay_steps,
+            fix="set algorithm.exploration.final_scale, or remove decay_steps",
+        )
+
+
+_CHECKS: tuple[Callable[[ExperimentConfig], None], ...] = (
+    _check_environment,
+    _check_schedule,
+    _check_ratio,
+    _check_replay,
+    _check_length,
+    _check_exploration,
+)

@@ -1,0 +1,79 @@
+"""The configurations that come with Headrace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import headrace
+from headrace.core.config import nearest
+from headrace.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A configuration file that can be named without its path."""
+
+    name: str
+    path: Path
+    description: str
+    """The first comment line of the file."""
+
+
+def preset_folder() -> Path:
+    """Where the presets lie: inside an installed package, or beside ``src`` in a checkout.
+
+    Raises:
+        ConfigError: Neither place has them.
+    """
+    package = Path(headrace.__file__).parent
+    places = (package / "configs", package.parents[1] / "configs")
+    for place in places:
+        if any(place.glob("*.toml")):
+            return place
+    raise ConfigError(
+        "the presets that belong to Headrace are missing",
+        looked_in=", ".join(str(place) for place in places),
+        fix="install Headrace again, or give a TOML file instead of a preset's name",
+    )
+
+
+def presets() -> dict[str, Preset]:
+    """All presets by name, in the order of their names."""
+    found = {}
+    for path in sorted(preset_folder().glob("*.toml")):
+        found[path.stem] = Preset(path.stem, path, _description(path))
+    return found
+
+
+def resolve(name_or_path: str | Path) -> Path:
+    """The file that is meant by a preset's name or a path.
+
+    Raises:
+        ConfigError: There is no such preset (the nearest is named, all are listed), or no such file.
+    """
+    path = Path(name_or_path)
+    if path.is_file():
+        return path
+    if path.suffix == ".toml" or len(path.parts) > 1 or path.is_dir():
+        raise ConfigError(
+            f"{name_or_path} is {'a folder' if path.is_dir() else 'not there'}; a configuration is a TOML file",
+            fix="name a TOML file (of an earlier run: RUN/config.toml) or a preset (headrace list)",
+        )
+    known = presets()
+    name = str(name_or_path)
+    if name in known:
+        return known[name].path
+    meant = nearest(name, known)
+    raise ConfigError(
+        f"there is no preset {name}",
+        **({"nearest": meant} if meant else {}),
+        presets=", ".join(known),
+        fix=f"headrace train {meant}" if meant else "choose one of the presets, or give a TOML file",
+    )
+
+
+def _description(path: Path) -> str:
+    with path.open(encoding="utf-8") as file:
+        first = file.readline().strip()
+    return first.removeprefix("#").strip() if first.startswith("#") else ""

@@ -1,0 +1,285 @@
+"""The run directory: everything a run leaves behind, and the lock that says that it is still at it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from headrace.core.errors import RunDirectoryError
+from headrace.runtime.config import ExperimentConfig, dump_toml, load_config
+from headrace.telemetry.events import plain
+
+_ELSEWHERE = "choose another --run-dir, or leave it out for a new one under run.directory"
+
+
+def _local_time() -> datetime:
+    return datetime.now(tz=UTC).astimezone()
+
+
+class RunDirectory:
+    """Paths inside one run directory. `create` makes one and holds it; `open` is for readers."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.toml"
+        self.board_file = path / "board"
+        self.events_file = path / "events.jsonl"
+        self.metrics_file = path / "metrics.jsonl"
+        self.summary_file = path / "summary.json"
+        self.lock_file = path / "lock"
+        self.tensorboard_dir = path / "tensorboard"
+        self.record_dir = path / "record"
+        self.logs_dir = path / "logs"
+        self.stacks_dir = path / "stacks"
+        self.checkpoints_dir = path / "checkpoints"
+        self._lock: int | None = None
+        self._made: list[Path] = []
+        """What was not there before, the newest first."""
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path | None,
+        config: ExperimentConfig,
+        *,
+        name: str | None = None,
+        now: Callable[[], datetime] = _local_time,
+    ) -> Self:
+        """Make a run directory, take its lock and write the effective configuration into it.
+
+        Args:
+            path: Where; None makes ``<run.directory>/<name>-<date>-<time>-<id>``.
+            config: The effective configuration.
+            name: What the run is called after, a preset's name; None takes environment and algorithm.
+            now: Time of day, for the folder's name.
+
+        Raises:
+            RunDirectoryError: It belongs to a live or an earlier run, or cannot be written. Nothing is left behind.
+        """
+        run = cls(Path(path) if path is not None else _new_place(config, name, now()))
+        run.claim(config)
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """The directory of a live, dead or finished run, for reading.
+
+        Raises:
+            RunDirectoryError: There is no run in it.
+        """
+        run = cls(Path(path))
+        if not run.config_file.is_file():
+            raise RunDirectoryError(
+                f"{path} holds no run",
+                expected=run.config_file,
+                found="a folder without it" if run.path.is_dir() else "no such folder",
+                fix="name a folder that headrace train made; it prints the name at its end",
+            )
+        return run
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the lock back. The directory stays. May be called twice."""
+        if self._lock is not None:
+            # Unlocked by name, because a forked child that is still leaving would share the lock.
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            os.close(self._lock)
+            self._lock = None
+
+    def log_file(self, component: str) -> Path:
+        """Where everything ``component`` prints is kept."""
+        return self.logs_dir / f"{component}.log"
+
+    def checkpoint_dir(self, version: int) -> Path:
+        """The checkpoint of policy ``version``."""
+        return self.checkpoints_dir / str(version)
+
+    def is_live(self) -> bool:
+        """Whether a process holds the run; asks the lock, so a process that was killed does not count."""
+        try:
+            handle = os.open(self.lock_file, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+    def read_config(self) -> ExperimentConfig:
+        """The effective configuration of the run.
+
+        Raises:
+            ConfigError: The file was changed into something that is refused.
+        """
+        return load_config(self.config_file)
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """What the run wrote at its end; None if it has not ended, or died without writing.
+
+        Raises:
+            RunDirectoryError: The file is no JSON object.
+        """
+        try:
+            summary = json.loads(self.summary_file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise RunDirectoryError(
+                f"{self.summary_file} cannot be read",
+                problem=f"{type(error).__name__}: {error}",
+                fix="it is written in one piece at a run's end, so something else changed it; restore it",
+            ) from None
+        return dict(summary)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json`` in one piece: a reader finds the old one, the new one or none, never a part.
+
+        Numbers that JSON does not know (NaN, infinity) become null.
+
+        Raises:
+            RunDirectoryError: It cannot be written; an older summary is unharmed.
+        """
+        partial = self.summary_file.with_suffix(".json.partial")
+        try:
+            with partial.open("w", encoding="utf-8") as file:
+                json.dump(plain(summary), file, indent=2)
+                file.write("\n")
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(self.summary_file)
+            _sync_folder(self.path)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise RunDirectoryError(
+                f"{self.summary_file} cannot be written",
+                problem=f"{type(error).__name__}: {error}",
+                fix="make room on the disk; events.jsonl and metrics.jsonl hold what was written before",
+            ) from None
+
+    def claim(self, config: ExperimentConfig) -> None:
+        """Make the directory this run's own; `create` calls it.
+
+        Raises:
+            RunDirectoryError: See `create`.
+        """
+        try:
+            self._make_folder()
+            self._take_lock()
+            self._refuse_remains()
+            self._made.insert(0, self.config_file)
+            self.config_file.write_text(dump_toml(config), encoding="utf-8")
+            for folder in self._folders():
+                if not folder.exists():
+                    folder.mkdir()
+                    self._made.insert(0, folder)
+        except BaseException as error:
+            self._undo()
+            if not isinstance(error, OSError):
+                raise
+            raise RunDirectoryError(
+                f"the run directory {self.path} cannot be written",
+                problem=f"{type(error).__name__}: {error}",
+                fix="choose another --run-dir, on a disk with room where you may write",
+            ) from None
+
+    def discard_if_empty(self) -> bool:
+        """After a failed start: remove what `create` made, unless something has been written into it meanwhile.
+
+        Files without content count as nothing. Files that were there before are left alone.
+
+        Returns:
+            Whether it was removed. The lock is given back then.
+        """
+        written = [self.board_file, self.events_file, self.metrics_file, self.summary_file]
+        written += [path for folder in self._folders() for path in folder.rglob("*") if path.is_file()]
+        if any(path.exists() and path.stat().st_size for path in written):
+            return False
+        for path in written:
+            path.unlink(missing_ok=True)
+        self._undo()
+        return True
+
+    def _folders(self) -> tuple[Path, ...]:
+        return self.tensorboard_dir, self.record_dir, self.logs_dir, self.stacks_dir, self.checkpoints_dir
+
+    def _make_folder(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise RunDirectoryError(f"{self.path} is a file, not a run directory", fix=_ELSEWHERE)
+        for folder in (*reversed(self.path.parents), self.path):
+            if not folder.exists():
+                folder.mkdir()
+                self._made.insert(0, folder)
+
+    def _take_lock(self) -> None:
+        new = not self.lock_file.exists()
+        handle = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(handle, 32).decode(errors="replace").strip()
+            os.close(handle)
+            raise RunDirectoryError(
+                f"{self.path} is in use by a run that is alive", pid=holder or "not noted", fix=_ELSEWHERE
+            ) from None
+        self._lock = handle
+        if new:
+            self._made.insert(0, self.lock_file)
+        os.ftruncate(handle, 0)
+        os.write(handle, f"{os.getpid()}\n".encode())
+
+    def _refuse_remains(self) -> None:
+        if self.summary_file.exists():
+            outcome = (self.read_summary() or {}).get("outcome", "unknown")
+            raise RunDirectoryError(
+                f"{self.path} already holds a finished run", outcome=outcome, fix=f"{_ELSEWHERE}, or --resume it"
+            )
+        for file in (self.config_file, self.events_file, self.metrics_file, self.board_file):
+            if file.exists():
+                raise RunDirectoryError(
+                    f"{self.path} holds the remains of a run that did not finish",
+                    found=file.name,
+                    fix=f"{_ELSEWHERE}; headrace doctor {self.path} tells what became of that run",
+                )
+
+    def _undo(self) -> None:
+        """Take away what this object made, the newest first, and the lock last."""
+        for path in self._made:
+            if not path.is_dir():
+                path.unlink(missing_ok=True)
+            elif not any(path.iterdir()):
+                path.rmdir()
+        self._made = []
+        self.close()
+
+
+def _new_place(config: ExperimentConfig, name: str | None, now: datetime) -> Path:
+    env = (config.env.id or config.env.factory or "").rpartition("/")[2].rpartition(":")[2]
+    title = re.sub(r"[^A-Za-z0-9_.-]+", "-", name or f"{env}-{config.algorithm.name}").lower()
+    return Path(config.run.directory) / f"{title}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def _sync_folder(path: Path) -> None:
+    """Make a rename in ``path`` outlive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
