@@ -1,0 +1,420 @@
+"""Messages between processes, with deadlines.
+
+`Channel` carries Python objects both ways; `MessagePipe` carries small fixed-size records one way, so cheaply
+that the data path uses it. `poll_fds` is the one place of the package where a process blocks in the kernel;
+`headrace.telemetry.waits` puts a name, a reason and a culprit on top of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from headrace.core.errors import ChannelClosed, ComponentError, ComponentStalled
+
+_LENGTH = struct.Struct("<Q")
+_MAX_MESSAGE_BYTES = 1 << 40  # a longer one is a damaged stream, not a message
+_READ_BYTES = 1 << 18
+_READS_PER_CALL = 256  # bounds a call against a sender who is faster than we read
+
+
+class Deadline:
+    """A moment by which something has to be over.
+
+    Args:
+        timeout_s: Seconds from now; negative counts as none left.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._at_s = time.monotonic() + timeout_s
+
+    def left_s(self) -> float:
+        """Seconds that are left, never negative."""
+        return max(0.0, self._at_s - time.monotonic())
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is left."""
+        return time.monotonic() >= self._at_s
+
+
+def poll_fds(interest: Mapping[int, int], timeout_s: float) -> dict[int, int]:
+    """Wait until one of several descriptors is ready, at most ``timeout_s`` seconds.
+
+    Args:
+        interest: ``select.POLLIN`` and the like by descriptor.
+        timeout_s: 0 only looks. Signals do not shorten the wait.
+
+    Returns:
+        The events seen by descriptor; ``POLLHUP``, ``POLLERR`` and ``POLLNVAL`` also if not asked for.
+    """
+    poller = select.poll()
+    for fd, events in interest.items():
+        poller.register(fd, events)
+    return dict(poller.poll(max(0.0, timeout_s * 1000.0)))
+
+
+class Channel:
+    """Both ends of a conversation between two processes: Python objects of any size, in order, by pickle.
+
+    Not thread-safe. Nothing blocks but `send` and `receive`, and those only until their deadline. A message
+    that was begun is completed by later calls, so a slow reader never sees half of one.
+
+    Args:
+        sock: A connected stream socket; the channel owns it from now on.
+        peer: Component at the other end, as errors shall name it.
+    """
+
+    def __init__(self, sock: socket.socket, peer: str = "the other end of a channel") -> None:
+        sock.settimeout(0.0)  # non-blocking
+        self._sock = sock
+        self.peer = peer
+        self._unsent = memoryview(b"")
+        self._received = bytearray()
+        self._messages: deque[bytes] = deque()
+        self._no_more_input = False
+        self._no_more_output = False
+
+    @classmethod
+    def pair(cls) -> tuple[Self, Self]:
+        """Two connected ends; their descriptors are not inherited by programs that are started."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return cls(ours), cls(theirs)
+
+    @classmethod
+    def attach(cls, fd: int, peer: str = "the other end of a channel") -> Self:
+        """The end that was handed to this process as a descriptor; taken over."""
+        return cls(socket.socket(fileno=fd), peer)
+
+    @property
+    def closed_by_peer(self) -> bool:
+        """Whether the other end is known to be gone; what it had sent before may still be waiting here."""
+        return self._no_more_input or self._no_more_output
+
+    @property
+    def unsent(self) -> bool:
+        """Whether a message was begun and is not completely handed over yet."""
+        return len(self._unsent) > 0
+
+    def fileno(self) -> int:
+        """The descriptor, to wait on; -1 when closed."""
+        return self._sock.fileno()
+
+    def try_send(self, obj: object) -> bool:
+        """Hand ``obj`` over without waiting.
+
+        Returns:
+            True: it is on its way; if only its beginning fitted, later calls of anything complete it.
+            False: nothing of it was taken, try again later.
+
+        Raises:
+            ChannelClosed: The other end is gone.
+            ComponentError: ``obj`` cannot be pickled; nothing was sent.
+        """
+        message = _encode(obj)
+        if not self.flush():
+            return False
+        self._unsent = memoryview(message)
+        self.flush()
+        if len(self._unsent) < len(message):
+            return True
+        self._unsent = memoryview(b"")
+        return False
+
+    def flush(self) -> bool:
+        """Go on with a message that was begun, without waiting; True when none is left.
+
+        Raises:
+            ChannelClosed: The other end is gone.
+        """
+        while self._unsent:
+            try:
+                written = self._write(self._unsent)
+            except BlockingIOError:
+                return False
+            except (BrokenPipeError, ConnectionResetError) as error:
+                self._no_more_output = True
+                self._unsent = memoryview(b"")
+                raise self._closed("a message was being sent") from error
+            self._unsent = self._unsent[written:]
+        return True
+
+    def send(self, obj: object, timeout_s: float) -> None:
+        """Hand ``obj`` over completely.
+
+        Raises:
+            ComponentStalled: The other end did not make room within ``timeout_s`` seconds. If the message was
+                begun, later calls complete it: do not send it again.
+            ChannelClosed: The other end is gone.
+            ComponentError: ``obj`` cannot be pickled; nothing was sent.
+        """
+        deadline = Deadline(timeout_s)
+        accepted = self.try_send(obj)
+        while not (accepted and self.flush()):
+            if not poll_fds({self.fileno(): select.POLLOUT}, deadline.left_s()) and deadline.passed:
+                raise ComponentStalled(
+                    f"{self.peer} did not take a message within {timeout_s:g} s",
+                    message=type(obj).__name__,
+                    begun=accepted,
+                    fix="see what that component is doing; raise the timeout if it is only slow",
+                )
+            accepted = accepted or self.try_send(obj)
+
+    def receive(self, timeout_s: float) -> Any:
+        """The next message.
+
+        Raises:
+            ComponentStalled: None was complete within ``timeout_s`` seconds.
+            ChannelClosed: The other end is gone, and everything it had sent was received.
+            ComponentError: The message cannot be unpickled here; it is dropped, the next one is unharmed.
+        """
+        deadline = Deadline(timeout_s)
+        while True:
+            self._fill()
+            if self._messages:
+                return _decode(self._messages.popleft(), self.peer)
+            if self._no_more_input:
+                raise self._closed("a message was expected")
+            wanted = select.POLLIN | (select.POLLOUT if self.unsent else 0)
+            if not poll_fds({self.fileno(): wanted}, deadline.left_s()) and deadline.passed:
+                raise ComponentStalled(
+                    f"{self.peer} sent no message within {timeout_s:g} s",
+                    bytes_of_an_unfinished_message=len(self._received),
+                    fix="see what that component is doing; raise the timeout if it is only slow",
+                )
+
+    def receive_all(self) -> list[Any]:
+        """Every message that is complete, oldest first, without waiting.
+
+        Raises:
+            ChannelClosed: There is none, and the other end is gone.
+            ComponentError: The oldest one cannot be unpickled here; it is dropped, the others stay for the next call.
+        """
+        self._fill()
+        if not self._messages and self._no_more_input:
+            raise self._closed("messages were looked for")
+        messages: list[Any] = []
+        while self._messages:
+            try:
+                messages.append(_decode(self._messages[0], self.peer))
+            except ComponentError:
+                if messages:
+                    break  # these first; the unreadable one is reported by the next call
+                self._messages.popleft()
+                raise
+            self._messages.popleft()
+        return messages
+
+    def peer_alive(self) -> bool:
+        """Whether the other end is still open; looks only, reads nothing."""
+        hangup = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+        return not self.closed_by_peer and not poll_fds({self.fileno(): hangup}, 0.0).get(self.fileno(), 0) & hangup
+
+    def close(self) -> None:
+        """Give the descriptor back; again is harmless."""
+        self._sock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, data: memoryview) -> int:
+        return self._sock.send(data)
+
+    def _read(self) -> bytes:
+        return os.read(self._sock.fileno(), _READ_BYTES)  # the socket is non-blocking
+
+    def _fill(self) -> None:
+        """Take in what has arrived, and hand out what is waiting, without blocking."""
+        if self.unsent and not self._no_more_output:
+            with contextlib.suppress(ChannelClosed):  # noted; what the peer sent before it left is still to be read
+                self.flush()
+        for _ in range(_READS_PER_CALL):
+            if self._no_more_input:
+                break
+            try:
+                data = self._read()
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                self._no_more_input = True
+            self._received += data
+        self._split()
+
+    def _split(self) -> None:
+        """Cut what has arrived into messages."""
+        start = 0
+        while len(self._received) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._received, start)
+            if length > _MAX_MESSAGE_BYTES:
+                self._no_more_input = self._no_more_output = True
+                self._received.clear()
+                return
+            end = start + _LENGTH.size + length
+            if len(self._received) < end:
+                break
+            self._messages.append(bytes(memoryview(self._received)[start + _LENGTH.size : end]))
+            start = end
+        if start:
+            del self._received[:start]
+
+    def _closed(self, when: str) -> ChannelClosed:
+        return ChannelClosed(
+            f"{self.peer} closed its channel", when=when, fix="see how that component ended: its log has its last words"
+        )
+
+
+def _encode(obj: object) -> bytes:
+    try:
+        data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        # Pickling runs the object's own code, which may raise anything.
+        raise ComponentError(
+            f"a message of type {type(obj).__name__} cannot be pickled",
+            error=f"{type(error).__name__}: {error}",
+            fix="send only plain data and objects of importable classes",
+        ) from error
+    return _LENGTH.pack(len(data)) + data
+
+
+def _decode(message: bytes, peer: str) -> Any:
+    try:
+        return pickle.loads(message)
+    except Exception as error:
+        # Unpickling runs the message's own code, which may raise anything.
+        raise ComponentError(
+            f"a message from {peer} cannot be unpickled",
+            error=f"{type(error).__name__}: {error}",
+            bytes=len(message),
+            fix="send only objects whose classes the receiving process can import",
+        ) from error
+
+
+class MessagePipe:
+    """Small binary messages of one size, one way, from any number of writers.
+
+    A message of at most ``PIPE_BUF`` bytes is written whole or not at all, whenever its writer is killed, and is
+    never interleaved with another.
+
+    Args:
+        message_bytes: Size of every message.
+        reader_fd: Descriptor of the end to `take` from, or -1; owned from now on.
+        writer_fd: Descriptor of the end to `put` into, or -1; owned from now on.
+    """
+
+    def __init__(self, message_bytes: int, reader_fd: int, writer_fd: int) -> None:
+        if not 0 < message_bytes <= select.PIPE_BUF:
+            raise ComponentError(
+                "a pipe cannot carry messages of this size in one piece",
+                message_bytes=message_bytes,
+                limit_bytes=select.PIPE_BUF,
+                fix="make the messages smaller",
+            )
+        for fd in (reader_fd, writer_fd):
+            if fd >= 0:
+                os.set_blocking(fd, False)
+        self.message_bytes = message_bytes
+        self.reader_fd = reader_fd
+        self.writer_fd = writer_fd
+        self._read_bytes = message_bytes * max(1, 65536 // message_bytes)
+        self._rest = b""
+
+    @classmethod
+    def create(cls, message_bytes: int) -> Self:
+        """A new pipe, both ends in this process."""
+        reader_fd, writer_fd = os.pipe()  # close-on-exec, as all descriptors Python makes
+        try:
+            return cls(message_bytes, reader_fd, writer_fd)
+        except ComponentError:
+            os.close(reader_fd)
+            os.close(writer_fd)
+            raise
+
+    @classmethod
+    def attach(cls, message_bytes: int, reader_fd: int = -1, writer_fd: int = -1) -> Self:
+        """The end, or ends, that were handed to this process as descriptors; taken over."""
+        return cls(message_bytes, reader_fd, writer_fd)
+
+    def put(self, data: bytes) -> None:
+        """Hand one message over; never waits.
+
+        Raises:
+            ChannelClosed: Nobody has the reading end any more.
+            ComponentError: The size is wrong, or the pipe is full. Credits bound what may be in flight, so a full
+                pipe means that somebody sends without credit.
+        """
+        if len(data) != self.message_bytes:
+            raise ComponentError(
+                "a message does not have the size of its pipe",
+                expected_bytes=self.message_bytes,
+                found_bytes=len(data),
+                fix="pack every message of a pipe with the same format",
+            )
+        try:
+            os.write(self.writer_fd, data)
+        except BlockingIOError as error:
+            raise ComponentError(
+                "a message pipe is full: more messages are in flight than credits allow",
+                message_bytes=self.message_bytes,
+                fix="file a bug: a component sends without credit, or its reader hands credits out too early",
+            ) from error
+        except BrokenPipeError as error:
+            raise ChannelClosed(
+                "the reader of a message pipe is gone", fix="see how the receiving component ended"
+            ) from error
+
+    def take(self) -> list[bytes]:
+        """Every message that has arrived, oldest first; never waits.
+
+        Raises:
+            ChannelClosed: There is none, and nobody has the writing end any more.
+        """
+        data, ended = self._rest, False
+        for _ in range(_READS_PER_CALL):
+            try:
+                piece = os.read(self.reader_fd, self._read_bytes)
+            except BlockingIOError:
+                break
+            if not piece:
+                ended = True
+                break
+            data += piece
+        size = self.message_bytes
+        whole = len(data) - len(data) % size
+        self._rest = data[whole:]
+        if ended and not whole:
+            raise ChannelClosed(
+                "every writer of a message pipe is gone", fix="see how the sending component ended: its log tells"
+            )
+        return [data[start : start + size] for start in range(0, whole, size)]
+
+    def close(self) -> None:
+        """Give the descriptors this process has back; again is harmless."""
+        for fd in (self.reader_fd, self.writer_fd):
+            if fd >= 0:
+                os.close(fd)
+        self.reader_fd = self.writer_fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
