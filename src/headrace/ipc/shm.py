@@ -107,7 +107,9 @@ class SharedBlock:
                 block_bytes=self.nbytes,
                 fix="create the block large enough for everything that is laid over it",
             )
-        return np.ndarray(shape, kind, buffer=self._map, offset=offset)
+        # Not np.ndarray(buffer=...): that does not hold the mapping, and `close` would pull it away under the array.
+        raw = np.frombuffer(self._map, np.uint8, count=end - offset, offset=offset)
+        return raw.view(kind).reshape(shape)
 
     @property
     def closed(self) -> bool:

@@ -51,20 +51,22 @@ def wait_readable(  # noqa: PLR0913 - a wait is exactly these: who, on what, why
     finally:
         if slot is not None and before is not None:
             slot.enter(*before)
+    ready = [fd for fd in watched if fd in events]
     waiter = slot.id if slot is not None else "this process"
-    if any(seen & select.POLLNVAL for seen in events.values()):
+    if any(events[fd] & select.POLLNVAL for fd in ready):
         raise ChannelClosed(
             f"{waiter} waits on a descriptor that it has closed itself",
             activity=activity.label,
-            waits_on=on or "nobody",
             fix="file a bug: something was closed before the last wait on it",
         )
-    if not events and raise_on_timeout:
-        raise ComponentStalled(
-            f"{waiter} waited {timeout_s:g} s for {on or 'a message'}",
-            activity=activity.label,
-            need=need,
-            have=have,
-            fix=f"see what {on or 'the other side'} is doing: `headrace doctor RUN`",
-        )
-    return [fd for fd in watched if fd in events]
+    if not ready and raise_on_timeout:
+        raise _stalled(waiter, timeout_s, on, activity=activity.label, need=need, have=have)
+    return ready
+
+
+def _stalled(waiter: str, timeout_s: float, on: str | None, **facts: object) -> ComponentStalled:
+    return ComponentStalled(
+        f"{waiter} waited {timeout_s:g} s for {on or 'a message'}",
+        **facts,
+        fix=f"see what {on or 'the other side'} is doing: `headrace doctor RUN`",
+    )
