@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -100,6 +100,13 @@ class EnvConfig(Section):
     def groups(self) -> int:
         """Number of groups."""
         return self.lanes // self.group_size
+
+
+def factory_name(factory: Callable[..., object]) -> str:
+    """``module:function`` of a callable, for ``env.factory`` and for messages when an object was handed over."""
+    function = getattr(factory, "func", factory)  # functools.partial
+    owner = function if hasattr(function, "__qualname__") else type(function)
+    return f"{owner.__module__}:{owner.__qualname__}"
 
 
 class ReplayConfig(Section):

@@ -57,21 +57,6 @@ class ExperimentConfig(Section):
             check(self)
         return self
 
-    @property
-    def rows_per_lane(self) -> int:
-        """Rows in the ring of one lane."""
-        return self.replay.capacity // self.env.lanes
-
-    @property
-    def guard_rows(self) -> int:
-        """Rows of a lane that may be being written at any time, and that sampling therefore leaves alone.
-
-        A chunk has up to twice ``chunk_steps`` rows, because an episode of one step has a FINAL row too; a
-        collector may have ``window_chunks`` unacknowledged and one in the making. The same in every
-        schedule, so that the schedule does not change what can be sampled.
-        """
-        return 2 * self.collect.chunk_steps * (self.collect.window_chunks + 1)
-
 
 def load_config(name_or_path: str | Path, overrides: Mapping[str, object] | None = None) -> ExperimentConfig:
     """Read a preset or a TOML file, change single keys, check everything.
@@ -103,13 +88,6 @@ def config_sha256(config: ExperimentConfig) -> str:
     """Hash of every value, whatever the order and the comments of the file they came from."""
     values = config.model_dump(mode="python")
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def factory_name(factory: Callable[..., object]) -> str:
-    """``module:function`` of a callable, to note in ``env.factory`` what was handed over as an object."""
-    function = getattr(factory, "func", factory)  # functools.partial
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    return f"{getattr(function, '__module__', type(function).__module__)}:{name}"
 
 
 def _put(table: dict[str, Any], key: str, value: object) -> None:
@@ -201,22 +179,17 @@ def _check_ratio(config: ExperimentConfig) -> None:
 
 
 def _check_replay(config: ExperimentConfig) -> None:
-    needed = config.guard_rows + 2  # the shortest thing to sample is one transition, two rows
-    if config.rows_per_lane < needed:
+    rows = config.replay.capacity // config.env.lanes
+    # A chunk may hold twice chunk_steps rows, because an episode of a single step has a FINAL row too. The
+    # shortest thing to sample is one n-step transition with its stack of frames behind it.
+    chunk, window = 2 * config.collect.chunk_steps, config.env.frame_stack + config.replay.n_step
+    if rows < chunk + window:
         raise ConfigError(
-            "the replay is too small: a collector could overwrite rows that are being sampled",
+            "the replay is too small: a chunk would push out rows before the learner could sample them",
             capacity=config.replay.capacity,
-            rows_per_lane=f"{config.rows_per_lane} (capacity / {config.env.lanes} lanes)",
-            needed_per_lane=f"{needed} (2 x chunk_steps x (window_chunks + 1) + 2)",
-            fix=f"raise replay.capacity to {needed * config.env.lanes} or more, or lower collect.chunk_steps",
-        )
-    usable = (config.rows_per_lane - config.guard_rows) * config.env.lanes
-    if config.replay.learning_starts > usable:
-        raise ConfigError(
-            "the learner would wait for ever: it starts after more steps than can be sampled at once",
-            learning_starts=config.replay.learning_starts,
-            rows_that_can_be_sampled=f"{usable} (capacity less the rows being written)",
-            fix="lower replay.learning_starts or raise replay.capacity",
+            rows_per_lane=f"{rows} (capacity / {config.env.lanes} lanes)",
+            needed_per_lane=f"{chunk + window} (2 x chunk_steps + frame_stack + n_step)",
+            fix=f"raise replay.capacity to {(chunk + window) * config.env.lanes} or more, or lower collect.chunk_steps",
         )
 
 
