@@ -1,0 +1,148 @@
+"""Numbers over time, to ``metrics.jsonl`` and to TensorBoard."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from headrace.telemetry.events import JsonLines
+
+
+def _unix_time_s() -> float:
+    return datetime.now(tz=UTC).timestamp()
+
+
+class MetricsSink:
+    """Writes each set of values to both files; a full disk costs lines, never the run.
+
+    Args:
+        metrics_file: ``metrics.jsonl``; made if missing.
+        tensorboard_dir: Folder of the TensorBoard event file; made if missing.
+        unix_time_s: Time of day, which TensorBoard wants.
+
+    Raises:
+        OSError: From the constructor, when a file cannot be made.
+    """
+
+    def __init__(
+        self, metrics_file: Path, tensorboard_dir: Path, *, unix_time_s: Callable[[], float] = _unix_time_s
+    ) -> None:
+        self._lines = JsonLines(metrics_file)
+        try:
+            self._board = TensorBoardFile(tensorboard_dir, unix_time_s)
+        except OSError:
+            self._lines.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def lost(self) -> int:
+        """Lines and TensorBoard records that could not be written."""
+        return self._lines.lost + self._board.lost
+
+    def write(self, step: int, updates: int | None, wall_s: float, values: Mapping[str, float | None]) -> None:
+        """Note ``values`` at one moment of the run. Never raises on a full disk; see `lost`.
+
+        Args:
+            step: Environment steps, the x axis in TensorBoard.
+            updates: Gradient steps; None before there is a learner.
+            wall_s: Seconds since the run began.
+            values: By TensorBoard name. None, like a name left out, is a value without a source: it is not
+                written. NaN is a measurement: null in ``metrics.jsonl``, NaN in TensorBoard.
+        """
+        measured = {name: float(value) for name, value in values.items() if value is not None}
+        head: dict[str, float] = {"step": step, "wall_s": round(wall_s, 3)}
+        if updates is not None:
+            head["updates"] = updates
+        self._lines.append(head | measured)
+        self._board.append(step, measured)
+
+    def close(self) -> None:
+        """Close both files; may be called twice."""
+        self._lines.close()
+        self._board.close()
+
+
+_FILES = itertools.count()
+
+
+class TensorBoardFile:
+    """One TensorBoard event file, written by the caller's own thread.
+
+    tensorboard's `EventFileWriter` hands records to a thread through a queue and joins both without a deadline,
+    and learns of a full disk only later; so its record format and messages are used, and its thread is not.
+    """
+
+    def __init__(self, folder: Path, unix_time_s: Callable[[], float] = _unix_time_s) -> None:
+        self.lost = 0
+        self._unix_time_s = unix_time_s
+        now_s = unix_time_s()
+        folder.mkdir(parents=True, exist_ok=True)
+        # tensorboard finds the file by "tfevents" and sorts by the name: time, host, process, number.
+        name = f"events.out.tfevents.{int(now_s):010d}.{socket.gethostname()}.{os.getpid()}.{next(_FILES)}"
+        self.path = folder / name
+        self._file: BinaryIO = self.path.open("wb", buffering=0)
+        self._whole_bytes = 0
+        self._write(Event(wall_time=now_s, file_version="brain.Event:2"))
+
+    def append(self, step: int, values: Mapping[str, float]) -> bool:
+        """Write all values of one step as one record; False if it was lost."""
+        if not values:
+            return True
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        return self._write(Event(wall_time=self._unix_time_s(), step=step, summary=Summary(value=scalars)))
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._file.close()
+
+    def _write(self, event: Event) -> bool:
+        record = _Gathered()
+        RecordWriter(record).write(event.SerializeToString())
+        try:
+            written = self._file.write(record.data)
+        except (OSError, ValueError):  # ValueError: closed
+            written = 0
+        if written == len(record.data):
+            self._whole_bytes += written
+            return True
+        self.lost += 1
+        self._cut()
+        return False
+
+    def _cut(self) -> None:
+        """Take half a record away again: TensorBoard reads nothing that follows one."""
+        if self._file.closed:
+            return
+        try:
+            self._file.seek(self._whole_bytes)
+            self._file.truncate()
+        except OSError:
+            self._file.close()
+
+
+class _Gathered:
+    """Takes the pieces of a record, so that they reach the file in one write."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, piece: bytes) -> None:
+        self.data += piece
