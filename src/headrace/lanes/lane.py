@@ -36,6 +36,8 @@ class LaneBlock:
         """Episodes begun in each lane; written by its collector."""
         self.committed = header[:, 1, :]
         """The learner's books of each lane, see `headrace.lanes.replay`."""
+        self.stopping = header[:, 1, 7]
+        """Not zero: whoever writes the lane shall commit what it has and leave; written by the learner."""
         self.rows: NDArray[np.void] = np.ndarray((g.lanes, g.stride_rows), g.dtype, buffer, g.rows_offset)
 
     def begin(self) -> None:
@@ -62,9 +64,24 @@ class LaneBlock:
         value = zlib.crc32(self.buffer[at : at + whole * size])
         return value if whole == length else zlib.crc32(self.buffer[base : base + (length - whole) * size], value)
 
+    def windows(self, width: int) -> NDArray[np.void]:
+        """All windows of ``width`` neighbouring rows of all lanes, as one flat overlapping view of the block.
+
+        The window at place ``lane * stride_rows + slot`` begins at that lane's ring slot; see `place`.
+        """
+        g = self.geometry
+        size = g.dtype.itemsize
+        count = g.lanes * g.stride_rows - (width - 1)
+        kind = np.dtype((np.void, size * width))
+        return np.ndarray((count,), kind, self.buffer, g.rows_offset, (size,))
+
+    def place(self, lane: int, row: int) -> int:
+        """Flat place of the window that begins at a row number of a lane."""
+        return lane * self.geometry.stride_rows + row % self.geometry.ring_rows
+
     def release(self) -> None:
         """Drop all views, so that the shared memory below can be closed."""
-        del self.rows_written, self.episodes_begun, self.committed, self.rows, self.buffer
+        del self.rows_written, self.episodes_begun, self.committed, self.stopping, self.rows, self.buffer
 
 
 class LaneWriter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,26 +45,40 @@ class LaneBooks:
         return int(self._block.rows[lane, (row - 1) % g.ring_rows]["transitions"]) if row > g.first_row else 0
 
     def lane(self, lane: int) -> dict[str, int]:
-        """One lane's books. ``produced`` and ``in_flight`` come from the rows themselves, the rest was counted."""
+        """One lane's books.
+
+        ``produced``, ``in_flight`` and ``resident`` are found in the rows themselves, the others were counted while
+        the run went on; that both agree is what `balanced` asks.
+        """
         written = int(self._block.rows_written[lane])
         produced = self.transitions_before(lane, written)
         in_flight = produced - self.transitions_before(lane, int(self.row[lane]))
         rejected = int(self.rejected[lane])
-        stored = int(self.committed[lane] + self.salvaged[lane])
         return {
             "produced": produced + rejected,
             "committed": int(self.committed[lane]),
             "salvaged": int(self.salvaged[lane]),
             "rejected": rejected,
             "evicted": int(self.evicted[lane]),
-            "resident": stored - int(self.evicted[lane]),
+            "resident": self._resident(lane),
             "in_flight": in_flight,
         }
+
+    def _resident(self, lane: int) -> int:
+        start, stop = int(self.resident_from[lane]), int(self.row[lane])
+        return sum(int((rows["kind"] == STEP).sum()) for rows in self._block.pieces(lane, start, stop))
 
     def release(self) -> None:
         """Drop all views of the block."""
         for name in (*_FIELDS, "_block"):
             delattr(self, name)
+
+
+def balanced(books: Mapping[str, int]) -> bool:
+    """Whether every transition that was produced is accounted for, to the unit."""
+    stored = books["committed"] + books["salvaged"]
+    arrived = stored + books["rejected"] + books["in_flight"]
+    return books["produced"] == arrived and stored == books["resident"] + books["evicted"]
 
 
 class Replay:
@@ -82,11 +97,7 @@ class Replay:
         """Rises whenever the rows that may be sampled change."""
         self.books.row[:] = g.first_row
         self.books.resident_from[:] = g.first_row
-        size = g.dtype.itemsize
-        self._windows: NDArray[np.void] = np.ndarray(
-            (g.lanes * g.stride_rows - g.mirror_rows,), np.dtype((np.void, size * g.window_rows)),
-            block.buffer, g.rows_offset, (size,),
-        )  # fmt: skip
+        self._windows = block.windows(g.window_rows)
         # The kind of a window's own row, by the place where the window begins.
         self._kinds = block.rows["kind"].reshape(-1)[g.frame_stack - 1 :]
         self._float_fields = [leaf.path for leaf in (*g.observation, *g.action) if leaf.dtype.kind == "f"]
@@ -211,8 +222,7 @@ class Replay:
 
     def place(self, lane: int, row: int) -> int:
         """Flat index of the window whose transition is ``row`` of ``lane``."""
-        g = self.geometry
-        return lane * g.stride_rows + (row - (g.frame_stack - 1)) % g.ring_rows
+        return self.block.place(lane, row - (self.geometry.frame_stack - 1))
 
     def release(self) -> None:
         """Drop all views of the block."""

@@ -1,0 +1,248 @@
+"""Steps the environments of one group and writes what happens into its lanes.
+
+The same object runs under every schedule: in the learner's process, or in a collector's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from headrace.algorithms.base import Actor, LaneNoise
+from headrace.core import seeding
+from headrace.core.errors import EnvironmentFault, EnvironmentRaised, HeadraceError, NonFiniteValue
+from headrace.core.specs import assemble
+from headrace.envs.contract import ObservationCheck
+from headrace.lanes.credits import Commit, LaneCommit
+from headrace.lanes.derive import observe
+from headrace.lanes.lane import LaneBlock, LaneWriter
+from headrace.telemetry.board import Activity, Slot
+from headrace.weights.snapshot import SnapshotReader
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Which lanes a collector object steps, and what their random streams hang on."""
+
+    number: int
+    lanes: tuple[int, ...]
+    seed: int
+    """Of the run."""
+    incarnation: int = 0
+    """How often the group's collector has been replaced."""
+    random_steps: int = 0
+    """Transitions per lane whose actions are uniformly random."""
+    environment: str = "environment"
+    """Name for messages."""
+    cast: bool = False
+    """Convert observations of another dtype instead of refusing them."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One environment and its state between steps."""
+
+    number: int
+    env: gymnasium.Env[Any, Any]
+    writer: LaneWriter
+    noise: LaneNoise
+    random_actions: spaces.Space[Any]
+    running: bool = False
+    """Whether an episode is running."""
+
+
+class Collector:
+    """The group's loop: observe, act, step, write; one chunk a call.
+
+    Args:
+        group: Which lanes.
+        envs: One environment per lane, in the same order.
+        block: The lanes.
+        actor: The acting half of the algorithm.
+        reader: Where new policies come from.
+        slot: The component's place on the board.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        envs: Sequence[gymnasium.Env[Any, Any]],
+        block: LaneBlock,
+        actor: Actor,
+        reader: SnapshotReader,
+        slot: Slot,
+    ) -> None:
+        self.group = group
+        self._block = block
+        self._actor = actor
+        self._reader = reader
+        self._slot = slot
+        g = block.geometry
+        self._observation_space, self._action_space = envs[0].observation_space, envs[0].action_space
+        self._check = ObservationCheck(self._observation_space, group.environment, cast=group.cast)
+        self._lanes = [self._lane(number, env) for number, env in zip(group.lanes, envs, strict=True)]
+        self._windows = block.windows(g.frame_stack)
+        self._places = np.zeros(len(envs), np.int64)
+        self._t = np.zeros(len(envs), np.int64)
+        self._finite_obs = [leaf.path for leaf in g.observation if leaf.dtype.kind == "f"]
+
+    def _lane(self, number: int, env: gymnasium.Env[Any, Any]) -> _Lane:
+        seed, again = self.group.seed, self.group.incarnation
+        random_actions = copy.deepcopy(self._action_space)
+        random_actions.seed(seeding.integer(seed, "random-actions", number, again))
+        noise = self._actor.noise(seeding.generator(seed, "exploration", number, again))
+        return _Lane(number, env, LaneWriter(self._block, number), noise, random_actions)
+
+    def collect(self, chunk: int, steps: int, stopping: Callable[[], bool] | None = None) -> Commit:
+        """Collect one chunk.
+
+        Args:
+            chunk: Its number in the group.
+            steps: Per lane.
+            stopping: Asked between steps; true ends the chunk early.
+
+        Returns:
+            The commit; the rows are complete and finite.
+
+        Raises:
+            EnvironmentFault: The environment broke its contract. Rows before the fault are in the lanes.
+        """
+        if self._reader.refresh():
+            self._actor.load(self._reader.arrays)
+        seeding.seed_global_generators(self.group.seed, "global", self.group.number, chunk)
+        begun = [(lane.writer.row, lane.writer.transitions) for lane in self._lanes]
+        try:
+            for _ in range(steps):
+                if stopping is not None and stopping():
+                    break
+                self._step()
+        except EnvironmentFault:
+            self._refuse_non_finite(begun)  # the first bad value is to blame, not what it led to
+            raise
+        self._refuse_non_finite(begun)
+        return Commit(
+            self.group.incarnation, self.group.number, chunk, self._reader.version, last=False,
+            lanes=tuple(
+                LaneCommit(
+                    lane.writer.row, lane.writer.transitions - transitions,
+                    self._block.checksum(lane.number, row, lane.writer.row),
+                )
+                for lane, (row, transitions) in zip(self._lanes, begun, strict=True)
+            ),
+        )  # fmt: skip
+
+    def _step(self) -> None:
+        """One step of every lane."""
+        slot, block = self._slot, self._block
+        for place, lane in enumerate(self._lanes):
+            if not lane.running:
+                self._reset(lane)
+            self._places[place] = block.place(lane.number, lane.writer.row - block.geometry.first_row)
+            self._t[place] = lane.writer.t
+        slot.enter(Activity.POLICY)
+        actions = self._actor.act(self._observations(), [lane.noise for lane in self._lanes])
+        for place, lane in enumerate(self._lanes):
+            if lane.writer.transitions < self.group.random_steps:
+                action = self._random_action(lane)
+            else:
+                action = [np.array(actions[leaf.path][place]) for leaf in block.geometry.action]
+            self._step_lane(lane, action)
+
+    def _observations(self) -> dict[str, NDArray[Any]]:
+        """What the policy sees, by the function that also makes the batches it is trained on."""
+        g = self._block.geometry
+        rows = self._windows[self._places].view(g.dtype).reshape(len(self._places), g.frame_stack)
+        return observe(rows, g.observation, self._t)
+
+    def _random_action(self, lane: _Lane) -> list[Any]:
+        value = lane.random_actions.sample()
+        return [np.asarray(leaf.of(value), leaf.dtype) for leaf in self._block.geometry.action]
+
+    def _step_lane(self, lane: _Lane, action: list[Any]) -> None:
+        writer = lane.writer
+        self._slot.enter(Activity.ENV_STEP, lane.number, writer.transitions)
+        leaves = self._block.geometry.action
+        value = action[0] if not leaves[0].keys else assemble(
+            self._action_space, {leaf.path: part for leaf, part in zip(leaves, action, strict=True)}, "action"
+        )  # fmt: skip
+        try:
+            obs, reward, terminated, truncated, _ = lane.env.step(value)
+        except Exception as error:  # user code may raise anything; it is passed on with its place
+            raise self._raised("step", lane, error) from error
+        check, at = self._check, (lane.number, writer.transitions + 1)
+        checked = check.check(obs, *at)
+        ended = check.flag("terminated", terminated, *at), check.flag("truncated", truncated, *at)
+        writer.step(action, check.reward(reward, *at), ended, self._parts(checked), self._reader.version)
+        if ended[0] or ended[1]:
+            lane.running = False
+
+    def _reset(self, lane: _Lane) -> None:
+        writer = lane.writer
+        self._slot.enter(Activity.ENV_RESET, lane.number, writer.transitions)
+        seed = seeding.integer(self.group.seed, "environment", lane.number, writer.episode + 1)
+        try:
+            obs, _ = lane.env.reset(seed=seed)
+        except Exception as error:  # user code may raise anything; it is passed on with its place
+            raise self._raised("reset", lane, error) from error
+        writer.begin_episode(self._parts(self._check.check(obs, lane.number, writer.transitions)))
+        lane.noise.begin_episode()
+        lane.running = True
+
+    def _parts(self, obs: Any) -> list[Any]:
+        """A checked observation as numpy values per leaf."""
+        leaves = self._block.geometry.observation
+        if not leaves[0].keys and type(obs) is np.ndarray:
+            return [obs]
+        return [np.asarray(leaf.of(obs), leaf.dtype) for leaf in leaves]
+
+    def _raised(self, call: str, lane: _Lane, error: Exception) -> HeadraceError:
+        if isinstance(error, HeadraceError):
+            return error
+        return EnvironmentRaised(
+            f"{self.group.environment} in lane {lane.number} raised {type(error).__name__} in {call}()",
+            error=f"{type(error).__name__}: {error}",
+            lane=lane.number,
+            step=lane.writer.transitions + 1,
+            episode=lane.writer.episode,
+            fix="see the traceback in the component's log; the environment must not raise in the middle of an episode",
+        )
+
+    def _refuse_non_finite(self, begun: Sequence[tuple[int, int]]) -> None:
+        """Look at all rows of the chunk at once: no NaN is committed, and the first one is named."""
+        for lane, (start, _) in zip(self._lanes, begun, strict=True):
+            row = start
+            for rows in self._block.pieces(lane.number, start, lane.writer.row + lane.running):
+                for path in ("reward", *self._finite_obs):
+                    values = rows[path] if path != "reward" else rows[path][: lane.writer.row - row]
+                    if not np.isfinite(values).all():
+                        raise self._non_finite(lane, path, values, rows)
+                row += len(rows)
+
+    def _non_finite(self, lane: _Lane, path: str, values: NDArray[Any], rows: NDArray[np.void]) -> NonFiniteValue:
+        bad = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))[0])
+        # An observation is stored in the row after the step that returned it.
+        step = int(rows["transitions"][bad]) if path == "reward" else int(rows["transitions"][bad - 1]) if bad else None
+        return NonFiniteValue(
+            f"{self.group.environment} in lane {lane.number} returned a value that is not finite",
+            field=path,
+            expected="finite numbers",
+            found=values[bad],
+            lane=lane.number,
+            step=step,
+            fix="find out why the environment returns it; nothing of this chunk from here on was stored",
+        )
+
+    def close(self) -> None:
+        """Close the environments and drop all views of the shared memory."""
+        for lane in self._lanes:
+            self._slot.enter(Activity.ENV_CLOSE, lane.number)
+            lane.env.close()
+            lane.writer.release()
+        del self._windows
