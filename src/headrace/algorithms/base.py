@@ -101,3 +101,15 @@ class Algorithm(Protocol):
     def weights_sha256(self) -> str:
         """Hash of every learned array, targets and normaliser included."""
         ...
+
+    def ledger(self) -> dict[str, int]:
+        """What was done (``updates``, ``target_updates``, ...) beside what the configuration declares (``..._declared``)."""
+        ...
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """All it takes to go on exactly here, generators and counters included. Live; copied to keep."""
+        ...
+
+    def load_state(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Go on from a `state` of the same configuration and spaces."""
+        ...

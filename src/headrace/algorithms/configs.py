@@ -19,7 +19,8 @@ class NetworkConfig(Section):
     layer_norm: bool = False
     """Normalise each hidden layer before its activation."""
     factory: str | None = None
-    """``module:function(inputs, outputs) -> torch.nn.Module`` instead of the perceptron; collectors then act in torch."""
+    """``module:function(inputs, outputs) -> torch.nn.Module`` instead of the perceptron; collectors then act in torch.
+    It returns raw outputs (TD3 squashes the actor's itself) and uses neither batch statistics nor dropout."""
 
 
 class ExplorationConfig(Section):
@@ -28,7 +29,7 @@ class ExplorationConfig(Section):
     kind: Literal["gaussian", "ornstein-uhlenbeck", "none"] = "gaussian"
     """Ornstein-Uhlenbeck starts at zero in every episode."""
     scale: float = Field(default=0.1, ge=0)
-    """Standard deviation at the start of the schedule."""
+    """Standard deviation at the start of the schedule; for Ornstein-Uhlenbeck, of one step's increment."""
     final_scale: float | None = Field(default=None, ge=0)
     """Standard deviation at its end; not set: constant."""
     decay_steps: int = Field(default=1, ge=1)

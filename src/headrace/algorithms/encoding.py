@@ -1,0 +1,226 @@
+"""From stored arrays to what a network sees, and from what it says to actions; numpy alone.
+
+Acting and learning call the very same functions, so they cannot disagree about an input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import DTypeLike, NDArray
+
+from headrace.algorithms.base import Arrays
+from headrace.core.errors import UnsupportedSpace
+from headrace.core.specs import Leaf, leaves
+
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+OBSERVATION_CLIP = np.float32(10.0)
+"""Largest normalised observation. A value that hardly ever moved has a tiny deviation; one move must not swamp the rest."""
+
+_VARIANCE_FLOOR = 1e-8  # keeps the deviation of a constant away from zero
+
+
+def aligned(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
+    """Zeros on a 64-byte boundary, so that vector code takes the same path in every process."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.zeros(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+class ObservationEncoder:
+    """Observation leaves -> one float32 vector per row.
+
+    Box and MultiBinary are flattened, Discrete and MultiDiscrete become one-hot, leaves follow each other in
+    the order of `headrace.core.specs.leaves`. Values are taken as valid: they were checked when stored.
+
+    Args:
+        space: The observation space.
+
+    Raises:
+        UnsupportedSpace: A part of it is no array, or it has no element at all.
+    """
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        self._parts: list[tuple[str, Callable[[NDArray[Any], Float32], None]]] = []
+        self.size = 0
+        """Length O of the encoded observation."""
+        for leaf, part in zip(leaves(space, "obs"), _parts(space), strict=True):
+            width, write = _writer(leaf, part, self.size)
+            self._parts.append((leaf.path, write))
+            self.size += width
+        if not self.size:
+            raise UnsupportedSpace(
+                "observation space has no element",
+                field="obs",
+                expected="at least one number",
+                found=str(space),
+                fix="wrap the environment so that it observes something, or a constant",
+            )
+
+    def encode(self, obs: Arrays, out: Float32) -> None:
+        """Fill ``out`` [N, O] from leaves [N, ...]."""
+        for path, write in self._parts:
+            write(obs[path], out)
+
+
+def _parts(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:
+    """The array spaces inside ``space``, in the order of `leaves`."""
+    if isinstance(space, spaces.Dict):
+        return [part for inner in space.spaces.values() for part in _parts(inner)]
+    if isinstance(space, spaces.Tuple):
+        return [part for inner in space.spaces for part in _parts(inner)]
+    return [space]
+
+
+def _writer(leaf: Leaf, space: spaces.Space[Any], start: int) -> tuple[int, Callable[[NDArray[Any], Float32], None]]:
+    """How many columns this leaf takes, and the function that fills them from column ``start``."""
+    if isinstance(space, spaces.Discrete):
+        return _one_hot(np.array([space.n]), np.array([space.start]), start)
+    if isinstance(space, spaces.MultiDiscrete):
+        return _one_hot(space.nvec.ravel(), np.broadcast_to(space.start, space.nvec.shape).ravel(), start)
+    return _copy(leaf.shape, start)
+
+
+def _copy(shape: tuple[int, ...], start: int) -> tuple[int, Callable[[NDArray[Any], Float32], None]]:
+    end = start + int(np.prod(shape))
+
+    def write(values: NDArray[Any], out: Float32) -> None:
+        columns = out[:, start:end]
+        # Splitting the last axis of ``out`` is always a view; flattening ``values``, rows of a lane, would copy.
+        (columns if len(shape) == 1 else columns.reshape(len(values), *shape))[...] = values
+
+    return end - start, write
+
+
+def _one_hot(
+    counts: NDArray[Any], first: NDArray[Any], start: int
+) -> tuple[int, Callable[[NDArray[Any], Float32], None]]:
+    """One column per possible value; a column is 1 where its own component has its own value."""
+    component = np.repeat(np.arange(len(counts)), counts)  # [columns]
+    value = np.concatenate([low + np.arange(n) for n, low in zip(counts, first, strict=True)])  # [columns]
+    end = start + len(value)
+
+    def write(values: NDArray[Any], out: Float32) -> None:
+        out[:, start:end] = values.reshape(len(values), -1)[:, component] == value
+
+    return end - start, write
+
+
+def normalize(x: Float32, mean: Float32, std: Float32) -> None:
+    """Scale ``x`` [N, O] in place by ``mean`` [O] and ``std`` [O], clipped to `OBSERVATION_CLIP`."""
+    np.subtract(x, mean, out=x)
+    np.divide(x, std, out=x)
+    np.maximum(x, -OBSERVATION_CLIP, out=x)
+    np.minimum(x, OBSERVATION_CLIP, out=x)
+
+
+class RunningMoments:
+    """Mean and variance of a stream of vectors, in float64.
+
+    *Source*: Chan, Golub and LeVeque 1979, the pairwise merge; stable where sums of squares are not.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.count = np.zeros(1, np.int64)
+        self.mean: Float64 = np.zeros(size)
+        self.m2: Float64 = np.zeros(size)
+        """Sum of squared differences from the mean."""
+        self.mean32 = aligned((size,))
+        """What is published: the mean, float32 [O]; zero before the first row."""
+        self.std32 = aligned((size,))
+        """What is published: the standard deviation, float32 [O]; one before the first row."""
+        self.refresh()
+
+    def add(self, rows: NDArray[Any]) -> None:
+        """Merge ``rows`` [N, O] in; N may be 0."""
+        n = len(rows)
+        if not n:
+            return
+        rows64 = rows.astype(np.float64)
+        mean = rows64.mean(axis=0)
+        before = int(self.count[0])
+        delta = mean - self.mean
+        self.mean += delta * (n / (before + n))
+        self.m2 += np.square(rows64 - mean).sum(axis=0) + np.square(delta) * (before * n / (before + n))
+        self.count += n
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Bring the published arrays up to date, in place."""
+        self.mean32[:] = self.mean
+        self.std32[:] = np.sqrt(self.m2 / self.count + _VARIANCE_FLOOR) if self.count[0] else 1.0
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The live state; after writing to it, call `refresh`."""
+        return {"count": self.count, "mean": self.mean, "m2": self.m2}
+
+
+class ActionBox:
+    """Actions in [-1, 1]^A for the network, in ``[low, high]`` for the environment.
+
+    Args:
+        space: The action space: one Box of floating-point numbers with finite bounds.
+
+    Raises:
+        UnsupportedSpace: Anything else; the message names what was found.
+    """
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        box = _finite_box(space)
+        self._low = box.low.ravel()
+        self._high = box.high.ravel()
+        low, high = self._low.astype(np.float64), self._high.astype(np.float64)
+        self._middle = low + (high - low) / 2
+        self._half = (high - low) / 2
+        # A dimension that cannot move says nothing: 0 for the network, whatever was stored.
+        self._inverse = np.divide(1.0, self._half, out=np.zeros_like(low), where=self._half > 0)
+        self._shape = tuple(box.shape)
+        self._dtype = np.dtype(box.dtype)
+        self.size = len(low)
+        """Length A of an action."""
+
+    def normalize(self, action: NDArray[Any], out: Float32) -> None:
+        """Fill ``out`` [N, A] in [-1, 1] from stored actions [N, ...]; what leaves the range by rounding is clipped."""
+        scaled = (action.reshape(len(action), -1) - self._middle) * self._inverse
+        np.clip(scaled, -1.0, 1.0, out=scaled)
+        out[...] = scaled
+
+    def denormalize(self, action: Float32) -> NDArray[Any]:
+        """From [N, A] in [-1, 1] to the space's shape [N, ...], dtype and range; a new array, which nobody else holds."""
+        scaled = (action * self._half + self._middle).astype(self._dtype)
+        np.maximum(scaled, self._low, out=scaled)
+        np.minimum(scaled, self._high, out=scaled)
+        return scaled.reshape(len(scaled), *self._shape)
+
+
+def _finite_box(space: spaces.Space[Any]) -> spaces.Box:
+    if not isinstance(space, spaces.Box):
+        raise _unsupported(f"{type(space).__name__}: {space}", "choose an algorithm for this action space, or wrap it")
+    if not np.issubdtype(space.dtype, np.floating):
+        raise _unsupported(
+            f"Box of {space.dtype}", "wrap the environment so that its actions are floating-point numbers"
+        )
+    if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
+        raise _unsupported(
+            f"Box from {space.low.min()} to {space.high.max()}",
+            "give the action space finite bounds, e.g. with gymnasium.wrappers.RescaleAction or ClipAction's bounds",
+        )
+    if not space.low.size:
+        raise _unsupported(f"Box of shape {space.shape}, which has no element", "give the action space a dimension")
+    return space
+
+
+def _unsupported(found: str, fix: str) -> UnsupportedSpace:
+    return UnsupportedSpace(
+        "action space cannot be used by an algorithm for continuous actions",
+        field="action",
+        expected="one Box of floating-point numbers with finite low and high",
+        found=found,
+        fix=fix,
+    )

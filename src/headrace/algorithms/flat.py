@@ -1,0 +1,132 @@
+"""All parameters of a network in one vector: one optimiser step, one target update, one copy to publish."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from headrace.core.errors import ConfigError
+
+Float32 = NDArray[np.float32]
+
+
+class FlatParameters:
+    """The parameters of a module as views of one float32 vector, their gradients as views of another.
+
+    Parameters lie in the order of ``module.parameters()``, each row-major, without gaps; a parameter that
+    two layers share lies there once. Torch allocates both vectors on 64-byte boundaries. The module stays an
+    ordinary module: it can be called and differentiated as before.
+
+    Args:
+        module: On the device it will stay on. Its parameters are moved into the vector, values kept.
+
+    Raises:
+        ConfigError: It has no parameter, or one that is not float32; the module is left as it was.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        named = dict(module.named_parameters())
+        _must_be_float32(module, named)
+        self.parameters = list(named.values())
+        first = self.parameters[0]
+        self.value = torch.empty(
+            sum(p.numel() for p in self.parameters), dtype=torch.float32, device=first.device
+        )  # [P]
+        self.value.grad = torch.zeros_like(self.value)
+        self.grad: Tensor = self.value.grad  # [P]
+        start = 0
+        for parameter in self.parameters:
+            end = start + parameter.numel()
+            view = self.value[start:end].view(parameter.shape)
+            view.copy_(parameter.detach())
+            parameter.data = view
+            # Autograd adds to a gradient that is already there, in place; so it stays a view.
+            parameter.grad = self.grad[start:end].view(parameter.shape)
+            start = end
+
+    def __len__(self) -> int:
+        """Number of scalars P."""
+        return self.value.numel()
+
+    def backward(self, loss: Tensor) -> float:
+        """Fill ``grad`` with the gradient of ``loss`` for these parameters alone; no other network's is computed.
+
+        Args:
+            loss: A scalar.
+
+        Returns:
+            Euclidean norm of the gradient.
+        """
+        self.grad.zero_()
+        loss.backward(inputs=[parameter for parameter in self.parameters if parameter.requires_grad])
+        return float(torch.linalg.vector_norm(self.grad))
+
+    @torch.no_grad()
+    def lerp_(self, online: FlatParameters, share: float) -> None:
+        """Move every parameter by ``share`` of the way to ``online``, as a target network does."""
+        self.value.lerp_(online.value, share)
+
+    def numpy(self) -> Float32:
+        """The vector itself, live, where it is in host memory; a copy where it is not. [P] float32."""
+        return self.value.detach().cpu().numpy()
+
+
+class FlatAdam:
+    """Adam (Kingma and Ba 2015, arXiv:1412.6980) on a flat vector: one fused call a step.
+
+    Element by element it is what ``torch.optim.Adam(module.parameters(), lr)`` does.
+    """
+
+    def __init__(self, parameters: FlatParameters, lr: float) -> None:
+        self._parameters = parameters
+        value = parameters.value
+        self._adam = torch.optim.Adam([value], lr=lr, fused=True)
+        # Made here and not in the first step, so that they can be saved, hashed and restored before it.
+        self._moments: dict[str, Tensor] = {
+            "exp_avg": torch.zeros_like(value),
+            "exp_avg_sq": torch.zeros_like(value),
+            "step": torch.zeros((), dtype=torch.float32, device=value.device),
+        }
+        self._adam.state[value] = self._moments
+        self._kept = [tensor.detach().clone() for tensor in self._mutable()]
+
+    def step(self) -> None:
+        """Apply ``parameters.grad``."""
+        self._adam.step()
+
+    def keep(self) -> None:
+        """Remember weights and moments as they are, for `undo`."""
+        for kept, tensor in zip(self._kept, self._mutable(), strict=True):
+            kept.copy_(tensor.detach())
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Go back, bit for bit, to where `keep` was called."""
+        for kept, tensor in zip(self._kept, self._mutable(), strict=True):
+            tensor.copy_(kept)
+
+    def moments(self) -> dict[str, NDArray[Any]]:
+        """``exp_avg`` [P], ``exp_avg_sq`` [P] and ``step`` [], float32: live in host memory, else copies."""
+        return {name: tensor.cpu().numpy() for name, tensor in self._moments.items()}
+
+    def load(self, name: str, values: NDArray[Any]) -> None:
+        """Overwrite one of `moments`."""
+        self._moments[name].copy_(torch.tensor(values))
+
+    def _mutable(self) -> list[Tensor]:
+        return [self._parameters.value, *self._moments.values()]
+
+
+def _must_be_float32(module: nn.Module, named: dict[str, nn.Parameter]) -> None:
+    wrong = {name: str(p.dtype).removeprefix("torch.") for name, p in named.items() if p.dtype != torch.float32}
+    if wrong or not named:
+        raise ConfigError(
+            f"network {type(module).__name__} cannot be trained and published as one float32 vector",
+            expected="at least one parameter, all of them float32",
+            found=wrong or "no parameter",
+            fix="build the network from float32 layers, with their sizes known at construction",
+        )

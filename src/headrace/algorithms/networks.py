@@ -1,0 +1,188 @@
+"""Torch networks: the perceptron, twin critics, and networks of the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from headrace.algorithms.configs import NetworkConfig
+from headrace.algorithms.flat import FlatParameters
+from headrace.core.errors import ConfigError, SnapshotCorrupt
+
+Float32 = NDArray[np.float32]
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "elu": nn.ELU,
+    "silu": nn.SiLU,
+}
+
+# Batch statistics are no parameters, so a published policy would act without them; dropout draws from
+# torch's global generator, so no run could be repeated.
+_REFUSED = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)  # noqa: SLF001 - torch has no public base class
+
+
+class TwinCritic(nn.Module):
+    """Two Q-functions of observation and action, apart in everything but their input."""
+
+    def __init__(self, config: NetworkConfig, observations: int, actions: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.q = nn.ModuleList(build_network(config, observations + actions, 1, generator) for _ in range(2))
+
+    def forward(self, obs: Tensor, action: Tensor) -> Tensor:
+        """Both values [K=2, B] of ``obs`` [B, O] and ``action`` [B, A]."""
+        both = torch.cat([obs, action], dim=1)
+        return torch.stack([q(both).squeeze(1) for q in self.q])
+
+    def first(self, obs: Tensor, action: Tensor) -> Tensor:
+        """The first Q-function alone, [B]."""
+        value: Tensor = self.q[0](torch.cat([obs, action], dim=1)).squeeze(1)
+        return value
+
+
+def build_network(
+    config: NetworkConfig, inputs: int, outputs: int, generator: torch.Generator, *, tanh: bool = False
+) -> nn.Module:
+    """A network [B, inputs] -> [B, outputs] on the CPU, initialised from ``generator`` alone.
+
+    Args:
+        config: A perceptron, or the factory of the user's own network.
+        inputs: Length of an input.
+        outputs: Length of an output.
+        generator: On the CPU. A factory's network is built with torch's global generator seeded from it, and
+            the global generator's state is put back afterwards.
+        tanh: Squash the outputs to [-1, 1].
+
+    Raises:
+        ConfigError: The factory cannot be imported, raised, or returned something that will not do.
+    """
+    if config.factory is None:
+        network: nn.Module = perceptron(config, inputs, outputs, generator)
+    else:
+        network = _from_factory(config.factory, inputs, outputs, generator)
+    return nn.Sequential(network, nn.Tanh()) if tanh else network
+
+
+def perceptron(config: NetworkConfig, inputs: int, outputs: int, generator: torch.Generator) -> nn.Sequential:
+    """Linear layers with, between them, an optional layer norm and the activation."""
+    layers: list[nn.Module] = []
+    for width in config.hidden:
+        layers.append(_linear(inputs, width, generator))
+        if config.layer_norm:
+            layers.append(nn.LayerNorm(width))
+        layers.append(_ACTIVATIONS[config.activation]())
+        inputs = width
+    return nn.Sequential(*layers, _linear(inputs, outputs, generator))
+
+
+def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Module:
+    """Torch's own initialisation, uniform within 1/sqrt(inputs), but drawn from our generator."""
+    layer: nn.Module = nn.utils.skip_init(nn.Linear, inputs, outputs)  # the constructor would draw from the global one
+    bound = 1.0 / math.sqrt(inputs)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(-bound, bound, generator=generator)
+    return layer
+
+
+class ModuleForward:
+    """A user's own network as a `headrace.algorithms.acting.Network`, acting in torch.
+
+    Raises:
+        ConfigError: As `build_network`.
+    """
+
+    def __init__(self, config: NetworkConfig, inputs: int, outputs: int) -> None:
+        # Its initial weights are never used: acting starts with the first snapshot.
+        self._module = build_network(config, inputs, outputs, torch.Generator().manual_seed(0)).eval()
+        self._flat = FlatParameters(self._module)
+
+    def load(self, flat: Float32) -> None:
+        """See `Network.load`.
+
+        Raises:
+            SnapshotCorrupt: Not ``float32 [P]`` for this network's P; the old weights stay in use.
+        """
+        if flat.shape != (len(self._flat),) or flat.dtype != np.float32:
+            raise SnapshotCorrupt(
+                "a weights snapshot does not fit the network that the factory builds here",
+                expected=f"actor: float32 [{len(self._flat)}]",
+                found=f"actor: {flat.dtype} {list(flat.shape)}",
+                fix="let the factory build the same network in every process, from its two arguments alone",
+            )
+        np.copyto(self._flat.numpy(), flat)
+
+    def forward(self, x: Float32) -> Float32:
+        """See `Network.forward`."""
+        with torch.inference_mode():
+            out: Tensor = self._module(torch.from_numpy(x))
+        return out.numpy()
+
+
+def _from_factory(name: str, inputs: int, outputs: int, generator: torch.Generator) -> nn.Module:
+    factory = _import_factory(name)
+    seed = int(torch.randint(2**31, (), generator=generator))
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        try:
+            network = factory(inputs, outputs)
+        except Exception as error:
+            raise ConfigError(
+                f"network factory {name} raised {type(error).__name__}",
+                called_with=f"inputs={inputs}, outputs={outputs}",
+                message=error,
+                fix="make the factory return a torch.nn.Module for these arguments",
+            ) from error
+        if not isinstance(network, nn.Module):
+            raise _unsuitable(name, "a torch.nn.Module", f"{type(network).__name__}: {network!r:.80}")
+        _check(name, network, inputs, outputs)
+    return network
+
+
+def _import_factory(name: str) -> Callable[[int, int], Any]:
+    module_name, _, function = name.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), function)
+    except Exception as error:
+        raise ConfigError(
+            f"network factory {name} cannot be imported",
+            expected="module:function, importable in learner and collectors alike",
+            found=f"{type(error).__name__}: {error}",
+            fix="correct the factory's name, or put its module on PYTHONPATH",
+        ) from error
+    if not callable(factory):
+        raise _unsuitable(name, "a function(inputs, outputs)", type(factory).__name__)
+    return factory  # type: ignore[no-any-return]  # its signature is the user's promise; `_check` tries the result
+
+
+def _check(name: str, network: nn.Module, inputs: int, outputs: int) -> None:
+    """Find out now, and not in a collector, whether the network does what a network must."""
+    refused = next((path for path, module in network.named_modules() if isinstance(module, _REFUSED)), None)
+    if refused is not None:
+        found = f"{type(network.get_submodule(refused)).__name__} at {refused or 'the top'}"
+        raise _unsuitable(name, "layers without batch statistics and without dropout", found)
+    try:
+        with torch.no_grad():
+            out = network(torch.zeros(2, inputs))
+    except Exception as error:
+        raise _unsuitable(name, f"a network for inputs [B, {inputs}]", f"{type(error).__name__}: {error}") from error
+    if not isinstance(out, Tensor) or out.shape != (2, outputs):
+        found = f"shape {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+        raise _unsuitable(name, f"for an input of shape [2, {inputs}] an output of shape [2, {outputs}]", found)
+
+
+def _unsuitable(name: str, expected: str, found: str) -> ConfigError:
+    return ConfigError(
+        f"network factory {name} returned something that cannot be used",
+        expected=expected,
+        found=found,
+        fix="change the factory accordingly, or leave `factory` out to get a perceptron",
+    )

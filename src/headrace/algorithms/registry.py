@@ -1,0 +1,128 @@
+"""Which algorithms there are, and how to build their halves from a configuration.
+
+Importing this module imports no torch; neither does building the actor of a plain perceptron.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, cast
+
+from gymnasium import spaces
+
+from headrace.algorithms.acting import BoxActor, Network, PerceptronForward
+from headrace.algorithms.base import Actor, Algorithm, PolicySpec
+from headrace.algorithms.configs import NetworkConfig, TD3Config
+from headrace.algorithms.encoding import ActionBox, ObservationEncoder
+from headrace.core.config import Section
+from headrace.core.errors import ConfigError
+
+Space = spaces.Space[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One algorithm."""
+
+    name: str
+    summary: str
+    """One line for ``headrace list``."""
+    check_spaces: Callable[[Space, Space], None]
+    build_actor: Callable[[PolicySpec], Actor]
+    build_algorithm: Callable[[Section, Space, Space, int, str], Algorithm]
+
+
+def algorithms() -> dict[str, str]:
+    """Names, each with a description of one line, in alphabetical order."""
+    return {entry.name: entry.summary for entry in sorted(_ENTRIES.values(), key=lambda entry: entry.name)}
+
+
+def check_spaces(config: Section, observation_space: Space, action_space: Space) -> None:
+    """Find out, before anything starts, whether the algorithm can use these spaces.
+
+    Raises:
+        UnsupportedSpace: It cannot; the message names the field, what was expected and what was found.
+        ConfigError: ``config`` belongs to no algorithm.
+    """
+    _entry(config).check_spaces(observation_space, action_space)
+
+
+def build_actor(policy: PolicySpec) -> Actor:
+    """The acting half; it acts from its first `load` on.
+
+    Raises:
+        UnsupportedSpace: As `check_spaces`.
+        ConfigError: A network factory does not do, or ``policy.config`` belongs to no algorithm.
+    """
+    return _entry(policy.config).build_actor(policy)
+
+
+def build_algorithm(
+    config: Section, observation_space: Space, action_space: Space, seed: int, device: str = "cpu"
+) -> Algorithm:
+    """The learning half, freshly initialised.
+
+    Args:
+        config: The algorithm's own section; its class says which algorithm it is.
+        observation_space: Of one environment.
+        action_space: Of one environment.
+        seed: The run's seed; every draw comes from streams derived from it.
+        device: A torch device.
+
+    Raises:
+        UnsupportedSpace: As `check_spaces`.
+        ConfigError: A network factory does not do, the device is not there, or ``config`` belongs to no algorithm.
+    """
+    return _entry(config).build_algorithm(config, observation_space, action_space, seed, device)
+
+
+def _entry(config: Section) -> Entry:
+    entry = _ENTRIES.get(type(config))
+    if entry is None:
+        raise ConfigError(
+            "the configuration names no algorithm",
+            expected=", ".join(algorithms()),
+            found=type(config).__name__,
+            fix="set algorithm.name to one of the expected names",
+        )
+    return entry
+
+
+def _check_continuous(observation_space: Space, action_space: Space) -> None:
+    ObservationEncoder(observation_space)
+    ActionBox(action_space)
+
+
+def _td3_actor(policy: PolicySpec) -> Actor:
+    config = cast("TD3Config", policy.config)
+    inputs, outputs = ObservationEncoder(policy.observation_space).size, ActionBox(policy.action_space).size
+    return BoxActor(policy, _acting_network(config.actor, inputs, outputs), config.exploration)
+
+
+def _acting_network(config: NetworkConfig, inputs: int, outputs: int) -> Network:
+    if config.factory is None:
+        return PerceptronForward(config, inputs, outputs)
+    from headrace.algorithms.networks import ModuleForward  # imports torch
+
+    return ModuleForward(config, inputs, outputs)
+
+
+def _td3(config: Section, observation_space: Space, action_space: Space, seed: int, device: str) -> Algorithm:
+    from headrace.algorithms.td3 import TD3  # imports torch
+
+    return TD3(cast("TD3Config", config), observation_space, action_space, seed, device)
+
+
+_ENTRIES: Mapping[type[Section], Entry] = MappingProxyType(
+    {
+        TD3Config: Entry(
+            name="td3",
+            summary="twin delayed deterministic policy gradients, for continuous actions (Fujimoto et al. 2018)",
+            check_spaces=_check_continuous,
+            build_actor=_td3_actor,
+            build_algorithm=_td3,
+        ),
+    }
+)

@@ -1,0 +1,130 @@
+"""Parameters in one vector: still an ordinary network to autograd, and Adam is still Adam."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from headrace.algorithms.flat import FlatAdam, FlatParameters
+from headrace.core.errors import ConfigError
+
+
+def network() -> nn.Sequential:
+    generator = torch.Generator().manual_seed(3)
+    net = nn.Sequential(nn.Linear(5, 17), nn.LayerNorm(17), nn.Tanh(), nn.Linear(17, 2))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.normal_(generator=generator)
+    return net
+
+
+def loss_of(net: nn.Module, step: int = 0) -> torch.Tensor:
+    x = torch.randn(32, 5, generator=torch.Generator().manual_seed(step))
+    return (net(x) - x[:, :2].square()).square().mean()
+
+
+def test_values_and_outputs_are_those_of_the_module():
+    net, plain = network(), network()
+    flat = FlatParameters(net)
+    assert torch.equal(flat.value, nn.utils.parameters_to_vector(plain.parameters()))
+    assert torch.equal(loss_of(net), loss_of(plain))
+
+
+def test_numpy_is_the_live_vector_on_a_64_byte_boundary():
+    net = network()
+    flat = FlatParameters(net)
+    with torch.no_grad():
+        net[0].weight[0, 0] = 42.0
+    assert flat.numpy()[0] == 42.0
+    assert flat.numpy().dtype == np.float32
+    assert flat.value.data_ptr() % 64 == 0
+    assert flat.grad.data_ptr() % 64 == 0
+
+
+def test_gradients_land_in_the_flat_vector_and_stay_views_of_it():
+    net, plain = network(), network()
+    flat = FlatParameters(net)
+    for step in range(3):
+        plain.zero_grad()
+        loss_of(plain, step).backward()
+        norm = flat.backward(loss_of(net, step))
+        expected = torch.cat([p.grad.ravel() for p in plain.parameters()])
+        assert torch.equal(flat.grad, expected)
+        assert norm == pytest.approx(float(expected.norm()))
+    assert [p.grad.untyped_storage().data_ptr() for p in net.parameters()] == [flat.grad.data_ptr()] * 6
+
+
+def test_backward_leaves_other_networks_without_gradient():
+    first, second = network(), nn.Linear(2, 1)
+    flat = FlatParameters(first)
+    flat.backward(second(first(torch.ones(4, 5))).mean())
+    assert flat.grad.abs().sum() > 0
+    assert second.weight.grad is None
+
+
+def test_fifty_steps_equal_an_ordinary_adam():
+    net, plain = network(), network()
+    flat = FlatParameters(net)
+    ours, theirs = FlatAdam(flat, 1e-2), torch.optim.Adam(plain.parameters(), lr=1e-2)
+    start = flat.value.clone()
+    for step in range(50):
+        flat.backward(loss_of(net, step))
+        ours.step()
+        theirs.zero_grad()
+        loss_of(plain, step).backward()
+        theirs.step()
+    expected = nn.utils.parameters_to_vector(plain.parameters())
+    assert (flat.value - start).abs().max() > 0.1
+    torch.testing.assert_close(flat.value, expected, rtol=0, atol=2e-6)
+
+
+def test_undo_restores_weights_and_moments_bit_for_bit():
+    net = network()
+    flat = FlatParameters(net)
+    adam = FlatAdam(flat, 1e-2)
+    flat.backward(loss_of(net))
+    adam.step()
+    before = [flat.numpy().copy(), *copy.deepcopy(adam.moments()).values()]
+    adam.keep()
+    flat.backward(loss_of(net))
+    adam.step()
+    assert not np.array_equal(flat.numpy(), before[0])
+    assert adam.moments()["step"] == 2
+    adam.undo()
+    for now, then in zip([flat.numpy(), *adam.moments().values()], before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+def test_target_moves_by_its_share_in_every_element():
+    online, target = FlatParameters(network()), FlatParameters(network())
+    with torch.no_grad():
+        online.value.fill_(1.0)
+        target.value.fill_(0.0)
+    target.lerp_(online, 0.1)
+    np.testing.assert_allclose(target.numpy(), 0.1)
+    np.testing.assert_array_equal(online.numpy(), 1.0)
+
+
+def test_frozen_layers_are_published_but_not_trained():
+    net = network()
+    net[0].requires_grad_(requires_grad=False)
+    flat = FlatParameters(net)
+    frozen, head = net[0].weight.clone(), net[3].weight.clone()
+    adam = FlatAdam(flat, 1e-2)
+    flat.backward(loss_of(net))
+    adam.step()
+    assert torch.equal(net[0].weight, frozen)
+    assert not torch.equal(net[3].weight, head)
+    assert len(flat) == sum(p.numel() for p in net.parameters())
+
+
+@pytest.mark.parametrize(
+    ("net", "found"),
+    [(nn.Tanh(), "no parameter"), (nn.Linear(2, 2).double(), "{'weight': 'float64', 'bias': 'float64'}")],
+)
+def test_what_does_not_fit_one_float32_vector_is_refused(net, found):
+    with pytest.raises(ConfigError, match="as one float32 vector") as caught:
+        FlatParameters(net)
+    assert f"found: {found}" in str(caught.value)

@@ -1,0 +1,156 @@
+"""Networks from configuration: shapes, initialisation from the run's stream, factories of the user's own."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from headrace.algorithms.configs import NetworkConfig
+from headrace.algorithms.networks import ModuleForward, TwinCritic, build_network
+from headrace.core.errors import ConfigError, SnapshotCorrupt
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def flat_of(net: nn.Module) -> torch.Tensor:
+    return nn.utils.parameters_to_vector(net.parameters()).detach()
+
+
+@pytest.fixture
+def user_module(monkeypatch):
+    module = types.ModuleType("user_networks")
+    monkeypatch.setitem(sys.modules, "user_networks", module)
+    return module
+
+
+FACTORY = NetworkConfig(factory="user_networks:make")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("relu", nn.ReLU), ("tanh", nn.Tanh), ("elu", nn.ELU), ("silu", nn.SiLU)])
+def test_layers_follow_the_configuration(name, kind):
+    net = build_network(NetworkConfig(hidden=[7, 5], activation=name, layer_norm=True), 3, 2, generator())
+    linear, norm = nn.Linear, nn.LayerNorm
+    assert [type(layer) for layer in net] == [linear, norm, kind, linear, norm, kind, linear]
+    assert net(torch.zeros(4, 3)).shape == (4, 2)
+
+
+def test_tanh_bounds_the_output():
+    net = build_network(NetworkConfig(hidden=[8]), 3, 2, generator(), tanh=True)
+    raw = net[0](torch.full((1, 3), 100.0))
+    assert raw.abs().max() > 1
+    assert torch.equal(net(torch.full((1, 3), 100.0)), torch.tanh(raw))
+
+
+def test_initialisation_is_uniform_within_the_bound_and_comes_from_the_stream_alone():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one, again, other = (build_network(NetworkConfig(hidden=[64]), 16, 2, generator(s)) for s in (5, 5, 6))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(flat_of(one), flat_of(again))
+    assert not torch.equal(flat_of(one), flat_of(other))
+    for tensor in (one[0].weight, one[0].bias):
+        assert 0.2 < tensor.abs().max() <= 0.25
+    assert one[2].weight.abs().max() <= 0.125
+    assert one[0].weight.detach().numpy().std() == pytest.approx(0.25 / np.sqrt(3), rel=0.1)
+
+
+def test_twin_critics_are_different_functions_of_observation_and_action():
+    critic = TwinCritic(NetworkConfig(hidden=[8]), 3, 2, generator())
+    obs, action = torch.ones(5, 3), torch.full((5, 2), 0.5)
+    q = critic(obs, action)
+    assert q.shape == (2, 5)
+    assert not torch.equal(q[0], q[1])
+    torch.testing.assert_close(critic.first(obs, action), q[0])
+    torch.testing.assert_close(q[1], critic.q[1](torch.cat([obs, action], 1))[:, 0])
+
+
+def test_factory_draws_repeatably_and_leaves_the_global_generator_alone(user_module):
+    user_module.make = nn.Linear
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one, again, other = (build_network(FACTORY, 3, 2, generator(s)) for s in (5, 5, 6))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(flat_of(one), flat_of(again))
+    assert not torch.equal(flat_of(one), flat_of(other))
+
+
+def test_two_critics_of_one_factory_start_different(user_module):
+    user_module.make = nn.Linear
+    critic = TwinCritic(FACTORY, 3, 1, generator())
+    assert not torch.equal(flat_of(critic.q[0]), flat_of(critic.q[1]))
+
+
+@pytest.mark.parametrize(
+    "name", ["no_such_module:make", "user_networks:missing", "user_networks", ":make", "user_networks:"]
+)
+def test_factory_that_cannot_be_imported(user_module, name):
+    with pytest.raises(ConfigError, match=f"network factory {name} cannot be imported"):
+        build_network(NetworkConfig(factory=name), 3, 2, generator())
+
+
+def test_factory_that_raises_is_quoted(user_module):
+    def make(inputs, outputs):
+        raise ValueError("four legs needed")
+
+    user_module.make = make
+    with pytest.raises(ConfigError) as caught:
+        build_network(FACTORY, 3, 2, generator())
+    assert str(caught.value) == (
+        "[CFG-001] network factory user_networks:make raised ValueError\n"
+        "  called with: inputs=3, outputs=2\n"
+        "  message: four legs needed\n"
+        "  fix: make the factory return a torch.nn.Module for these arguments"
+    )
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("result", "expected", "found"),
+    [
+        (lambda i, o: "net", "a torch.nn.Module", "str: 'net'"),
+        (lambda i, o: nn.Linear(i, o + 1), "an output of shape [2, 2]", "shape [2, 3]"),
+        (lambda i, o: nn.Linear(i + 1, o), "a network for inputs [B, 3]", "RuntimeError"),
+        (
+            lambda i, o: nn.Sequential(nn.Linear(i, o), nn.BatchNorm1d(o)),
+            "without batch statistics",
+            "BatchNorm1d at 1",
+        ),
+        (lambda i, o: nn.Sequential(nn.Dropout(), nn.Linear(i, o)), "without dropout", "Dropout at 0"),
+    ],
+)
+def test_factory_that_returns_something_else(user_module, result, expected, found):
+    user_module.make = result
+    with pytest.raises(ConfigError, match="returned something that cannot be used") as caught:
+        build_network(FACTORY, 3, 2, generator())
+    assert expected in str(caught.value)
+    assert found in str(caught.value)
+
+
+def test_factory_that_is_no_function(user_module):
+    user_module.make = 3
+    with pytest.raises(ConfigError, match="found: int"):
+        build_network(FACTORY, 3, 2, generator())
+
+
+def test_module_forward_acts_with_the_loaded_weights(user_module):
+    user_module.make = lambda inputs, outputs: nn.Sequential(nn.Linear(inputs, 6), nn.GELU(), nn.Linear(6, outputs))
+    trained = build_network(FACTORY, 3, 2, generator(9))
+    forward = ModuleForward(FACTORY, 3, 2)
+    weights = flat_of(trained).numpy().copy()
+    weights.flags.writeable = False  # as a snapshot may be
+    forward.load(weights)
+    x = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+    with torch.no_grad():
+        np.testing.assert_array_equal(forward.forward(x), trained(torch.from_numpy(x)).numpy())
+
+
+def test_module_forward_refuses_weights_of_another_network(user_module):
+    user_module.make = nn.Linear
+    forward = ModuleForward(FACTORY, 3, 2)
+    with pytest.raises(SnapshotCorrupt, match=r"found: actor: float32 \[7\]"):
+        forward.load(np.zeros(7, np.float32))
