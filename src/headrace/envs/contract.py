@@ -19,8 +19,9 @@ from gymnasium.wrappers import TimeLimit
 from numpy.typing import NDArray
 
 from headrace.core.config import EnvConfig, factory_name, nearest
-from headrace.core.errors import EnvironmentNotBuilt, ObservationMismatch
+from headrace.core.errors import EnvironmentNotBuilt, HeadraceError, ObservationMismatch
 from headrace.core.specs import Leaf, assemble, leaves
+from headrace.envs import registration
 
 Environment = gymnasium.Env[Any, Any]
 EnvFactory = Callable[..., Environment]
@@ -77,7 +78,7 @@ class _Builder:
             made = self._make(kwargs)
         except gymnasium.error.UnregisteredEnv as error:
             raise self._unregistered(error) from error
-        except EnvironmentNotBuilt:
+        except HeadraceError:  # says already what is wrong, e.g. a setting of one of our own environments
             raise
         except Exception as error:  # user code may raise anything; the text reaches the user as it is
             raise self._raised(error) from error
@@ -92,6 +93,7 @@ class _Builder:
             return self._import(self.config.factory)(**kwargs)
         if self.config.id is None:
             raise self._not_built("no environment is named", fix="set env.id or env.factory, or hand over a callable")
+        registration.register()
         # Gymnasium's own checker costs time in every step and says in warnings what our contract says in errors.
         return gymnasium.make(self.config.id, disable_env_checker=True, **kwargs)
 
