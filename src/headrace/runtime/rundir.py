@@ -256,7 +256,7 @@ class RunDirectory:
                 raise RunDirectoryError(
                     f"{self.path} holds the remains of a run that did not finish",
                     found=file.name,
-                    fix=f"{_ELSEWHERE}; headrace doctor {self.path} tells what became of that run",
+                    fix=f"{_ELSEWHERE}; what became of that run stands in its events.jsonl and logs",
                 )
 
     def _undo(self) -> None:

@@ -1,0 +1,112 @@
+"""What is printed when a run has ended, whatever the end: from ``summary.json`` to text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.cli.drawing import curve
+from headrace.runtime.progress import EvaluationPoint
+
+_NEXT = {
+    "completed": "headrace eval {run}    tensorboard --logdir {run}/tensorboard",
+    "interrupted": "headrace eval {run}    tensorboard --logdir {run}/tensorboard",
+    "failed": "read {run}/events.jsonl and {run}/logs for what led to it",
+    "stalled": "read {run}/stacks and {run}/events.jsonl for where it stood still",
+}
+
+
+def ending(summary: Mapping[str, Any], run: Path) -> str:
+    """The end of a run in a few lines; a line whose values are missing is left out.
+
+    Args:
+        summary: As in ``summary.json``.
+        run: The run directory.
+    """
+    lines = [_headline(summary)]
+    for title, text in _facts(summary):
+        lines.append(f"  {title:<14}{text}")
+    points = [_point(found) for found in summary.get("evaluations") or ()]
+    baseline = summary.get("random_baseline")
+    if points:
+        lines += ["", *curve(points, _point(baseline) if baseline else None), ""]
+    lines.append(f"  {'run':<14}{run}")
+    upcoming = _NEXT.get(str(summary.get("outcome")))
+    if upcoming is not None:
+        lines.append(f"  {'next':<14}{upcoming.format(run=run)}")
+    return "\n".join(lines)
+
+
+def books_line(books: Mapping[str, Any]) -> str:
+    """The books' equation with this run's numbers, terms of 0 left out.
+
+    ``produced 12,345 = committed 12,300 + salvaged 45``; where it does not hold, ``≠`` and a plain word.
+    """
+    rejected: Mapping[str, int] = books.get("rejected") or {}
+    terms = [f"committed {books.get('committed', 0):,}"]
+    if books.get("salvaged"):
+        terms.append(f"salvaged {books['salvaged']:,}")
+    if sum(rejected.values()):
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in rejected.items() if count)
+        terms.append(f"rejected {sum(rejected.values()):,} ({reasons})")
+    if books.get("in_flight"):
+        terms.append(f"in flight {books['in_flight']:,}")
+    balanced = books.get("balanced")
+    sign = "≠" if balanced is False else "="
+    verdict = "" if balanced is not False else "   THE BOOKS DO NOT BALANCE"
+    return f"produced {books.get('produced', 0):,} {sign} {' + '.join(terms)}{verdict}"
+
+
+def _headline(summary: Mapping[str, Any]) -> str:
+    words = [str(summary.get("outcome", "ended"))]
+    if summary.get("wall_s") is not None:
+        words.append(f"after {summary['wall_s']:,.1f} s")
+    counts = [
+        f"{summary[key]:,} {name}"
+        for key, name in (("env_steps", "environment steps"), ("updates", "updates"))
+        if summary.get(key) is not None
+    ]
+    return " ".join(words) + (": " + ", ".join(counts) if counts else "")
+
+
+def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from _flow(summary)
+    episodes = summary.get("episodes")
+    if episodes:
+        kinds = [f"{episodes[kind]:,} {kind}" for kind in ("terminated", "truncated", "cut") if kind in episodes]
+        yield "episodes", f"{episodes.get('finished', 0):,} finished ({', '.join(kinds)})"
+    faults = {kind: count for kind, count in (summary.get("faults") or {}).items() if count}
+    if faults:
+        yield "faults", ", ".join(f"{kind} {count:,}" for kind, count in faults.items())
+    if summary.get("restarts"):
+        yield "restarts", f"{summary['restarts']:,}"
+
+
+def _flow(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if summary.get("books"):
+        yield "books", books_line(summary["books"])
+    speed = summary.get("throughput") or {}
+    rates = [
+        f"{speed[key]:,.0f} {name}"
+        for key, name in (("env_steps_per_s", "environment steps/s"), ("updates_per_s", "updates/s"))
+        if speed.get(key) is not None
+    ]
+    if rates:
+        yield "speed", ", ".join(rates)
+    for key, title, form in (("replay_ratio", "replay ratio", ".3f"), ("policy_lag", "policy lag", ".1f")):
+        values = {name: value for name, value in (summary.get(key) or {}).items() if value is not None}
+        if values:
+            yield title, ", ".join(f"{value:{form}} {name}" for name, value in values.items())
+
+
+def _point(found: Mapping[str, Any]) -> EvaluationPoint:
+    interval = found.get("interval")
+    value = found.get("mean_reward")
+    return EvaluationPoint(
+        mean_reward=float("nan") if value is None else value,  # JSON has no NaN; null stood for it
+        episodes=found.get("episodes", 0),
+        env_steps=found.get("env_steps"),
+        version=found.get("version"),
+        interval=(interval[0], interval[1]) if interval else None,
+    )

@@ -1,0 +1,104 @@
+"""``headrace train``."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from headrace.cli.drawing import make_view
+from headrace.cli.ending import ending
+from headrace.core.errors import ConfigError
+from headrace.runtime.config import ExperimentConfig, load_config
+from headrace.runtime.progress import Progress
+from headrace.runtime.rundir import RunDirectory
+
+_FLAGS = {
+    "schedule": "run.schedule",
+    "collectors": "run.collectors",
+    "seed": "run.seed",
+    "steps": "run.steps",
+    "run_duration": "run.run_duration_s",
+}
+"""Options that are short for one key of the configuration."""
+
+
+@click.command()
+@click.argument("config")
+@click.option("--schedule", type=click.Choice(["inline", "lockstep", "async"]), help="Who runs when.")
+@click.option("--collectors", type=int, metavar="N", help="Collector processes.")
+@click.option("--seed", type=int, metavar="S", help="Every random stream is derived from it.")
+@click.option("--steps", type=int, metavar="N", help="Environment steps after which the run ends.")
+@click.option("--run-duration", type=float, metavar="SECONDS", help="Seconds after which the run ends.")
+@click.option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the run is kept.")
+@click.option("--resume", is_flag=True, help="Go on with the run in --run-dir (not built yet).")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key of the configuration; repeatable.")
+@click.option("--quiet", is_flag=True, help="Print nothing but the summary at the end.")
+def train(config: str, run_dir: Path | None, resume: bool, quiet: bool, **given: Any) -> int:
+    """Train as CONFIG says: a preset's name (see headrace list) or a TOML file.
+
+    The run ends at the first limit it reaches, or in order after Ctrl-C.
+    """
+    if resume:
+        raise ConfigError(
+            "resuming a run is not built yet",
+            fix="leave --resume out and give a new --run-dir; checkpoints of the old run stay where they are",
+        )
+    import_from_here()
+    experiment = load_config(config, _overrides(given.pop("settings"), given))
+    with RunDirectory.create(run_dir, experiment, name=Path(config).stem) as place:
+        summary = _run(experiment, place, quiet=quiet)
+        click.echo(ending(summary, place.path))
+    if summary.get("error"):
+        click.echo(str(summary["error"]), err=True)
+    return int(summary.get("exit_code", 0))
+
+
+def _run(experiment: ExperimentConfig, place: RunDirectory, *, quiet: bool) -> dict[str, Any]:
+    try:
+        # Imported late, so that a mistake in a file or a flag is told at once.
+        from headrace.runtime.experiment import run_experiment
+
+        with contextlib.ExitStack() as stack:
+            show: Callable[[Progress], None] | None = None
+            if not quiet:
+                show = stack.enter_context(make_view()).show
+            return dict(run_experiment(experiment, place, show))
+    except BaseException:
+        summary = place.read_summary()
+        if summary is not None:
+            click.echo(ending(summary, place.path))
+        place.discard_if_empty()
+        raise
+
+
+def _overrides(settings: Sequence[str], given: dict[str, Any]) -> dict[str, object]:
+    """Keys to change: ``--set`` as text, the short options with the type that click gave them."""
+    overrides: dict[str, object] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise ConfigError(f"--set {setting} sets nothing", expected="key=value", fix="e.g. --set replay.ratio=0.5")
+        _refuse_second(overrides, key)
+        overrides[key] = value.strip()
+    for name, key in _FLAGS.items():
+        if given.get(name) is not None:
+            _refuse_second(overrides, key)
+            overrides[key] = given[name]
+    return overrides
+
+
+def _refuse_second(overrides: dict[str, object], key: str) -> None:
+    if key in overrides:
+        raise ConfigError(f"{key} is given twice", first=overrides[key], fix="give it once")
+
+
+def import_from_here() -> None:
+    """Let ``env.factory = "my_module:make_env"`` find a file in the working directory, as ``python -m`` would."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
