@@ -56,12 +56,23 @@ def poll_fds(interest: Mapping[int, int], timeout_s: float) -> dict[int, int]:
         timeout_s: 0 only looks. Signals do not shorten the wait.
 
     Returns:
-        The events seen by descriptor; ``POLLHUP``, ``POLLERR`` and ``POLLNVAL`` also if not asked for.
+        The events seen by descriptor; ``POLLHUP`` and ``POLLERR`` also if not asked for.
+
+    Raises:
+        ChannelClosed: A descriptor was closed in this very process; waiting on it would never end.
     """
     poller = select.poll()
     for fd, events in interest.items():
         poller.register(fd, events)
-    return dict(poller.poll(max(0.0, timeout_s * 1000.0)))
+    seen_events = dict(poller.poll(max(0.0, timeout_s * 1000.0)))
+    for fd, seen in seen_events.items():
+        if seen & select.POLLNVAL:
+            raise ChannelClosed(
+                f"process {os.getpid()} waits on a descriptor that it has closed itself",
+                descriptor=fd,
+                fix="file a bug: something was closed before the last wait on it",
+            )
+    return seen_events
 
 
 class Channel:
@@ -107,7 +118,10 @@ class Channel:
         return len(self._unsent) > 0
 
     def fileno(self) -> int:
-        """The descriptor, to wait on; -1 when closed."""
+        """The descriptor, to wait on; -1 when closed.
+
+        Wait on it only after `receive_all` has returned nothing: one read may take in several messages.
+        """
         return self._sock.fileno()
 
     def try_send(self, obj: object) -> bool:

@@ -1,0 +1,102 @@
+"""Where a process is stuck: its stacks, written by itself although it is stuck.
+
+Every child registers faulthandler on a signal. The handler is C code that needs neither the interpreter lock nor the
+child's cooperation, so it also tells about endless loops and calls that never return.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+from headrace.ipc.channel import Deadline
+
+DUMP_SIGNAL = signal.SIGUSR2
+
+_FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$')
+
+
+def enable(stacks: TextIO, log: TextIO) -> None:
+    """Let this process write its stacks into ``stacks`` on `DUMP_SIGNAL`, and its crash into ``log``.
+
+    Both files have to stay open for as long as the process lives.
+    """
+    faulthandler.enable(file=log, all_threads=True)
+    faulthandler.register(DUMP_SIGNAL, file=stacks, all_threads=True, chain=False)
+
+
+class StackDump:
+    """One request for the stacks of another process; looks again on each `finished`, and never waits.
+
+    Args:
+        send_signal: Sends a signal to that process; False if it is gone.
+        pid: Its number.
+        path: File into which it writes its stacks.
+        timeout_s: Seconds it is given.
+    """
+
+    def __init__(self, send_signal: Callable[[int], bool], pid: int, path: Path, timeout_s: float) -> None:
+        self.path = path
+        self.was_stopped = is_stopped(pid)
+        """Whether the process had been stopped (SIGSTOP, a debugger, Ctrl-Z): that alone explains a stall."""
+        self._deadline = Deadline(timeout_s)
+        self._before = self._last = _size(path)
+        alive = send_signal(DUMP_SIGNAL)
+        if alive and self.was_stopped:
+            send_signal(signal.SIGCONT)  # a stopped process runs no handler
+        self._gone = not alive
+
+    def finished(self) -> bool:
+        """Whether there is nothing more to wait for: it wrote and has done so, it is gone, or its time is over."""
+        size = _size(self.path)
+        settled = size > self._before and size == self._last
+        self._last = size
+        return settled or self._gone or self._deadline.passed
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether stacks were written."""
+        return self._last > self._before
+
+    def where(self) -> str | None:
+        """The innermost Python frame of the current thread: ``fire.py:88 in spread``; None if it is not known."""
+        if not self.succeeded:
+            return None
+        with self.path.open(errors="replace") as file:
+            file.seek(self._before)
+            return innermost_frame(file.read())
+
+
+def innermost_frame(dump: str) -> str | None:
+    """The first frame of the thread that faulthandler calls current, or else of the last thread it lists."""
+    found = None
+    expect = False
+    for line in dump.splitlines():
+        frame = _FRAME.match(line)
+        if frame is None:
+            expect = line.endswith("(most recent call first):")
+            if line.startswith("Current thread"):
+                found = None
+        elif expect:
+            found = f"{Path(frame['file']).name}:{frame['line']} in {frame['function']}"
+            expect = False
+    return found
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped; False where the system does not tell."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in {"T", "t"}
+    except OSError:
+        return False
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
