@@ -1,0 +1,30 @@
+# Every target sets itself up; see scripts/bootstrap.
+.PHONY: help demo test test-all check bench clean
+
+help:
+	@echo 'make demo      train the hockey demo in a few minutes'
+	@echo 'make test      the tests, without those that train for minutes'
+	@echo 'make test-all  the tests, with those'
+	@echo 'make check     ruff, mypy, import-linter, deptry, tests/lint'
+	@echo 'make bench     our speed beside the installed peers'
+	@echo 'make clean     remove caches and build output, keep .venv and runs'
+
+demo:
+	@scripts/bootstrap
+	.venv/bin/headrace train hockey-demo
+
+test:
+	@scripts/test
+
+test-all:
+	@scripts/test --all
+
+check:
+	@scripts/check
+
+bench:
+	@scripts/bench
+
+clean:
+	rm -rf dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
