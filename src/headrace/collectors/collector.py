@@ -116,7 +116,7 @@ class Collector:
         """
         if self._reader.refresh():
             self._actor.load(self._reader.arrays)
-        seeding.seed_global_generators(self.group.seed, "global", self.group.number, chunk)
+        seeding.seed_global_generators(self.group.seed, "global", self.group.number, self.group.incarnation, chunk)
         begun = [(lane.writer.row, lane.writer.transitions) for lane in self._lanes]
         try:
             for _ in range(steps):

@@ -69,6 +69,8 @@ class Learner:
         """Transitions committed or salvaged."""
         self.sampled = 0
         """Transitions drawn for updates, with repetition."""
+        self.first_update_at: int | None = None
+        """Environment steps that were stored when the first update was made; None before it."""
         self.published_updates = -1
         """Updates behind the newest published policy; -1: none is published."""
 
@@ -133,6 +135,8 @@ class Learner:
         """One gradient step."""
         parts = self._parts
         parts.slot.enter(Activity.UPDATE, -1, self.updates)
+        if self.first_update_at is None:
+            self.first_update_at = self.env_steps
         self.algorithm.update(self.batch())
         self.sampled += parts.batch_size
         parts.slot.count("updates", self.updates)

@@ -1,0 +1,83 @@
+"""Collectors and learner overlap; credits and the replay ratio keep either from running away.
+
+What arrives is taken over between two updates, never during one, so the run is the sequence of commits,
+updates and publications that the learner saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headrace.lanes.credits import Commit, CreditBook
+
+if TYPE_CHECKING:
+    from headrace.runtime.training import Training
+
+
+class FreeRun:
+    """State of an asynchronous run."""
+
+    def __init__(self, training: Training) -> None:
+        config = training.config
+        self._training = training
+        self._book = CreditBook(
+            config.env.groups, config.collect.chunk_steps * config.env.group_size, config.collect.window_chunks
+        )
+
+    def on_commit(self, commit: Commit) -> None:
+        """A group's chunk arrived."""
+        self._training.learner.commit(commit)
+        self._book.on_commit(commit.group)
+
+    def on_lost(self, groups: Sequence[int]) -> None:
+        """Take their credit back, so that others may use it."""
+        for group in groups:
+            self._book.on_lost(group)
+
+    def on_joined(self, groups: Sequence[int]) -> None:
+        """They are granted chunks with everybody else, from their next one on."""
+
+    def run(self) -> None:
+        """Until the target is reached and paid for, or the supervisor says stop."""
+        training, learner = self._training, self._training.learner
+        publish_every = training.config.learn.publish_every
+        while True:
+            self._take_in()
+            training.tick(self)
+            if training.stop_reason is not None:
+                break
+            self._grant()
+            if learner.due:
+                learner.update()
+                if learner.updates % publish_every == 0 or training.evaluation_due:
+                    learner.publish()
+                    training.boundary()
+            elif training.collecting:
+                training.groups.wait(self._busy(), training.control_fd)
+            else:
+                break
+        training.leave(self)
+
+    def _take_in(self) -> None:
+        for commit in self._training.groups.take():
+            self.on_commit(commit)
+
+    def _grant(self) -> None:
+        training, book = self._training, self._book
+        if not training.collecting:
+            return
+        learner, groups = training.learner, training.groups
+        allowed = learner.limiter.steps_allowed(learner.updates)
+        for group in book.grant(learner.env_steps, allowed, groups.present()):
+            groups.grant(group, book.committed[group], book.limit[group], learner.version)
+
+    def _busy(self) -> list[int]:
+        """Groups whose commits are awaited."""
+        book = self._book
+        return [group for group, limit in enumerate(book.limit) if limit > book.committed[group]]
+
+
+def run_async(training: Training) -> None:
+    """Drive a training in which collecting and learning overlap."""
+    FreeRun(training).run()

@@ -1,0 +1,83 @@
+"""Entry points of the processes that step environments: the probe and the collectors."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+
+from headrace.algorithms.registry import check_spaces
+from headrace.collectors.worker import CollectorWorker
+from headrace.core import seeding
+from headrace.envs.contract import ObservationCheck, build_environment, environment_name
+from headrace.ipc.channel import MessagePipe
+from headrace.ipc.child import ChildContext
+from headrace.lanes.credits import CREDIT_BYTES, commit_bytes
+from headrace.lanes.derive import stacked_space
+from headrace.runtime.payloads import (
+    Basics,
+    CollectorPayload,
+    EnvSpaces,
+    attach_lanes,
+    attach_snapshots,
+    build_collector,
+    group_lanes,
+)
+from headrace.supervision.messages import Done, Ready
+from headrace.telemetry.board import Activity, Board, State
+
+
+def probe(context: ChildContext) -> None:
+    """Build the environment once, look at its spaces and its first observation, and tell.
+
+    User code may hang or crash; here it takes nothing with it.
+
+    Raises:
+        EnvironmentFault: It cannot be built, or breaks its contract at once.
+        UnsupportedSpace: The algorithm cannot use its spaces.
+    """
+    basics: Basics = context.payload
+    config = basics.config
+    with Board.attach(basics.board) as board:
+        slot = board.slot(context.id)
+        slot.enter(Activity.ENV_CONSTRUCT, 0)
+        with closing(build_environment(config.env, 0, factory=basics.env_factory, component=context.id)) as env:
+            spaces = EnvSpaces(env.observation_space, env.action_space)
+            spaces.geometry(config)
+            check_spaces(config.algorithm, stacked_space(spaces.observation, config.env.frame_stack), spaces.action)
+            context.control.send(Ready({}), timeout_s=config.deadlines.start_s)
+            slot.enter(Activity.ENV_RESET, 0)
+            name = environment_name(config.env, basics.env_factory)
+            obs, _ = env.reset(seed=seeding.integer(config.run.seed, "environment", 0, 0))
+            ObservationCheck(spaces.observation, name, cast=config.env.cast_observations).check(obs, 0, 0)
+            slot.enter(Activity.ENV_CLOSE, 0)
+        context.control.send(Done({"spaces": spaces}), timeout_s=config.deadlines.start_s)
+
+
+def collector(context: ChildContext) -> None:
+    """Collect for this collector's groups until told to stop."""
+    payload: CollectorPayload = context.payload
+    config = payload.basics.config
+    with ExitStack() as stack:
+        board = stack.enter_context(Board.attach(payload.basics.board))
+        slot = board.slot(context.id)
+        block = attach_lanes(payload.spaces, config, context.fds["lanes"])
+        snapshots = attach_snapshots(payload.layout, context.fds["snapshots"])
+        credit_pipe = stack.enter_context(MessagePipe.attach(CREDIT_BYTES, reader_fd=context.fds["credits"]))
+        commit_pipe = stack.enter_context(
+            MessagePipe.attach(commit_bytes(config.env.group_size), writer_fd=context.fds["commits"])
+        )
+        policy = payload.spaces.policy(config)
+        collectors = {
+            group: stack.enter_context(
+                closing(build_collector(payload.basics, policy, group, block, snapshots, slot, payload.incarnation))
+            )
+            for group in payload.groups
+        }
+        context.control.send(Ready({}), timeout_s=config.deadlines.start_s)
+        slot.set_state(State.RUNNING)
+        worker = CollectorWorker(
+            collectors, payload.incarnation, credit_pipe, commit_pipe, context.control, board, slot
+        )
+        lane = group_lanes(config, payload.groups[0])[0]
+        worker.run(config.collect.chunk_steps, config.deadlines.wait_s, lambda: bool(block.stopping[lane]))
+        slot.set_state(State.STOPPING)
+        context.control.send(Done({}), timeout_s=config.deadlines.stop_s)

@@ -1,0 +1,239 @@
+"""Evaluation of frozen policies: always complete episodes, always the same seeds, in a process of its own."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from headrace.algorithms.base import Actor
+from headrace.algorithms.registry import build_actor
+from headrace.core import seeding
+from headrace.core.errors import ConfigError, RunDirectoryError
+from headrace.core.specs import Leaf, assemble, leaves
+from headrace.envs.contract import ObservationCheck, build_environment, environment_name
+from headrace.ipc.child import ChildContext
+from headrace.lanes.derive import stack
+from headrace.runtime.config import ExperimentConfig
+from headrace.runtime.payloads import EnvFactory, EnvSpaces, EvaluatorPayload
+from headrace.runtime.rundir import RunDirectory
+from headrace.supervision.messages import Command, Ready, Report, Stop
+from headrace.telemetry.board import Activity, Board, State
+from headrace.telemetry.waits import wait_readable
+from headrace.weights.policy_file import load_policy_arrays, policy_versions
+
+_FRAME_MS = 40
+_MAX_FRAMES = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Returns of complete episodes."""
+
+    returns: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Their mean."""
+        return float(np.mean(self.returns))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Normal 95 % confidence interval of the mean; None for fewer than two episodes."""
+        if len(self.returns) < 2:
+            return None
+        half = 1.96 * float(np.std(self.returns, ddof=1)) / math.sqrt(len(self.returns))
+        return self.mean - half, self.mean + half
+
+    def facts(self) -> dict[str, Any]:
+        """Plain values, as events and summaries have them."""
+        return {"mean_reward": self.mean, "interval": self.interval, "episodes": len(self.returns)}
+
+
+class Player:
+    """Plays episodes of one environment, greedily or at random.
+
+    Args:
+        env: The environment.
+        config: Of the run.
+        name: The environment's name, for messages.
+        actor: The acting half, with a policy loaded; None acts uniformly at random.
+    """
+
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], config: ExperimentConfig, name: str, actor: Actor | None = None
+    ) -> None:
+        self._env = env
+        self._seed = config.run.seed
+        self._actor = actor
+        self._check = ObservationCheck(env.observation_space, name, cast=config.env.cast_observations)
+        self._observation = leaves(env.observation_space, "obs")
+        self._action = leaves(env.action_space, "action")
+        self._depth = config.env.frame_stack
+
+    def play(self, episodes: int, each_step: Callable[[], None] | None = None) -> Scores:
+        """Play ``episodes`` complete episodes; number ``k`` has the same seed in every call and every process.
+
+        Args:
+            episodes: How many.
+            each_step: Called after each environment step.
+        """
+        return Scores(tuple(self._episode(number, each_step) for number in range(episodes)))
+
+    def _episode(self, number: int, each_step: Callable[[], None] | None) -> float:
+        env, check = self._env, self._check
+        seeding.seed_global_generators(self._seed, "evaluation-global", number)
+        env.action_space.seed(seeding.integer(self._seed, "evaluation-actions", number))
+        obs, _ = env.reset(seed=seeding.integer(self._seed, "evaluation", number))
+        frames = deque([check.check(obs, -1, 0)], maxlen=self._depth)
+        total, step = 0.0, 0
+        while True:
+            obs, reward, terminated, truncated, _ = env.step(self._act(frames, step))
+            step += 1
+            frames.append(check.check(obs, -1, step))
+            total += check.reward(reward, -1, step)
+            if each_step is not None:
+                each_step()
+            if check.flag("terminated", terminated, -1, step) or check.flag("truncated", truncated, -1, step):
+                return total
+
+    def _act(self, frames: Sequence[Any], t: int) -> Any:
+        if self._actor is None:
+            return self._env.action_space.sample()
+        values = {leaf.path: self._observe(leaf, frames, t) for leaf in self._observation}
+        actions = self._actor.act(values)
+        parts = {leaf.path: np.array(actions[leaf.path][0]) for leaf in self._action}
+        return assemble(self._env.action_space, parts, "action")
+
+    def _observe(self, leaf: Leaf, frames: Sequence[Any], t: int) -> NDArray[Any]:
+        """What the policy sees of one leaf, [1, ...], stacked by the same rule as in training."""
+        values = [np.asarray(leaf.of(frame), leaf.dtype) for frame in frames]
+        if self._depth == 1:
+            return values[-1][None]
+        padded = [values[0]] * (self._depth - len(values)) + values
+        return stack(np.stack(padded)[None], np.array([t]))
+
+
+def evaluator(context: ChildContext) -> None:
+    """Entry point of the evaluator's process: one frozen policy after the other, as ordered."""
+    payload: EvaluatorPayload = context.payload
+    config = payload.basics.config
+    name = environment_name(config.env, payload.basics.env_factory)
+    with Board.attach(payload.basics.board) as board:
+        slot = board.slot(context.id)
+        slot.enter(Activity.ENV_CONSTRUCT)
+        with closing(
+            build_environment(config.env, -1, factory=payload.basics.env_factory, component=context.id)
+        ) as env:
+            actor = build_actor(payload.spaces.policy(config))
+            context.control.send(Ready({}), timeout_s=config.deadlines.start_s)
+            slot.set_state(State.RUNNING)
+            while True:
+                wait_readable(
+                    slot, [context.control.fileno()], activity=Activity.WAIT_COMMANDS, on="supervisor", need=1, have=0,
+                    timeout_s=config.deadlines.wait_s, raise_on_timeout=False,
+                )  # fmt: skip
+                for message in context.control.receive_all():
+                    if isinstance(message, Stop):
+                        return
+                    assert isinstance(message, Command), f"unexpected {message}"
+                    version = message.facts["version"]
+                    slot.enter(Activity.EVALUATE)
+                    if version is not None:
+                        actor.load(load_policy_arrays(payload.checkpoints, version)[0])
+                    player = Player(env, config, name, actor if version is not None else None)
+                    scores = player.play(config.evaluation.episodes)
+                    slot.add("evaluations")
+                    context.control.send(
+                        Report("evaluated", {**message.facts, **scores.facts()}), timeout_s=config.deadlines.wait_s
+                    )
+
+
+def evaluate_run(
+    run: RunDirectory,
+    episodes: int | None = None,
+    version: int | None = None,
+    render_to: Path | None = None,
+    env_factory: EnvFactory | None = None,
+) -> dict[str, Any]:
+    """Play a policy of a run, live or finished.
+
+    Args:
+        run: Where it is.
+        episodes: How many; None takes the run's own number.
+        version: Which policy; None takes the newest.
+        render_to: File for an animated GIF of the first episode; None renders nothing.
+        env_factory: As the run had it, if it was a callable.
+
+    Returns:
+        ``mean_reward``, ``interval``, ``episodes``, ``version``, ``env_steps``, ``returns``, ``render_path``.
+
+    Raises:
+        RunDirectoryError: The run has no such policy.
+        EnvironmentFault: The environment cannot be built or breaks its contract.
+    """
+    config = run.read_config()
+    versions = policy_versions(run.checkpoints_dir)
+    if not versions:
+        raise RunDirectoryError(
+            f"{run.path} holds no policy yet", expected=f"{run.checkpoints_dir}/<version>/policy.safetensors",
+            found="none", fix="wait for the run's first evaluation, or choose another run",
+        )  # fmt: skip
+    chosen = versions[-1] if version is None else version
+    arrays, facts = load_policy_arrays(run.checkpoints_dir, chosen)
+    mode = "rgb_array" if render_to is not None else None
+    name = environment_name(config.env, env_factory)
+    with closing(build_environment(config.env, -1, factory=env_factory, render_mode=mode, component="eval")) as env:
+        actor = build_actor(EnvSpaces(env.observation_space, env.action_space).policy(config))
+        actor.load(arrays)
+        frames: list[NDArray[np.uint8]] = []
+        camera = _camera(env, frames, config) if render_to is not None else None
+        wanted = episodes or config.evaluation.episodes or 10
+        scores = Player(env, config, name, actor).play(wanted, camera)
+    if render_to is not None:
+        _write_gif(frames, render_to)
+    return {
+        **scores.facts(),
+        "version": chosen,
+        "env_steps": _number(facts, "env_steps"),
+        "returns": list(scores.returns),
+        "render_path": render_to,
+    }
+
+
+def _number(facts: Mapping[str, str], name: str) -> int | None:
+    return int(facts[name]) if facts.get(name, "").isdigit() else None
+
+
+def _camera(
+    env: gymnasium.Env[Any, Any], frames: list[NDArray[np.uint8]], config: ExperimentConfig
+) -> Callable[[], None]:
+    if env.render_mode != "rgb_array":
+        raise ConfigError(
+            "this environment cannot be drawn",
+            environment=environment_name(config.env),
+            expected="render_mode rgb_array",
+            found=env.render_mode,
+            fix="leave out --render",
+        )
+
+    def shoot() -> None:
+        if len(frames) < _MAX_FRAMES:
+            frame: Any = env.render()
+            frames.append(np.asarray(frame, np.uint8))
+
+    return shoot
+
+
+def _write_gif(frames: Sequence[NDArray[np.uint8]], path: Path) -> None:
+    images = [Image.fromarray(frame).quantize(64) for frame in frames]
+    images[0].save(path, save_all=True, append_images=images[1:], duration=_FRAME_MS, loop=0)

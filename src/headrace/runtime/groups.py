@@ -1,0 +1,207 @@
+"""Where a schedule gets chunks from: collectors in this process, or in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from headrace.collectors.collector import Collector
+from headrace.core.errors import ComponentStalled
+from headrace.ipc.channel import MessagePipe
+from headrace.lanes.credits import Commit, Credit
+from headrace.lanes.lane import LaneBlock
+from headrace.telemetry.board import Activity, Board, Slot
+from headrace.telemetry.waits import wait_readable
+
+
+class Groups(Protocol):
+    """All groups of a run, as a schedule sees them."""
+
+    def grant(self, group: int, chunk: int, limit: int, version: int) -> None:
+        """Let a group collect chunks up to, and not including, ``limit``."""
+        ...
+
+    def take(self) -> list[Commit]:
+        """Commits that have arrived, in the order they did."""
+        ...
+
+    def wait(self, waiting_for: Sequence[int], control_fd: int) -> None:
+        """Return when a commit, or a message on ``control_fd``, may be there.
+
+        Raises:
+            ComponentStalled: Nobody who was waited for did anything for the whole limit.
+        """
+        ...
+
+    def present(self) -> list[int]:
+        """Groups whose collector is there."""
+        ...
+
+    def lost(self, collector: int) -> list[int]:
+        """A collector is gone; none of its commits is on its way any more.
+
+        Returns:
+            Its groups.
+        """
+        ...
+
+    def joined(self, collector: int, incarnation: int) -> list[int]:
+        """A collector has been started in the place of the lost one; its groups may be granted chunks again."""
+        ...
+
+    def stop(self) -> list[int]:
+        """Tell every group to commit what it has and leave.
+
+        Returns:
+            The groups that will send a last commit.
+        """
+        ...
+
+
+class InlineGroups:
+    """Collectors in the learner's own process: a granted chunk is collected when it is asked for."""
+
+    def __init__(self, collectors: Sequence[Collector], chunk_steps: int) -> None:
+        self._collectors = collectors
+        self._chunk_steps = chunk_steps
+        self._granted: list[tuple[int, int]] = []
+
+    def grant(self, group: int, chunk: int, limit: int, version: int) -> None:
+        """See `Groups`."""
+        self._granted += [(group, number) for number in range(chunk, limit)]
+
+    def take(self) -> list[Commit]:
+        """See `Groups`; this is where the environments are stepped."""
+        granted, self._granted = self._granted, []
+        return [self._collectors[group].collect(chunk, self._chunk_steps) for group, chunk in granted]
+
+    def wait(self, waiting_for: Sequence[int], control_fd: int) -> None:
+        """See `Groups`; there is never anything to wait for."""
+
+    def present(self) -> list[int]:
+        """See `Groups`."""
+        return list(range(len(self._collectors)))
+
+    def lost(self, collector: int) -> list[int]:
+        """See `Groups`; no collector can be lost without its learner."""
+        return []
+
+    def joined(self, collector: int, incarnation: int) -> list[int]:
+        """See `Groups`."""
+        return []
+
+    def stop(self) -> list[int]:
+        """See `Groups`; a chunk is always whole here, so nothing is left to commit."""
+        return []
+
+
+class RemoteGroups:
+    """Collectors in processes of their own, reached through one pair of pipes each.
+
+    Args:
+        owned: Groups of each collector.
+        pipes: To and from each collector.
+        block: The lanes.
+        board: Of the run.
+        slot: The learner's.
+        wait_s: Longest a wait may last while nobody who is waited for does anything.
+    """
+
+    def __init__(
+        self,
+        owned: Sequence[Sequence[int]],
+        pipes: Sequence[tuple[MessagePipe, MessagePipe]],
+        block: LaneBlock,
+        board: Board,
+        slot: Slot,
+        wait_s: float,
+    ) -> None:
+        self._block = block
+        self._owned = owned
+        self._pipes = pipes
+        self._board = board
+        self._slot = slot
+        self._wait_s = wait_s
+        self._incarnation = [0] * len(owned)
+        self._present = set(range(len(owned)))
+        self._owner = {group: collector for collector, groups in enumerate(owned) for group in groups}
+
+    def grant(self, group: int, chunk: int, limit: int, version: int) -> None:
+        """See `Groups`."""
+        self._send(group, chunk, limit, version, stop=False)
+
+    def take(self) -> list[Commit]:
+        """See `Groups`."""
+        return [Commit.unpack(data) for _, commits in self._pipes for data in commits.take()]
+
+    def wait(self, waiting_for: Sequence[int], control_fd: int) -> None:
+        """See `Groups`; the first collector that is waited for is shown as the one to blame."""
+        names = [f"collector-{number}" for number in sorted({self._owner[group] for group in waiting_for})]
+        before = [self._board.read(name).since_ns for name in names]
+        fds = [commits.reader_fd for _, commits in self._pipes]
+        ready = wait_readable(
+            self._slot, [*fds, control_fd], activity=Activity.WAIT_ROWS, on=names[0] if names else "supervisor",
+            need=len(waiting_for), have=0, timeout_s=self._wait_s, raise_on_timeout=False,
+        )  # fmt: skip
+        if not ready and before == [self._board.read(name).since_ns for name in names]:
+            views = [self._board.read(name) for name in names]
+            raise ComponentStalled(
+                f"the learner waited {self._wait_s:g} s for rows, and nobody it waited for did anything meanwhile",
+                waits_on=", ".join(f"{view.id} ({view.activity.label})" for view in views) or "supervisor",
+                fix="see what they are doing in logs/; raise deadlines.wait_s if a step may take so long",
+            )
+
+    def present(self) -> list[int]:
+        """See `Groups`."""
+        return sorted(group for collector in self._present for group in self._owned[collector])
+
+    def lost(self, collector: int) -> list[int]:
+        """See `Groups`."""
+        self._present.discard(collector)
+        return list(self._owned[collector])
+
+    def joined(self, collector: int, incarnation: int) -> list[int]:
+        """See `Groups`."""
+        self._incarnation[collector] = incarnation
+        self._present.add(collector)
+        return list(self._owned[collector])
+
+    def stop(self) -> list[int]:
+        """See `Groups`."""
+        groups = self.present()
+        self._block.stopping[:] = 1  # seen between two environment steps; the credit wakes those who wait
+        for group in groups:
+            self._send(group, 0, 0, 0, stop=True)
+        return groups
+
+    def _send(self, group: int, chunk: int, limit: int, version: int, *, stop: bool) -> None:
+        collector = self._owner[group]
+        credit = Credit(self._incarnation[collector], group, chunk, limit, version, stop)
+        self._pipes[collector][0].put(credit.pack())
+
+
+@contextmanager
+def attached_pipes(
+    descriptors: Mapping[str, int], collectors: int, sizes: tuple[int, int]
+) -> Iterator[list[tuple[MessagePipe, MessagePipe]]]:
+    """The learner's ends of the pipes to and from every collector.
+
+    Args:
+        descriptors: ``credits-<n>`` and ``commits-<n>``.
+        collectors: How many.
+        sizes: Bytes of a credit and of a commit.
+    """
+    pipes = [
+        (
+            MessagePipe.attach(sizes[0], writer_fd=descriptors[f"credits-{number}"]),
+            MessagePipe.attach(sizes[1], reader_fd=descriptors[f"commits-{number}"]),
+        )
+        for number in range(collectors)
+    ]
+    try:
+        yield pipes
+    finally:
+        for pair in pipes:
+            for pipe in pair:
+                pipe.close()
