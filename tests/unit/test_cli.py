@@ -1,0 +1,428 @@
+"""The command line: exit codes, what is printed where, and that nothing of torch is loaded for it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+import textwrap
+import types
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from headrace.cli.drawing import LineView, LiveView, curve, line, table
+from headrace.cli.ending import books_line, ending
+from headrace.cli.main import main
+from headrace.core.clock import FakeClock
+from headrace.core.errors import ComponentStalled
+from headrace.runtime.progress import ComponentProgress, EvaluationPoint, Progress
+
+SUMMARY = {
+    "outcome": "completed",
+    "error": None,
+    "exit_code": 0,
+    "wall_s": 12.34,
+    "env_steps": 15_000,
+    "updates": 14_000,
+    "books": {
+        "produced": 15_045,
+        "committed": 15_000,
+        "salvaged": 45,
+        "rejected": {},
+        "in_flight": 0,
+        "balanced": True,
+    },
+    "episodes": {"finished": 75, "terminated": 0, "truncated": 74, "cut": 1},
+    "replay_ratio": {"declared": 1.0, "measured": 1.0},
+    "policy_lag": {"mean": 1.5, "max": 4},
+    "faults": {"killed": 1, "stalled": 0},
+    "restarts": 1,
+    "throughput": {"env_steps_per_s": 1215.6, "updates_per_s": None},
+    "random_baseline": {"mean_reward": -1200.0, "interval": [-1300.0, -1100.0], "episodes": 10},
+    "evaluations": [
+        {"version": 1, "env_steps": 1500, "mean_reward": -1150.0, "episodes": 10},
+        {"version": 9, "env_steps": 15000, "mean_reward": -150.0, "episodes": 10, "interval": [-200.0, -100.0]},
+    ],
+}
+
+
+class FakeRun:
+    """Stands in for ``headrace.runtime.experiment``."""
+
+    def __init__(self, summary=None, error=None, writes=None, progress=()):
+        self.summary, self.error, self.writes, self.progress = summary or SUMMARY, error, writes, progress
+        self.config = self.place = self.on_progress = None
+
+    def run_experiment(self, config, run_dir, on_progress, env_factory=None):
+        self.config, self.place, self.on_progress = config, run_dir, on_progress
+        assert run_dir.is_live()
+        for progress in self.progress:
+            if on_progress is not None:
+                on_progress(progress)
+        if self.writes:
+            run_dir.write_summary(self.writes)
+        if self.error:
+            raise self.error
+        return self.summary
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def install(**options):
+        run = FakeRun(**options)
+        module = types.ModuleType("headrace.runtime.experiment")
+        module.run_experiment = run.run_experiment
+        monkeypatch.setitem(sys.modules, "headrace.runtime.experiment", module)
+        return run
+
+    return install
+
+
+# train
+
+
+def test_train_runs_and_prints_the_ending(fake, capsys):
+    run = fake()
+    assert main(["train", "pendulum-td3", "--run-dir", "here"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("completed after 12.3 s: 15,000 environment steps, 14,000 updates\n")
+    assert "produced 15,045 = committed 15,000 + salvaged 45\n" in out
+    assert "headrace eval here" in out
+    assert err == ""
+    assert run.place.path == Path("here")
+    assert not run.place.is_live()
+
+
+def test_options_reach_the_configuration(fake):
+    run = fake()
+    arguments = "--schedule lockstep --collectors 3 --seed 7 --steps 9000 --run-duration 30 --quiet"
+    settings = ["--set", "replay.ratio=0.5", "--set", "algorithm.actor.hidden=[8, 8]", "--set", "learn.device=cpu"]
+    assert main(["train", "pendulum-td3", *arguments.split(), *settings]) == 0
+    config = run.config
+    assert (config.run.schedule, config.run.collectors, config.run.seed) == ("lockstep", 3, 7)
+    assert (config.run.steps, config.run.run_duration_s) == (9000, 30.0)
+    assert (config.replay.ratio, config.algorithm.actor.hidden) == (0.5, [8, 8])
+
+
+def test_run_is_named_after_its_preset(fake):
+    run = fake()
+    main(["train", "pendulum-td3"])
+    assert re.fullmatch(r"runs/pendulum-td3-\d{8}-\d{6}-[0-9a-f]{4}", str(run.place.path))
+
+
+def test_quiet_prints_nothing_but_the_ending(fake, capsys):
+    run = fake(progress=[Progress(wall_s=1.0, env_steps=10)])
+    assert main(["train", "pendulum-td3", "--quiet"]) == 0
+    assert run.on_progress is None
+    assert capsys.readouterr().out.startswith("completed after")
+
+
+def test_progress_is_printed_as_lines_where_there_is_no_terminal(fake, capsys):
+    fake(progress=[Progress(wall_s=1.0, env_steps=10, message="collector-0 was replaced")])
+    main(["train", "pendulum-td3"])
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == "     1.0 s  collector-0 was replaced"
+    assert second == "     1.0 s  env steps 10"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "first_line"),
+    [
+        (["pendulm-td3"], "[CFG-001] there is no preset pendulm-td3"),
+        (["pendulum-td3", "--step", "3"], "[CFG-001] headrace train has no option --step"),
+        (["pendulum-td3", "--resume"], "[CFG-001] resuming a run is not built yet"),
+        (["pendulum-td3", "--set", "replay.capasity=3"], "[CFG-001] unknown key replay.capasity"),
+        (["pendulum-td3", "--set", "replay.capacity"], "[CFG-001] --set replay.capacity sets nothing"),
+        (["pendulum-td3", "--set", "run.seed=3", "--seed", "4"], "[CFG-001] run.seed is given twice"),
+        (["pendulum-td3", "--collectors", "7"], "[CFG-001] some collectors would have nothing to do: "),
+        (["pendulum-td3", "--seed", "-1"], "[CFG-001] run.seed must be at least 0"),
+    ],
+)
+def test_mistake_is_told_without_a_traceback_and_leaves_nothing(fake, capsys, tmp_path, arguments, first_line):
+    fake()
+    assert main(["train", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(first_line)
+    assert "fix: " in err
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_option_names_the_nearest(capsys):
+    assert main(["train", "pendulum-td3", "--step", "3"]) == 2
+    assert capsys.readouterr().err == (
+        "[CFG-001] headrace train has no option --step\n"
+        "  nearest: --steps\n"
+        "  fix: write --steps; headrace train --help lists every option\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["trian"], "'train'"),
+        (["train"], "CONFIG"),
+        (["train", "x", "--schedule", "sync"], "lockstep"),
+        (["train", "x", "--steps", "many"], "not a valid integer"),
+    ],
+)
+def test_wrong_command_exits_with_two(capsys, arguments, text):
+    assert main(arguments) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_failed_start_leaves_nothing_behind(fake, capsys, tmp_path):
+    fake(error=ComponentStalled("learner did not start within 60 s", fix="look at its log"))
+    assert main(["train", "pendulum-td3"]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "[SUP-002] learner did not start within 60 s\n  fix: look at its log\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_that_failed_later_keeps_its_directory_and_prints_its_ending(fake, capsys):
+    run = fake(error=ComponentStalled("collector-0 stood still", fix="look"), writes=SUMMARY | {"outcome": "stalled"})
+    assert main(["train", "pendulum-td3"]) == 3
+    out, err = capsys.readouterr()
+    assert out.startswith("stalled after")
+    assert err.startswith("[SUP-002] collector-0 stood still")
+    assert run.place.read_summary()["outcome"] == "stalled"
+
+
+def test_failure_in_the_summary_goes_to_standard_error(fake, capsys):
+    fake(summary=SUMMARY | {"outcome": "failed", "error": "[ENV-004] lane 3 raised", "exit_code": 1})
+    assert main(["train", "pendulum-td3"]) == 1
+    assert capsys.readouterr().err == "[ENV-004] lane 3 raised\n"
+
+
+def test_interrupt_exits_with_130_and_gives_the_lock_back(fake):
+    run = fake(error=KeyboardInterrupt(), writes=SUMMARY)
+    assert main(["train", "pendulum-td3"]) == 130
+    assert not run.place.is_live()
+
+
+def test_module_in_the_working_directory_can_be_named(fake, tmp_path):
+    fake()
+    main(["train", "pendulum-td3", "--quiet"])
+    assert sys.path[0] == str(tmp_path) or "" in sys.path
+
+
+def test_nothing_before_the_learner_loads_torch(tmp_path):
+    script = """
+        import sys, types
+        fake = types.ModuleType("headrace.runtime.experiment")
+        fake.run_experiment = lambda config, run_dir, on_progress: {"outcome": "completed", "exit_code": 0}
+        sys.modules["headrace.runtime.experiment"] = fake
+        from headrace.cli.main import main
+        import headrace.telemetry.events, headrace.telemetry.metrics, headrace.envs.contract, headrace.envs.toy
+        code = main(["train", "pendulum-td3"]) or main(["list"])
+        print(code, [name for name in ("torch", "tensorflow", "jax") if name in sys.modules])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True, text=True, timeout=60, cwd=tmp_path, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "0 []"
+
+
+# eval, list, version
+
+
+@pytest.fixture
+def evaluation(monkeypatch, fake):
+    seen = []
+
+    def evaluate_run(run_dir, episodes, version, render_to):
+        seen.append((run_dir.path, episodes, version, render_to))
+        return {
+            "mean_reward": -150.5, "interval": [-200.0, -100.0], "episodes": episodes, "version": 9,
+            "returns": [], "render_path": render_to,
+        }  # fmt: skip
+
+    module = types.ModuleType("headrace.runtime.evaluation")
+    module.evaluate_run = evaluate_run
+    monkeypatch.setitem(sys.modules, "headrace.runtime.evaluation", module)
+    fake()
+    main(["train", "pendulum-td3", "--run-dir", "run", "--set", "evaluation.episodes=4", "--quiet"])
+    return seen
+
+
+def test_eval_prints_mean_and_interval(evaluation, capsys):
+    capsys.readouterr()
+    assert main(["eval", "run"]) == 0
+    assert capsys.readouterr().out == "policy version 9: mean return -150.5 (-200.0 to -100.0) over 4 episodes\n"
+    assert evaluation == [(Path("run"), 4, None, None)]
+
+
+def test_eval_passes_its_options_on(evaluation, capsys):
+    assert main(["eval", "run", "--episodes", "2", "--version", "3", "--render"]) == 0
+    assert evaluation == [(Path("run"), 2, 3, Path("run/renders/3.gif"))]
+    assert capsys.readouterr().out.endswith("rendered to run/renders/3.gif\n")
+
+
+def test_eval_of_no_run_is_refused(capsys, tmp_path):
+    assert main(["eval", str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+def test_list_names_presets_environments_and_algorithms(capsys):
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    for name in ("hockey-td3", "headrace/Hockey-v0", "headrace.envs.toy:counter", "td3"):
+        assert re.search(rf"^  {name} +\S", out, re.MULTILINE), name
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert re.fullmatch(r"headrace \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+# Drawing
+
+FULL = Progress(
+    wall_s=12.3, env_steps=1234, env_steps_target=15_000, updates=1000, env_steps_per_s=250.4, updates_per_s=99.6,
+    replay_ratio=1.0, policy_lag=2.25, episodes=6, mean_return=-1234.5, mean_length=200.0,
+    components=(
+        ComponentProgress("collector-0", "ready", "wait.credit", 1.25, "learner", 120.0),
+        ComponentProgress("learner", "starting"),
+    ),
+    evaluations=(EvaluationPoint(-1000.0, 10, 1500, 1),),
+    message="collector-1 was replaced",
+)  # fmt: skip
+
+
+def drawn(renderable):
+    console = Console(file=io.StringIO(), width=110, color_system=None)
+    console.print(renderable)
+    return console.file.getvalue()
+
+
+def test_line_with_everything():
+    assert line(FULL) == (
+        "    12.3 s  env steps 1,234/15,000 (250/s)  updates 1,000 (100/s)  ratio 1.00  lag 2.2  episodes 6"
+        "  return -1,234"
+    )
+
+
+def test_what_has_no_source_is_absent_and_not_zero():
+    bare = Progress(wall_s=1.0, env_steps=5)
+    assert line(bare) == "     1.0 s  env steps 5"
+    assert "0" not in drawn(table(bare)).replace("1 s", "")
+
+
+def test_table_shows_each_component_and_whom_it_waits_for():
+    text = drawn(table(FULL))
+    assert re.search(r"collector-0 +ready +wait\.credit +1\.2 s +learner +120/s", text)
+    assert re.search(r"learner +starting +- +- +- +-", text)
+    assert "collector-1 was replaced" in text
+    assert re.search(r"mean return +-1,234", text)
+
+
+def test_live_view_skips_progress_that_comes_too_fast():
+    clock = FakeClock()
+    console = Console(file=io.StringIO(), width=110, force_terminal=True, color_system=None)
+    with LiveView(console, clock, every_s=0.25) as view:
+        for step in (111, 222, 333):
+            view.show(Progress(wall_s=0.0, env_steps=step))
+            clock.advance(0.2)
+    text = console.file.getvalue()
+    assert "111" in text
+    assert "222" not in text
+    assert "333" in text
+
+
+def test_live_view_ends_with_the_newest_state():
+    console = Console(file=io.StringIO(), width=110, force_terminal=True, color_system=None)
+    with LiveView(console, FakeClock()) as view:
+        view.show(Progress(wall_s=0.0, env_steps=111))
+        view.show(Progress(wall_s=0.0, env_steps=222))
+    assert "222" in console.file.getvalue()
+
+
+def test_line_view_prints_now_and_then_and_news_at_once(capsys):
+    clock = FakeClock()
+    view = LineView(clock, every_s=5.0)
+    view.show(Progress(wall_s=0.0, env_steps=1))
+    clock.advance(4.9)
+    view.show(Progress(wall_s=4.9, env_steps=2))
+    point = EvaluationPoint(2.0, 10, 1500, 1, (1.0, 3.0))
+    view.show(Progress(wall_s=4.9, env_steps=3, message="news", evaluations=(point,)))
+    view.show(Progress(wall_s=4.9, env_steps=4, message="news", evaluations=(point,)))
+    clock.advance(0.1)
+    view.show(Progress(wall_s=5.0, env_steps=5, evaluations=(point,)))
+    assert capsys.readouterr().out.splitlines() == [
+        "     0.0 s  env steps 1",
+        "     4.9 s  news",
+        "     4.9 s  evaluation at 1,500 steps: mean return 2.00 (1.00 to 3.00) over 10 episodes",
+        "     5.0 s  env steps 5",
+    ]
+
+
+def test_curve_in_full():
+    points = [EvaluationPoint(0.0, 10, 100), EvaluationPoint(39.0, 10, 2000, interval=(37.0, 39.0))]
+    assert curve(points, EvaluationPoint(2.0, 10, interval=(0.0, 4.0))) == [
+        "   env steps   mean return  0.00 … 39.00",
+        "      random          2.00  ░░▒░░",
+        "         100          0.00  ●░░░░",
+        "       2,000         39.00  ░░░░░" + " " * 32 + "──●",
+    ]
+
+
+def test_curve_keeps_first_and_last_of_many():
+    rows = curve([EvaluationPoint(float(n), 1, n) for n in range(1, 101)])
+    assert len(rows) == 13
+    assert rows[1].split()[0] == "1"
+    assert rows[-1].split()[0] == "100"
+
+
+def test_curve_survives_equal_and_undefined_returns():
+    assert curve([]) == []
+    assert len(curve([EvaluationPoint(1.0, 1, 1), EvaluationPoint(1.0, 1, 2)])) == 3
+    assert curve([EvaluationPoint(float("nan"), 1, 1)])[-1].strip() == "no finite return"
+    assert "nan" in curve([EvaluationPoint(float("nan"), 1, 1), EvaluationPoint(1.0, 1, 2)])[1]
+
+
+# The ending
+
+
+def test_ending_in_full():
+    text = ending(SUMMARY, Path("runs/x"))
+    assert text.splitlines()[:7] == [
+        "completed after 12.3 s: 15,000 environment steps, 14,000 updates",
+        "  books         produced 15,045 = committed 15,000 + salvaged 45",
+        "  speed         1,216 environment steps/s",
+        "  replay ratio  1.000 declared, 1.000 measured",
+        "  policy lag    1.5 mean, 4.0 max",
+        "  episodes      75 finished (0 terminated, 74 truncated, 1 cut)",
+        "  faults        killed 1",
+    ]
+    assert text.splitlines()[-2:] == [
+        "  run           runs/x",
+        "  next          headrace eval runs/x    tensorboard --logdir runs/x/tensorboard",
+    ]
+
+
+def test_ending_of_a_run_that_hardly_began():
+    assert ending({"outcome": "failed"}, Path("x")) == (
+        "failed\n  run           x\n  next          read x/events.jsonl and x/logs for what led to it"
+    )
+
+
+def test_ending_survives_its_own_json():
+    text = json.dumps(SUMMARY | {"evaluations": [{"version": 1, "env_steps": 1, "mean_reward": None, "episodes": 1}]})
+    assert "nan" in ending(json.loads(text), Path("x"))
+
+
+def test_books_that_do_not_balance_are_told():
+    books = {"produced": 10, "committed": 7, "salvaged": 0, "rejected": {"shape": 1}, "in_flight": 1, "balanced": False}
+    assert books_line(books) == (
+        "produced 10 ≠ committed 7 + rejected 1 (shape 1) + in flight 1   THE BOOKS DO NOT BALANCE"
+    )

@@ -1,0 +1,267 @@
+"""Configuration: what is refused, in which words, and that a file survives a round trip."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from headrace.algorithms.configs import TD3, ExplorationConfig, NetworkConfig
+from headrace.core import toml
+from headrace.core.config import EnvConfig, ReplayConfig, RunConfig, Section, factory_name
+from headrace.core.errors import ConfigError
+from headrace.runtime.config import ExperimentConfig, config_sha256, dump_toml, load_config
+
+
+def refused(overrides):
+    with pytest.raises(ConfigError) as caught:
+        load_config("pendulum-td3", overrides)
+    return caught.value
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text):
+        path = tmp_path / "mine.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_unknown_key_names_the_nearest_one():
+    error = refused({"replay.capasity": "3"})
+    assert str(error) == (
+        "[CFG-001] unknown key replay.capasity\n"
+        "  nearest: replay.capacity\n"
+        "  configuration: pendulum-td3\n"
+        "  fix: write replay.capacity, or remove it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("run.capacity", "replay.capacity"),  # right name, wrong section
+        ("replai.capacity", "replay"),
+        ("algorithm.actor.hiden", "algorithm.actor.hidden"),
+        ("batch_size", "algorithm.batch_size"),
+    ],
+)
+def test_nearest_key_is_found_across_sections(key, nearest):
+    assert refused({key: 3}).facts["nearest"] == nearest
+
+
+def test_key_that_resembles_nothing_gets_no_suggestion():
+    error = refused({"run.zzzzzzzzzzzz": 1})
+    assert "nearest" not in error.facts
+    assert error.fix == "remove it: nothing reads it"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("run.seed", "-1", "run.seed must be at least 0"),
+        ("run.run_duration_s", "0", "run.run_duration_s must be above 0"),
+        ("algorithm.gamma", "1.5", "algorithm.gamma must be at most 1"),
+        ("algorithm.tau", "nan", "algorithm.tau must be a finite number"),
+        ("deadlines.step_s", "inf", "deadlines.step_s must be a finite number"),
+        ("run.steps", "many", "run.steps must be a whole number"),
+        ("run.steps", True, "run.steps must be a whole number"),
+        ("run.schedule", "sync", "run.schedule must be 'inline', 'lockstep' or 'async'"),
+        ("algorithm.actor.hidden", "[64, 1.5]", "algorithm.actor.hidden.1 must be a whole number"),
+        ("algorithm.actor.hidden", "[]", "algorithm.actor.hidden must be a list of 1 or more"),
+        ("algorithm.name", "td4", "algorithm.name must be 'td3'"),
+        ("run", "3", "run must be a section with keys of its own"),
+    ],
+)
+def test_refused_value_is_told_with_field_and_bound(key, value, what):
+    assert refused({key: value}).what == what
+
+
+def test_refused_value_is_told_in_full():
+    assert str(refused({"run.seed": -1})) == (
+        "[CFG-001] run.seed must be at least 0\n"
+        "  value: -1\n"
+        "  meaning: Every random stream of the run is derived from it.\n"
+        "  configuration: pendulum-td3\n"
+        "  fix: give run.seed a value that is at least 0"
+    )
+
+
+def test_whole_number_with_an_exponent_is_explained():
+    assert refused({"run.steps": "1e6"}).fix == "write 1000000: whole numbers have neither point nor exponent"
+
+
+def test_every_problem_is_told_at_once():
+    error = refused({"run.seed": -1, "run.stepz": 3})
+    assert error.what == "run.seed must be at least 0"
+    assert error.facts["also"] == "unknown key run.stepz"
+
+
+def test_direct_construction_raises_config_error():
+    with pytest.raises(ConfigError) as caught:
+        TD3(batch_size=0)
+    assert str(caught.value) == (
+        "[CFG-001] batch_size must be at least 1\n"
+        "  value: 0\n"
+        "  meaning: Transitions per update.\n"
+        "  fix: give batch_size a value that is at least 1"
+    )
+
+
+def test_path_of_a_nested_section_starts_at_the_outermost():
+    with pytest.raises(ConfigError, match=re.escape("exploration.scale must be at least 0")):
+        TD3.model_validate({"exploration": {"scale": -1}})
+    with pytest.raises(ConfigError, match=re.escape("unknown key algorithm.exploration.scal\n")):
+        ExperimentConfig.model_validate({"algorithm": {"exploration": {"scal": 1}}})
+
+
+def test_tag_of_a_discriminated_section_stays_out_of_the_key():
+    class A(Section):
+        name: Literal["a"] = "a"
+        size: int = 1
+
+    class B(Section):
+        name: Literal["b"] = "b"
+        size: int = 1
+
+    class Both(Section):
+        algorithm: Annotated[A | B, Field(discriminator="name")] = A()
+
+    Both.model_rebuild(_types_namespace={"A": A, "B": B, "Annotated": Annotated, "Field": Field})
+    with pytest.raises(ConfigError, match=re.escape("[CFG-001] algorithm.size must be a whole number")):
+        Both.model_validate({"algorithm": {"name": "b", "size": "x"}})
+    with pytest.raises(ConfigError, match=re.escape("nearest: algorithm.size")):
+        Both.model_validate({"algorithm": {"name": "b", "sice": 1}})
+
+
+def test_cross_check_inside_a_section_keeps_its_own_words():
+    with pytest.raises(ConfigError, match="the learner would wait for ever"):
+        ReplayConfig(capacity=5, learning_starts=6)
+
+
+def test_sections_are_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        RunConfig().seed = 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "what"),
+    [
+        ({"env.factory": "a:b"}, "two environments are named"),
+        ({"run.collectors": 7}, "some collectors would have nothing to do"),
+        ({"run.collectors": 4, "env.group_size": 2, "run.schedule": "lockstep"}, "some collectors would have nothing"),
+        ({"run.schedule": "inline", "replay.free_running": True}, "replay.free_running would be ignored"),
+        ({"run.schedule": "lockstep", "replay.slack_steps": 99}, "replay.slack_steps would be ignored"),
+        ({"replay.free_running": True, "replay.slack_steps": 99}, "replay.slack_steps would be ignored"),
+        ({"replay.slack_steps": 7}, "no chunk would ever be collected"),
+        ({"replay.ratio": None}, "replay.ratio has no value"),
+        ({"replay.capacity": 100, "replay.learning_starts": 50}, "the replay is too small"),
+        ({"run.steps": 1000}, "the run would end before its first update"),
+        ({"run.steps": 2000, "collect.random_steps": 2000}, "the policy would never act"),
+        ({"algorithm.exploration.decay_steps": 9}, "algorithm.exploration.decay_steps would be ignored"),
+        ({"env.kwargs": {"f": print}}, "an argument of the environment cannot be written"),
+    ],
+)
+def test_contradictions_are_refused_before_anything_starts(overrides, what):
+    error = refused(overrides)
+    assert error.what.startswith(what)
+    assert error.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"run.collectors": 6},
+        {"run.collectors": 7, "run.schedule": "inline"},  # one process, whatever the number
+        {"replay.slack_steps": 8},
+        {"replay.capacity": 6 * 18, "replay.learning_starts": 50},
+        {"run.steps": 1001},
+        {"algorithm.exploration.decay_steps": 9, "algorithm.exploration.final_scale": 0.0},
+    ],
+)
+def test_the_last_value_before_a_refusal_is_accepted(overrides):
+    load_config("pendulum-td3", overrides)
+
+
+def test_no_environment_is_refused():
+    with pytest.raises(ConfigError, match="no environment is named"):
+        ExperimentConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("0.5", 0.5),
+        ("true", True),
+        ("[1, 2]", [1, 2]),
+        ('"3"', "3"),
+        ("async", "async"),
+        ("my_module:make", "my_module:make"),
+        ("", ""),
+        ("1\nother = 2", "1\nother = 2"),
+    ],
+)
+def test_override_is_a_toml_value_or_plain_text(text, value):
+    assert toml.parse_value(text) == value
+
+
+def test_override_reaches_nested_sections():
+    config = load_config("pendulum-td3", {"algorithm.actor.hidden": "[8, 8]", "env.kwargs.g": "9.81"})
+    assert config.algorithm.actor.hidden == [8, 8]
+    assert config.env.kwargs == {"g": 9.81}
+
+
+def test_override_below_a_value_is_refused(file):
+    path = file("run = 3\n")
+    with pytest.raises(ConfigError, match=re.escape("unknown key run.seed\n  problem: run is a value")):
+        load_config(path, {"run.seed": 1})
+
+
+def test_syntax_error_names_file_and_line(file):
+    path = file("[run]\nseed = 1\nsteps = = 2\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert caught.value.facts["file"] == path
+    assert caught.value.facts["line"] == "3"
+
+
+def test_file_that_is_no_text_is_refused(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(path)
+
+
+def test_dump_holds_every_key_and_reads_back_the_same(file):
+    config = load_config(
+        "pendulum-td3",
+        {"env.kwargs": {"g": 9.81, "name": "x", "parts": [{"a": 1}, {"a": 2}], "deep": {"b": [1.5]}}},
+    )
+    text = dump_toml(config)
+    again = load_config(file(text))
+    assert again == config
+    assert config_sha256(again) == config_sha256(config)
+    assert config_sha256(config) in text.splitlines()[0]
+    for section in ExperimentConfig.model_fields:
+        for key in type(getattr(config, section)).model_fields:
+            assert re.search(rf"^(# |\[{section}\.)?{key}\b", text, re.MULTILINE), f"{section}.{key} is missing"
+
+
+def test_hash_changes_with_any_value():
+    assert config_sha256(load_config("pendulum-td3")) != config_sha256(load_config("pendulum-td3", {"run.seed": 1}))
+
+
+def test_factory_name_says_where_a_callable_is_found():
+    assert factory_name(functools.partial(factory_name, 3)) == "headrace.core.config:factory_name"
+    assert factory_name(NetworkConfig) == "headrace.algorithms.configs:NetworkConfig"
+
+
+def test_defaults_of_every_section_are_accepted():
+    config = ExperimentConfig(env=EnvConfig(id="Pendulum-v1"), algorithm=TD3(exploration=ExplorationConfig()))
+    assert config.algorithm.name == "td3"

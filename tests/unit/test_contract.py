@@ -1,0 +1,336 @@
+"""What an environment may return, and in which words everything else is refused."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import timeit
+import types
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from headrace.core.config import EnvConfig
+from headrace.core.errors import ConfigError, EnvironmentNotBuilt, ObservationMismatch, UnsupportedSpace
+from headrace.envs import toy
+from headrace.envs.contract import ObservationCheck, build_environment, environment_name, first_non_finite
+
+
+def not_built(source, **options):
+    with pytest.raises(EnvironmentNotBuilt) as caught:
+        build_environment(source, **options)
+    return caught.value
+
+
+# Building
+
+
+def test_environment_is_built_by_id():
+    env = build_environment(EnvConfig(id="Pendulum-v1", kwargs={"g": 9.81}))
+    assert env.unwrapped.g == 9.81
+    env.close()
+
+
+def test_environment_is_built_by_module_and_id(monkeypatch):
+    module = types.ModuleType("registers_on_import")
+    monkeypatch.setitem(sys.modules, "registers_on_import", module)
+    monkeypatch.setitem(
+        gymnasium.registry, "Mine-v0", gymnasium.envs.registration.EnvSpec("Mine-v0", entry_point=toy.counter)
+    )
+    assert isinstance(build_environment(EnvConfig(id="registers_on_import:Mine-v0")).unwrapped, toy.Counter)
+
+
+def test_environment_is_built_by_factory_name():
+    env = build_environment(EnvConfig(factory="headrace.envs.toy:counter", kwargs={"limit": 3}))
+    assert isinstance(env, toy.Counter)
+    assert env._limit == 3
+
+
+def test_environment_is_built_by_a_callable():
+    assert isinstance(build_environment(toy.counter), toy.Counter)
+    assert isinstance(build_environment(EnvConfig(kwargs={"limit": 3}), factory=toy.counter), toy.Counter)
+
+
+def test_time_limit_truncates_on_top_of_the_environments_own():
+    env = build_environment(EnvConfig(factory="headrace.envs.toy:counter", max_episode_steps=2))
+    env.reset(seed=0)
+    assert [env.step(np.zeros(1, np.float32))[3] for _ in range(2)] == [False, True]
+
+
+def test_render_mode_is_passed_on():
+    env = build_environment(EnvConfig(id="Pendulum-v1"), render_mode="rgb_array")
+    assert env.render_mode == "rgb_array"
+    env.close()
+
+
+def test_unregistered_id_names_the_nearest():
+    error = not_built(EnvConfig(id="Pendulm-v1"), component="collector-1")
+    assert str(error) == (
+        "[ENV-001] Gymnasium knows no environment Pendulm-v1\n"
+        "  component: collector-1\n"
+        "  environment: Pendulm-v1\n"
+        "  nearest: Pendulum-v1\n"
+        "  problem: Environment `Pendulm` doesn't exist. Did you mean: `Pendulum`?\n"
+        '  fix: set env.id = "Pendulum-v1", or name the module that registers it: env.id = "module:Id-v0"'
+    )
+
+
+def breaks():
+    raise KeyError("no such level")
+
+
+def test_exception_of_a_factory_is_told_with_class_text_and_place():
+    error = not_built(breaks, lane=3, component="collector-1")
+    line = breaks.__code__.co_firstlineno + 1
+    assert error.what == "building the environment of lane 3 raised KeyError: 'no such level'"
+    assert error.facts["component"] == "collector-1"
+    assert error.facts["environment"] == f"{__name__}:breaks"
+    assert error.facts["raised_at"] == f"{__file__}:{line} in breaks"
+    assert isinstance(error.__cause__, KeyError)
+
+
+def test_exception_behind_gymnasium_is_found(monkeypatch):
+    def entry(**kwargs):
+        raise TypeError("no such level")
+
+    monkeypatch.setitem(gymnasium.registry, "Bad-v0", gymnasium.envs.registration.EnvSpec("Bad-v0", entry_point=entry))
+    error = not_built(EnvConfig(id="Bad-v0"))
+    assert "no such level" in error.what
+    assert error.facts["raised_at"].endswith("in entry")
+
+
+def test_factory_that_returned_nothing():
+    assert str(not_built(lambda: None)) == (
+        "[ENV-001] factory for lane 0 returned None\n"
+        "  component: run\n"
+        f"  environment: {__name__}:test_factory_that_returned_nothing.<locals>.<lambda>\n"
+        "  expected: an instance of gymnasium.Env\n"
+        "  found: None\n"
+        "  fix: end the factory with `return env`"
+    )
+
+
+def test_factory_that_returned_a_class():
+    assert not_built(lambda: toy.Counter).what == "factory for lane 0 returned type"
+
+
+@pytest.mark.parametrize("field", ["observation_space", "action_space"])
+def test_environment_without_a_space(field):
+    def factory():
+        env = toy.counter()
+        setattr(env, field, None)
+        return env
+
+    assert not_built(factory).what == f"the environment of lane 0 has no {field}"
+
+
+@pytest.mark.parametrize(
+    ("factory", "what"),
+    [
+        ("headrace", "headrace does not say where the factory is"),
+        (":counter", ":counter does not say where the factory is"),
+        ("no_such_module:f", "building the environment of lane 0 raised ModuleNotFoundError"),
+        ("headrace.envs.toy:countr", "module headrace.envs.toy has no countr"),
+    ],
+)
+def test_factory_that_cannot_be_found(factory, what):
+    assert not_built(EnvConfig(factory=factory)).what.startswith(what)
+
+
+def test_misspelt_factory_names_the_nearest():
+    assert not_built(EnvConfig(factory="headrace.envs.toy:countr")).facts["nearest"] == "headrace.envs.toy:counter"
+
+
+def test_nothing_named_is_refused():
+    assert not_built(EnvConfig()).what == "no environment is named"
+
+
+def test_own_errors_pass_unchanged():
+    with pytest.raises(ConfigError, match="does not know mode 'SOLO'"):
+        build_environment(EnvConfig(id="headrace/Hockey-v0", kwargs={"mode": "SOLO"}))
+
+
+def test_name_of_an_environment():
+    assert environment_name(EnvConfig(id="Pendulum-v1")) == "Pendulum-v1"
+    assert environment_name(EnvConfig(), functools.partial(toy.counter, 3)) == "headrace.envs.toy:counter"
+
+
+# Observations
+
+BOX = spaces.Box(-1, 1, (3,), np.float32)
+
+
+def mismatch(space, value, **options):
+    with pytest.raises(ObservationMismatch) as caught:
+        ObservationCheck(space, "toy", **options).check(value, 2, 17)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", list(toy.SPACES))
+def test_members_of_every_space_pass_unchanged(name):
+    space = toy.sampler(name).observation_space
+    space.seed(3)
+    check = ObservationCheck(space, "toy")
+    for step in range(20):
+        value = space.sample()
+        assert check.check(value, 0, step) is value
+
+
+def test_wrong_dtype_is_told_in_full():
+    assert str(mismatch(BOX, np.zeros(3))) == (
+        "[ENV-002] obs does not fit what the environment declared\n"
+        "  environment: toy\n"
+        "  field: obs\n"
+        "  expected: float32 array of shape (3,)\n"
+        "  found: float64 array of shape (3,)\n"
+        "  lane: 2\n"
+        "  step: 17\n"
+        "  fix: correct the observation space or what the environment returns; "
+        "env.cast_observations = true converts dtypes"
+    )
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "field", "found"),
+    [
+        (BOX, np.zeros((3, 1), np.float32), "obs", "float32 array of shape (3, 1)"),
+        (BOX, [0.0, 0.0, 0.0], "obs", "list [0.0, 0.0, 0.0]"),
+        (BOX, None, "obs", "NoneType None"),
+        (spaces.Discrete(3, start=-1), 2, "obs", "value 2"),
+        (spaces.Discrete(3, start=-1), -2, "obs", "value -2"),
+        (spaces.Discrete(3), 1.0, "obs", "float 1.0"),
+        (spaces.Discrete(3), True, "obs", "bool True"),
+        (spaces.Discrete(3), np.zeros(1, np.int64), "obs", "int64 array of shape (1,)"),
+        (spaces.MultiDiscrete([3, 4]), np.array([2, 4]), "obs", "value 4"),
+        (spaces.MultiBinary(2), np.array([0, 2], np.int8), "obs", "value 2"),
+        (spaces.Box(0, 10, (2,), np.int32), np.array([11, 0], np.int32), "obs", "value 11"),
+        (spaces.Dict(a=BOX), {"b": 0}, "obs", "keys ['b']"),
+        (spaces.Dict(a=BOX), {"a": np.zeros(3, np.float32), "b": 0}, "obs", "keys ['a', 'b']"),
+        (spaces.Dict(a=BOX), np.zeros(3, np.float32), "obs", "float32 array of shape (3,)"),
+        (spaces.Dict(a=spaces.Dict(b=BOX)), {"a": {"b": 1}}, "obs.a.b", "int 1"),
+        (spaces.Tuple((BOX, spaces.Discrete(2))), (np.zeros(3, np.float32),), "obs", "1 parts"),
+        (spaces.Tuple((BOX, spaces.Discrete(2))), (np.zeros(3, np.float32), 2), "obs.1", "value 2"),
+        (spaces.Tuple((BOX,)), {"0": 1}, "obs", "dict {'0': 1}"),
+    ],
+)
+def test_value_that_does_not_fit(space, value, field, found):
+    error = mismatch(space, value)
+    assert (error.facts["field"], error.facts["found"]) == (field, found)
+    assert (error.facts["lane"], error.facts["step"]) == (2, 17)
+
+
+def test_integer_range_is_part_of_what_is_expected():
+    assert mismatch(spaces.Discrete(3, start=-1), 2).facts["expected"] == "integer, values from -1 to 1"
+
+
+def test_image_needs_no_range_check():
+    space = toy.SPACES["image"]
+    value = np.full((4, 4, 3), 255, np.uint8)
+    assert ObservationCheck(space, "toy").check(value, 0, 0) is value
+    assert ObservationCheck(space, "toy")._fast
+
+
+def test_casting_warns_once_and_changes_only_the_dtype():
+    said = []
+    check = ObservationCheck(BOX, "toy", cast=True, on_cast=said.append)
+    for step in range(3):
+        made = check.check(np.array([0.5, 0.25, 1.0]), 0, step)
+        assert made.dtype == np.float32
+        assert made.tolist() == [0.5, 0.25, 1.0]
+    assert check.check([1, 0, 0], 0, 3).tolist() == [1.0, 0.0, 0.0]
+    assert said == [
+        "toy: obs is converted on every step, from float64 array of shape (3,) to float32 array of shape (3,)"
+    ]
+
+
+def test_casting_rebuilds_a_tree():
+    space = spaces.Dict(a=BOX, b=spaces.Discrete(2))
+    made = ObservationCheck(space, "toy", cast=True).check({"a": np.zeros(3), "b": 1}, 0, 0)
+    assert made["a"].dtype == np.float32
+    assert made["b"] == 1
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (BOX, np.zeros((1, 3))),
+        (BOX, ["a", "b", "c"]),
+        (BOX, None),
+        (BOX, [[1], [1, 2], 3]),
+        (spaces.Box(0, 255, (1,), np.uint8), np.array([256])),
+        (spaces.Box(0, 255, (1,), np.uint8), np.array([0.5])),
+        (spaces.Discrete(2), 0.5),
+        (spaces.Discrete(2), 3.0),
+    ],
+)
+def test_casting_never_changes_a_shape_or_a_whole_number(space, value):
+    mismatch(space, value, cast=True)
+
+
+def test_space_that_cannot_be_stored_is_refused():
+    with pytest.raises(UnsupportedSpace):
+        ObservationCheck(spaces.Text(5), "toy")
+
+
+def test_common_case_is_cheap():
+    """Bound with a margin of ten: it catches a check that walks the space, not a slow machine."""
+    check, value = ObservationCheck(BOX, "toy").check, np.zeros(3, np.float32)
+    assert min(timeit.repeat(lambda: check(value, 0, 0), number=1000, repeat=20)) / 1000 < 3e-6
+
+
+# Rewards, flags, finite values
+
+
+@pytest.mark.parametrize(
+    "value", [1.5, np.float32(1.5), np.float64(1.5), np.array(1.5), np.array([1.5]), np.array([1.5], np.float32)]
+)
+def test_reward_is_a_number(value):
+    made = ObservationCheck(BOX, "toy").reward(value, 0, 0)
+    assert type(made) is float
+    assert made == 1.5
+
+
+@pytest.mark.parametrize("value", [2, np.int64(2), True, np.array([1], np.int32), np.True_])
+def test_whole_reward_is_a_number(value):
+    assert ObservationCheck(BOX, "toy").reward(value, 0, 0) == float(np.asarray(value).item())
+
+
+@pytest.mark.parametrize("value", [None, "1.5", [1.5], np.zeros(2), np.zeros((1, 1)), np.array("x"), 1j])
+def test_reward_of_another_kind_is_refused(value):
+    with pytest.raises(ObservationMismatch, match="reward is unusable") as caught:
+        ObservationCheck(BOX, "toy").reward(value, 2, 17)
+    assert caught.value.facts["field"] == "reward"
+    assert caught.value.facts["step"] == 17
+
+
+@pytest.mark.parametrize("value", [True, np.True_, 1, np.array(1, np.bool_), np.array([True]), np.int64(1)])
+def test_flag_is_a_bool(value):
+    assert ObservationCheck(BOX, "toy").flag("truncated", value, 0, 0) is True
+
+
+def test_flag_may_be_false():
+    assert ObservationCheck(BOX, "toy").flag("truncated", np.False_, 0, 0) is False
+
+
+@pytest.mark.parametrize("value", [None, "yes", 2, 1.0, np.array([True, False]), {}])
+def test_flag_of_another_kind_is_refused(value):
+    with pytest.raises(ObservationMismatch, match="terminated is unusable") as caught:
+        ObservationCheck(BOX, "toy").flag("terminated", value, 2, 17)
+    assert caught.value.facts["expected"] == "a bool"
+
+
+@pytest.mark.parametrize(
+    ("array", "index"),
+    [
+        (np.zeros((4, 3), np.float32), None),
+        (np.array([[0, 1], [np.nan, np.inf]]), (1, 0)),
+        (np.array([0, 1, -np.inf], np.float32), (2,)),
+        (np.array(np.nan), ()),
+        (np.array([1, 2]), None),
+        (np.zeros((0, 3)), None),
+    ],
+)
+def test_first_value_that_is_not_finite(array, index):
+    assert first_non_finite(array) == index

@@ -1,0 +1,69 @@
+"""Presets are found, described, and accepted by the configuration they are for."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import headrace
+from headrace.core.errors import ConfigError
+from headrace.envs.contract import build_environment
+from headrace.runtime.config import load_config
+from headrace.runtime.presets import preset_folder, presets, resolve
+
+
+@pytest.mark.parametrize("name", ["hockey-demo", "hockey-td3", "pendulum-td3"])
+def test_preset_loads_and_its_environment_is_built(name):
+    config = load_config(name)
+    env = build_environment(config.env)
+    env.close()
+    assert len(presets()[name].description) > 20
+    assert not presets()[name].description.startswith("#")
+
+
+def test_no_preset_is_without_a_test():
+    assert set(presets()) == {"hockey-demo", "hockey-td3", "pendulum-td3"}
+
+
+def test_unknown_preset_names_the_nearest_and_lists_all():
+    with pytest.raises(ConfigError) as caught:
+        resolve("hokey-td3")
+    assert str(caught.value) == (
+        "[CFG-001] there is no preset hokey-td3\n"
+        "  nearest: hockey-td3\n"
+        "  presets: hockey-demo, hockey-td3, pendulum-td3\n"
+        "  fix: headrace train hockey-td3"
+    )
+
+
+def test_file_comes_before_a_preset_of_the_same_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pendulum-td3").write_text("")
+    assert resolve("pendulum-td3").read_text() == ""
+
+
+@pytest.mark.parametrize("name", ["mine.toml", "somewhere/mine"])
+def test_missing_file_is_not_taken_for_a_preset(name):
+    with pytest.raises(ConfigError, match=re.escape(f"{name} is not there")):
+        resolve(name)
+
+
+def test_folder_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is a folder"):
+        resolve(tmp_path)
+
+
+def test_installed_package_carries_its_presets(tmp_path, monkeypatch):
+    package = tmp_path / "site" / "headrace"
+    (package / "configs").mkdir(parents=True)
+    (package / "configs" / "one.toml").write_text("# The first line.\n[run]\n")
+    (package / "configs" / "two.toml").write_text("[run]\n")
+    monkeypatch.setattr(headrace, "__file__", str(package / "__init__.py"))
+    assert {name: preset.description for name, preset in presets().items()} == {"one": "The first line.", "two": ""}
+
+
+def test_missing_presets_say_where_they_were_looked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(headrace, "__file__", str(tmp_path / "a" / "b" / "headrace" / "__init__.py"))
+    with pytest.raises(ConfigError, match=r"looked in: .*configs, .*configs"):
+        preset_folder()

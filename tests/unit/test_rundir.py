@@ -1,0 +1,167 @@
+"""The run directory: who may have it, what is in it, and that a failed start leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+
+from headrace.core.errors import RunDirectoryError
+from headrace.runtime.config import load_config
+from headrace.runtime.rundir import RunDirectory
+
+
+@pytest.fixture(scope="module")
+def config():
+    return load_config("pendulum-td3")
+
+
+def contents(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_default_name_says_what_and_when(tmp_path, monkeypatch, config):
+    monkeypatch.chdir(tmp_path)
+    noon = datetime(2030, 1, 2, 12, 30, 15, tzinfo=UTC)
+    with RunDirectory.create(None, config, name="pendulum-td3", now=lambda: noon) as run:
+        assert run.path.parent.name == "runs"
+        assert run.path.name.startswith("pendulum-td3-20300102-123015-")
+    with RunDirectory.create(None, config, now=lambda: noon) as run:
+        assert run.path.name.startswith("pendulum-v1-td3-")
+
+
+def test_layout_and_configuration_are_written(tmp_path, config):
+    with RunDirectory.create(tmp_path / "a" / "run", config) as run:
+        assert contents(run.path) == [
+            "checkpoints", "config.toml", "lock", "logs", "record", "stacks", "tensorboard",
+        ]  # fmt: skip
+        assert run.read_config() == config
+        assert run.log_file("collector-0") == run.path / "logs" / "collector-0.log"
+        assert run.checkpoint_dir(12) == run.path / "checkpoints" / "12"
+        assert RunDirectory.open(run.path).config_file == run.config_file
+
+
+def test_directory_of_a_live_run_is_refused_and_unharmed(tmp_path, config):
+    with RunDirectory.create(tmp_path / "run", config) as run:
+        before = contents(run.path)
+        with pytest.raises(RunDirectoryError) as caught:
+            RunDirectory.create(run.path, config)
+        assert str(caught.value) == (
+            f"[CFG-002] {run.path} is in use by a run that is alive\n"
+            f"  pid: {os.getpid()}\n"
+            "  fix: choose another --run-dir, or leave it out for a new one under run.directory"
+        )
+        assert contents(run.path) == before
+        assert RunDirectory.open(run.path).is_live()
+    assert not RunDirectory.open(run.path).is_live()
+
+
+def test_lock_ends_with_the_run_even_if_a_forked_child_still_has_it(tmp_path, config):
+    run = RunDirectory.create(tmp_path / "run", config)
+    copy = os.dup(run._lock)
+    try:
+        run.close()
+        assert not run.is_live()
+    finally:
+        os.close(copy)
+
+
+def test_finished_run_is_refused(tmp_path, config):
+    with RunDirectory.create(tmp_path / "run", config) as run:
+        run.write_summary({"outcome": "completed"})
+    before = contents(run.path)
+    with pytest.raises(RunDirectoryError, match="already holds a finished run\n  outcome: completed"):
+        RunDirectory.create(run.path, config)
+    assert contents(run.path) == before
+
+
+@pytest.mark.parametrize("file", ["config.toml", "events.jsonl", "metrics.jsonl", "board"])
+def test_remains_of_a_killed_run_are_refused_and_unharmed(tmp_path, config, file):
+    (tmp_path / file).write_text("old")
+    with pytest.raises(RunDirectoryError, match=f"did not finish\n  found: {file}"):
+        RunDirectory.create(tmp_path, config)
+    assert contents(tmp_path) == [file]
+    assert (tmp_path / file).read_text() == "old"
+
+
+def test_file_in_place_of_the_directory_is_refused(tmp_path, config):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(RunDirectoryError, match="is a file"):
+        RunDirectory.create(tmp_path / "run", config)
+
+
+def test_unwritable_place_is_refused(tmp_path, config):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirectoryError, match="cannot be written\n  problem: NotADirectoryError"):
+        RunDirectory.create(tmp_path / "file" / "run", config)
+
+
+def test_start_that_fails_half_way_leaves_nothing(tmp_path, config, monkeypatch):
+    def full(run):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunDirectory, "_folders", full)
+    with pytest.raises(RunDirectoryError, match="No space left on device"):
+        RunDirectory.create(tmp_path / "a" / "b", config)
+    assert contents(tmp_path) == []
+
+
+def test_discard_removes_what_create_made_and_nothing_else(tmp_path, config):
+    keep = tmp_path / "here"
+    (keep / "logs").mkdir(parents=True)
+    (keep / "notes.txt").write_text("mine")
+    run = RunDirectory.create(keep, config)
+    run.events_file.touch()
+    assert run.discard_if_empty()
+    assert contents(keep) == ["logs", "notes.txt"]
+    run = RunDirectory.create(tmp_path / "new" / "run", config)
+    assert run.discard_if_empty()
+    assert contents(tmp_path) == ["here", "here/logs", "here/notes.txt"]
+
+
+@pytest.mark.parametrize("file", ["events.jsonl", "logs/learner.log", "checkpoints/3/policy.safetensors"])
+def test_discard_keeps_a_run_that_has_written_something(tmp_path, config, file):
+    with RunDirectory.create(tmp_path / "run", config) as run:
+        (run.path / file).parent.mkdir(exist_ok=True)
+        (run.path / file).write_text("x")
+        before = contents(run.path)
+        assert not run.discard_if_empty()
+        assert contents(run.path) == before
+
+
+def test_summary_is_plain_json(tmp_path, config):
+    with RunDirectory.create(tmp_path / "run", config) as run:
+        assert run.read_summary() is None
+        run.write_summary({"mean": float("nan"), "n": np.int64(3), "lanes": {0: (1, 2)}, "run": run.path})
+        assert run.read_summary() == {"mean": None, "n": 3, "lanes": {"0": [1, 2]}, "run": str(run.path)}
+        assert "summary.json.partial" not in contents(run.path)
+
+
+def test_summary_that_cannot_be_finished_leaves_the_old_one(tmp_path, config, monkeypatch):
+    with RunDirectory.create(tmp_path / "run", config) as run:
+        run.write_summary({"outcome": "completed"})
+
+        def full(handle):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(RunDirectoryError, match="No space left on device"):
+            run.write_summary({"outcome": "failed"})
+        assert json.loads(run.summary_file.read_text()) == {"outcome": "completed"}
+        assert "summary.json.partial" not in contents(run.path)
+
+
+def test_damaged_summary_is_told(tmp_path, config):
+    with RunDirectory.create(tmp_path / "run", config) as run:
+        run.summary_file.write_text("{")
+        with pytest.raises(RunDirectoryError, match=r"summary\.json cannot be read"):
+            run.read_summary()
+
+
+@pytest.mark.parametrize("name", ["nowhere", "."])
+def test_open_refuses_what_is_no_run(tmp_path, name):
+    with pytest.raises(RunDirectoryError, match="holds no run"):
+        RunDirectory.open(tmp_path / name)
