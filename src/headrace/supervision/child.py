@@ -1,0 +1,235 @@
+"""One supervised child: its process, its channel, its phase, its log and its stacks."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+from headrace.core.errors import ChannelClosed, ComponentError, HeadraceError
+from headrace.ipc.forkserver import Child, ForkServer
+from headrace.ipc.stacks import StackDump
+from headrace.supervision.messages import Done, Failed, Ready, Report, ToChild
+from headrace.supervision.policy import ALIVE, Life, Phase
+from headrace.supervision.spec import BecameReady, ChildSpec, Event, Exited, Overdue, Reported, describe_exit
+from headrace.telemetry.board import Activity, Slot, State
+
+DUMP_S = 1.0
+"""Seconds a stuck child is given to write its stacks."""
+
+_TAIL_LINES = 30
+_TAIL_BYTES = 16384
+
+
+class SupervisedChild:
+    """What a `headrace.supervision.supervisor.Supervisor` keeps for each child.
+
+    Args:
+        spec: Its description.
+        slot: On the board; written here before it lives and after.
+        logs_dir: For its log.
+        stacks_dir: For its stacks.
+    """
+
+    def __init__(self, spec: ChildSpec, slot: Slot, logs_dir: Path, stacks_dir: Path) -> None:
+        self.spec = spec
+        self.slot = slot
+        self.life = Life(spec.id)
+        self.due_s = 0.0
+        """Delayed: when it is started again. Stopping: when it is called overdue."""
+        self._log = logs_dir / f"{spec.id}.log"
+        self._stacks_dir = stacks_dir
+        self._child: Child | None = None
+        self._clear(0.0)
+
+    def _clear(self, now_s: float) -> None:
+        """Forget the last incarnation."""
+        self._outbox: deque[ToChild] = deque()
+        self._error: HeadraceError | None = None
+        self._done = False
+        self._late: Overdue | None = None
+        self._dump: StackDump | None = None
+        self._log_from = self._log.stat().st_size if self._log.exists() else 0
+        self._started_s = now_s
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has a process."""
+        return self.life.phase in ALIVE
+
+    @property
+    def pid(self) -> int:
+        """Of the current or last incarnation; 0 before the first."""
+        return self._child.pid if self._child is not None else 0
+
+    @property
+    def _stacks(self) -> Path:
+        return self._stacks_dir / f"{self.spec.id}.{self.life.incarnation}.txt"
+
+    def start(self, fork_server: ForkServer, now_s: float) -> None:
+        """Start its next incarnation.
+
+        Raises:
+            HeadraceError: It is running, or cannot be started; in the latter case it may be tried again.
+        """
+        before = self.life.phase
+        self.life.move(Phase.STARTING)
+        self.close()
+        self._clear(now_s)
+        self.slot.begin(self.life.incarnation)  # before the child exists: from then on, the slot is the child's
+        try:
+            self._child = fork_server.spawn(
+                self.spec.id,
+                self.spec.target,
+                self.spec.payload(self.life.incarnation),
+                self.spec.fds(),
+                self._log,
+                self._stacks,
+            )
+        except BaseException:
+            self.life.phase = before  # not a move of the child's life: there was no child
+            self.slot.set_state(State.FAILED)
+            raise
+        self.slot.set_pid(self._child.pid)
+
+    def fds(self) -> list[int]:
+        """Its control channel, while something may come of it."""
+        child = self._child
+        return [child.control.fileno()] if child and self.alive and not child.control.closed_by_peer else []
+
+    def send(self, message: ToChild) -> bool:
+        """Send a message, or keep it until there is room; False if it is not running."""
+        if not self.fds():
+            return False
+        self._outbox.append(message)
+        self._send_on()
+        return True
+
+    def receive(self) -> list[Event]:
+        """What it has said since the last call."""
+        if not self.fds() or self._child is None:
+            return []
+        self._send_on()
+        events: list[Event] = []
+        while True:
+            try:
+                messages = self._child.control.receive_all()
+            except ChannelClosed:
+                return events
+            except ComponentError as error:
+                events.append(Reported(self.spec.id, Report("unreadable", {"error": str(error)})))
+                continue
+            if not messages:
+                return events
+            events += [event for message in messages if (event := self._event(message)) is not None]
+
+    def kill(self) -> None:
+        """Send it SIGKILL."""
+        if self.life.phase is not Phase.KILLED:
+            self.life.move(Phase.KILLED)
+        if self._child is not None:
+            self._child.kill()
+
+    def late(self, now_s: float) -> Overdue | None:
+        """Whether it takes too long to become ready, or to stop."""
+        start_limit_s = self.spec.deadlines.get(Activity.START)
+        for_s = now_s - self._started_s
+        if self.life.phase is Phase.STARTING and start_limit_s is not None and for_s > start_limit_s:
+            return Overdue(self.spec.id, "start", for_s, start_limit_s)
+        if self.life.phase is Phase.STOPPING and now_s > self.due_s:
+            limit_s = self.spec.stop_timeout_s
+            return Overdue(self.spec.id, "stop", limit_s + now_s - self.due_s, limit_s)
+        return None
+
+    def begin_dump(self, late: Overdue) -> None:
+        """It missed a deadline: have it write its stacks. `go_on_dumping` then kills it."""
+        self.life.move(Phase.DUMPING)
+        self._late = late
+        if self._child is not None:
+            self._dump = StackDump(self._child.send_signal, self._child.pid, self._stacks, DUMP_S)
+
+    def go_on_dumping(self) -> None:
+        """Kill it once its stacks are written, or its time for that is over."""
+        if self.life.phase is Phase.DUMPING and (self._dump is None or self._dump.finished()):
+            self.kill()
+
+    def end(self) -> Exited:
+        """Its process has ended, and what it had said was received: the event that tells so."""
+        self.life.move(Phase.ENDED)
+        exit_code = self._child.exit_code if self._child is not None else None
+        event = self._exited(-1 if exit_code is None else exit_code)
+        self.slot.set_state(State.ENDED if event.expected else State.FAILED)
+        if not event.expected:
+            self.slot.add("faults")
+        if event.stacks is None:
+            self._stacks.unlink(missing_ok=True)
+        self.close()
+        return event
+
+    def not_started(self, error: HeadraceError) -> Exited:
+        """The event for a start that failed before there was a process."""
+        return Exited(id=self.spec.id, exit_code=1, how="it could not be started", error=error)
+
+    def close(self) -> None:
+        """Give its descriptors back."""
+        if self._child is not None:
+            self._child.close()
+
+    def _exited(self, exit_code: int) -> Exited:
+        dumped = self._dump is not None and self._dump.finished() and self._dump.succeeded
+        how = describe_exit(exit_code)
+        stalled = str(self._late) if self._late is not None else None
+        if stalled is not None:
+            how = "killed by the supervisor because it missed a deadline"
+            if self._dump is not None and self._dump.was_stopped:
+                stalled += "; its process had been stopped by a signal"
+        return Exited(
+            id=self.spec.id,
+            exit_code=exit_code,
+            how=how,
+            error=self._error,
+            asked=self.life.asked,
+            done=self._done,
+            was_ready=self.life.was_ready,
+            stalled=stalled,
+            stuck_in=self._dump.where() if self._dump is not None and dumped else None,
+            stacks=self._stacks if dumped else None,
+            log_tail=tail(self._log, self._log_from),
+            incarnation=self.life.incarnation,
+            pid=self.pid,
+        )
+
+    def _send_on(self) -> None:
+        """Hand over what is waiting, as far as there is room."""
+        if self._child is None:
+            return
+        try:
+            self._child.control.flush()
+            while self._outbox and self._child.control.try_send(self._outbox[0]):
+                self._outbox.popleft()
+        except ChannelClosed:
+            self._outbox.clear()  # its end will be reported
+
+    def _event(self, message: object) -> Event | None:
+        match message:
+            case Ready(facts):
+                if self.life.phase is not Phase.STARTING:
+                    return None  # it was told to stop, or is late, meanwhile
+                self.life.move(Phase.READY)
+                return BecameReady(self.spec.id, self.life.incarnation, facts)
+            case Failed(error):
+                self._error = error
+                return None
+            case Done():
+                self._done = True
+        return Reported(self.spec.id, message)
+
+
+def tail(path: Path, start: int) -> list[str]:
+    """The last lines of a log from byte ``start`` on; empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(start, size - _TAIL_BYTES))
+            return file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
+    except OSError:
+        return []
