@@ -21,8 +21,6 @@ def evaluate(run: Path, episodes: int | None, version: int | None, render: bool)
     """Play the policy of RUN, a run directory, without exploration."""
     import_from_here()
     place = RunDirectory.open(run)
-    if episodes is None:
-        episodes = place.read_config().evaluation.episodes or 10
     render_to = place.path / "renders" / f"{'newest' if version is None else version}.gif" if render else None
 
     from headrace.runtime.evaluation import evaluate_run

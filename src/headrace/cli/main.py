@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from typing import Any
 
 import click
 
@@ -19,29 +21,42 @@ USAGE = 2
 INTERRUPTED = 130
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class Commands(click.Group):
+    """The command line as a whole: an error of ours is told in its own words, without a traceback."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = "headrace",
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run one command and leave with its exit code; without ``standalone_mode`` errors are the caller's.
+
+        Exit codes: 0 as declared, 1 the run failed, 2 wrong command or configuration, 3 stalled, 4 books or
+        replay differ, 130 interrupted.
+        """
+        run = functools.partial(super().main, args, prog_name, complete_var, standalone_mode=False, **extra)
+        if not standalone_mode:
+            return run()
+        sys.exit(_exit_code(run))
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(version("headrace"), prog_name="headrace", message="%(prog)s %(version)s")
-def commands() -> None:
+def main() -> None:
     """Asynchronous reinforcement learning that does not hang, lose data, or learn something else."""
 
 
-commands.add_command(train)
-commands.add_command(evaluate)
-commands.add_command(show_list)
+main.add_command(train)
+main.add_command(evaluate)
+main.add_command(show_list)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        arguments: Without the program's name; None takes them from the process.
-
-    Returns:
-        The exit code: 0 as declared, 1 the run failed, 2 wrong command or configuration, 3 stalled, 4 books or
-        replay differ, 130 interrupted. An error of ours is told in its own words, without a traceback.
-    """
+def _exit_code(command: Callable[[], Any]) -> int:
     try:
-        code = commands.main(args=arguments, prog_name="headrace", standalone_mode=False)
+        code = command()
         sys.stdout.flush()
     except HeadraceError as error:
         click.echo(str(error), err=True)
