@@ -1,0 +1,349 @@
+"""One run, from configuration to summary: the parent's side. It imports no torch and never blocks on a child."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+from headrace.core.clock import Clock, MonotonicClock
+from headrace.core.errors import ComponentStalled, HeadraceError, RestartBudgetSpent
+from headrace.ipc.forkserver import ForkServer
+from headrace.runtime.config import ExperimentConfig
+from headrace.runtime.interrupts import Interrupts
+from headrace.runtime.observer import Observer
+from headrace.runtime.payloads import Basics, EnvFactory
+from headrace.runtime.progress import Progress
+from headrace.runtime.resources import Resources, child_specs, collector_ids, components
+from headrace.runtime.rundir import RunDirectory
+from headrace.runtime.scores import EvaluationQueue
+from headrace.runtime.summary import audit, summarize, unbalanced
+from headrace.supervision.messages import Command, Done, Report, Stop
+from headrace.supervision.spec import (
+    BecameReady,
+    Event,
+    Exited,
+    ForkServerLost,
+    GiveUp,
+    Overdue,
+    Reported,
+    Restart,
+    RestartBudget,
+    Started,
+)
+from headrace.supervision.supervisor import Supervisor
+from headrace.telemetry.board import Board, State
+from headrace.telemetry.events import EventLog
+from headrace.telemetry.metrics import MetricsSink
+
+_POLL_S = 0.25
+_PRELOAD = ("headrace.runtime.components", "headrace.runtime.evaluation")
+Summary = dict[str, Any]
+
+
+def run_experiment(
+    config: ExperimentConfig,
+    run_dir: RunDirectory,
+    on_progress: Callable[[Progress], None] | None = None,
+    env_factory: EnvFactory | None = None,
+) -> Summary:
+    """Run it to its end, whatever the end.
+
+    Args:
+        config: What to run.
+        run_dir: Made and held by the caller.
+        on_progress: Called a few times a second with the present state.
+        env_factory: A callable that builds one environment, instead of ``env.id`` and ``env.factory``.
+
+    Returns:
+        What ``summary.json`` holds, which is written as well; ``exit_code`` says how the run ended.
+    """
+    clock = MonotonicClock()
+    with ExitStack() as stack:
+        board = stack.enter_context(Board.create(run_dir.board_file, components(config)))
+        board.slot("supervisor").set_state(State.RUNNING)
+        events = stack.enter_context(EventLog(run_dir.events_file, clock))
+        metrics = stack.enter_context(MetricsSink(run_dir.metrics_file, run_dir.tensorboard_dir))
+        resources = stack.enter_context(closing(Resources(config)))
+        evaluations = EvaluationQueue(
+            baseline=config.evaluation.random_baseline, enabled=config.evaluation.episodes > 0
+        )
+        observer = Observer(config, board, metrics, evaluations, clock, on_progress)
+        experiment = Experiment(config, events, resources, observer, evaluations, clock)
+        basics = Basics(config, run_dir.board_file.absolute(), env_factory)
+        specs = child_specs(basics, resources, run_dir.checkpoints_dir.absolute())
+        with Interrupts() as interrupts:
+            try:
+                with _fork_server(config, run_dir) as server:
+                    budget = RestartBudget(
+                        max_restarts=config.supervision.max_restarts,
+                        window_s=config.supervision.restart_window_s,
+                        backoff_s=config.supervision.backoff_s,
+                    )
+                    with Supervisor(
+                        server, board, specs, budget, clock, run_dir.logs_dir, run_dir.stacks_dir
+                    ) as supervisor:
+                        experiment.run(supervisor, interrupts)
+            except HeadraceError as error:
+                experiment.fail(error)
+        summary = experiment.summary()
+        board.slot("supervisor").set_state(State.FAILED if summary["error"] else State.ENDED)
+        observer.show(at_once=True)
+        run_dir.write_summary(summary)
+        return summary
+
+
+@contextmanager
+def _fork_server(config: ExperimentConfig, run_dir: RunDirectory) -> Iterator[ForkServer]:
+    threads = str(config.collect.threads)
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+    preload = (*_PRELOAD, *config.collect.preload)
+    if config.algorithm.actor.factory is not None:
+        preload = (*preload, "torch")  # collectors act in torch then
+    environment = dict.fromkeys(names, threads)
+    timeout_s = config.deadlines.start_s
+    with ForkServer(preload, environment, run_dir.log_file("forkserver"), start_timeout_s=timeout_s) as server:
+        yield server
+
+
+class Experiment:
+    """Follows the events of one run and answers each.
+
+    Args:
+        config: Of the run.
+        events: Where what happens is written.
+        resources: What the children share.
+        observer: What is known about the run.
+        evaluations: The evaluation queue.
+        clock: Monotonic.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        events: EventLog,
+        resources: Resources,
+        observer: Observer,
+        evaluations: EvaluationQueue,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._events = events
+        self._resources = resources
+        self._observer = observer
+        self._evaluations = evaluations
+        self._clock = clock
+        self._error: HeadraceError | None = None
+        self._interrupted = False
+        self._over = False
+        """Whether everybody may be ended now."""
+        self._learner_done = False
+        self._stop_due_s: float | None = None
+        """When the learner must have answered a request to stop."""
+        self._training_s: list[float] = []
+        """Begin and end of training."""
+        self._salvaging: dict[str, Restart | GiveUp] = {}
+        """Dead collectors whose rows are being saved, and what follows."""
+
+    def run(self, supervisor: Supervisor, interrupts: Interrupts) -> None:
+        """Start everything, follow it to its end."""
+        self._supervisor = supervisor
+        self._say(
+            "started", "supervisor", f"run started: {self._config.run.schedule}", schedule=self._config.run.schedule
+        )
+        supervisor.start("probe")
+        while not self._over:
+            for event in supervisor.poll(_POLL_S):
+                self._on(event)
+            self._watch_time(interrupts)
+            self._evaluate()
+            self._observer.show()
+        self._resources.stop_collecting()
+
+    def fail(self, error: HeadraceError) -> None:
+        """Note the reason the run fails for; the first one counts."""
+        if self._error is None:
+            self._error = error
+            self._say("fault", "supervisor", error.what, code=error.code)
+
+    def summary(self) -> Summary:
+        """The summary, after everybody has left."""
+        config, observer = self._config, self._observer
+        books = audit(self._resources.books, config.env.lanes)
+        if not books["balanced"] and self._error is None:
+            self._error = unbalanced(books)
+        error = self._error
+        outcome, code = "completed", 0
+        if error is not None:
+            outcome, code = "stalled" if isinstance(error, ComponentStalled) else "failed", error.exit_code
+        elif self._interrupted:
+            outcome, code = "interrupted", 130
+        training_s = self._training_s[1] - self._training_s[0] if len(self._training_s) == 2 else None
+        facts = {
+            "outcome": outcome,
+            "error": str(error) if error is not None else None,
+            "exit_code": code,
+            "wall_s": observer.wall_s,
+            "training_s": training_s,
+        }
+        self._say("ended", "supervisor", f"run ended: {outcome}", outcome=outcome)
+        return summarize(config, facts, observer.learner, books, self._evaluations, observer.faults)
+
+    # What happened, one method each.
+
+    def _on(self, event: Event) -> None:
+        match event:
+            case Started(child_id, pid, incarnation):
+                kind = "started" if incarnation == 0 else "restarted"
+                self._say(kind, child_id, f"{child_id} {kind}", pid=pid, incarnation=incarnation)
+            case BecameReady():
+                self._on_ready(event)
+            case Reported(child_id, Report(kind, facts)):
+                self._on_report(child_id, kind, facts)
+            case Reported(child_id, Done(facts)):
+                self._on_done(child_id, facts)
+            case Overdue():
+                self._say("stacks", event.id, f"{event.id} is overdue: {event}; its stacks are written", tell=True)
+            case Exited():
+                self._on_exit(event)
+            case ForkServerLost(error):
+                self.fail(error)
+                self._over = True
+
+    def _on_ready(self, event: BecameReady) -> None:
+        self._say("ready", event.id, f"{event.id} is ready", incarnation=event.incarnation)
+        if event.id == "learner":
+            self._training_s = [self._clock.now()]
+            self._resources.layout = event.facts["layout"]
+            for child_id in collector_ids(self._config):
+                self._supervisor.start(child_id)
+        elif event.incarnation and event.id in collector_ids(self._config):
+            self._order(event.id, "joined", incarnation=event.incarnation)
+
+    def _on_report(self, child_id: str, kind: str, facts: dict[str, Any]) -> None:
+        if kind == "metrics":
+            self._observer.on_facts(facts)
+        elif kind == "frozen":
+            self._say("checkpoint", child_id, f"policy {facts['version']} at {facts['env_steps']:,} steps", **facts)
+            self._evaluations.order(facts)
+        elif kind == "evaluated":
+            self._observer.on_evaluation(facts)
+            name = "random actions" if facts["version"] is None else f"policy {facts['version']}"
+            self._say("evaluated", child_id, f"{name}: mean return {facts['mean_reward']:.2f}", **facts)
+        elif kind == "salvaged":
+            self._on_salvaged(f"collector-{facts['collector']}", facts["transitions"])
+        else:
+            self._say(kind, child_id, kind, **facts)
+
+    def _on_done(self, child_id: str, facts: dict[str, Any]) -> None:
+        if child_id == "probe":
+            self._resources.allocate(facts["spaces"])
+            self._supervisor.start("learner")
+            if self._config.evaluation.episodes:
+                self._supervisor.start("evaluator")
+        elif child_id == "learner":
+            self._observer.on_facts(facts)
+            self._learner_done = True
+            self._training_s.append(self._clock.now())
+
+    def _on_exit(self, event: Exited) -> None:
+        if event.expected:
+            return
+        self._observer.faults["stalled" if event.stalled else "died"] += 1
+        self._say(
+            "fault", event.id, f"{event.id} {event.stalled or event.how}", pid=event.pid, tell=True,
+            exit_code=event.exit_code, incarnation=event.incarnation, error=event.error, log_tail=event.log_tail,
+        )  # fmt: skip
+        if event.id == "evaluator":
+            self._evaluations.lost()
+        instruction = self._supervisor.decide(event)
+        if isinstance(instruction, GiveUp):
+            self.fail(_spent(event, instruction))
+        if event.id in collector_ids(self._config) and "learner" in self._supervisor.alive():
+            assert isinstance(instruction, Restart | GiveUp), "a collector is significant"
+            self._salvaging[event.id] = instruction
+            self._order(event.id, "lost")
+        elif isinstance(instruction, Restart):
+            self._restart(event.id)
+        elif isinstance(instruction, GiveUp):
+            self._over = True
+
+    def _on_salvaged(self, child_id: str, transitions: int) -> None:
+        text = f"{transitions:,} transitions of {child_id} salvaged"
+        self._say("salvaged", child_id, text, tell=True, transitions=transitions)
+        instruction = self._salvaging.pop(child_id)
+        if isinstance(instruction, GiveUp):
+            self._stop("a component failed")
+        elif not self._learner_done and self._stop_due_s is None:
+            self._restart(child_id)
+
+    # What follows.
+
+    def _restart(self, child_id: str) -> None:
+        self._observer.faults["restarts"] += 1
+        self._supervisor.restart(child_id)
+
+    def _order(self, collector_id: str, name: str, **facts: object) -> None:
+        """Tell the learner about a collector."""
+        number = int(collector_id.removeprefix("collector-"))
+        self._supervisor.send("learner", Command(name, {"collector": number, **facts}))
+
+    def _stop(self, reason: str) -> None:
+        """Have the learner finish in order; collectors follow it."""
+        if self._stop_due_s is not None:
+            return
+        self._stop_due_s = self._clock.now() + self._config.deadlines.stop_s
+        self._say("stopping", "supervisor", f"stopping: {reason}")
+        if not self._training_s or not self._supervisor.send("learner", Stop(reason)):
+            self._over = True
+
+    def _watch_time(self, interrupts: Interrupts) -> None:
+        now_s, limit_s = self._clock.now(), self._config.run.run_duration_s
+        if interrupts.count and not self._interrupted:
+            self._interrupted = True
+            self._stop("interrupted")
+        elif interrupts.count > 1:
+            self._supervisor.kill_all()
+            self._over = True
+        elif limit_s is not None and self._training_s and now_s - self._training_s[0] >= limit_s:
+            self._stop("run_duration_s is over")
+        if self._stop_due_s is not None and now_s > self._stop_due_s and not self._learner_done:
+            self.fail(self._not_stopped())
+            self._over = True
+
+    def _not_stopped(self) -> ComponentStalled:
+        return ComponentStalled(
+            f"the run did not stop within {self._config.deadlines.stop_s:g} s",
+            still_running=", ".join(self._supervisor.alive()),
+            fix="see what they are doing in logs/; raise deadlines.stop_s if a step or an update may take so long",
+        )
+
+    def _evaluate(self) -> None:
+        """Keep the evaluator busy; after training, wait for it and then for nobody."""
+        order = self._evaluations.next() if "evaluator" in self._supervisor.alive() else None
+        if order is not None:
+            self._supervisor.send("evaluator", Command("evaluate", order))
+        if self._learner_done and (self._evaluations.idle or self._interrupted or self._error is not None):
+            self._over = self._over or not set(self._supervisor.alive()) & set(collector_ids(self._config))
+
+    def _say(
+        self, kind: str, component: str, text: str, *, pid: int | None = None, tell: bool = False, **facts: object
+    ) -> None:
+        """Write an event; ``tell``: also show it to whoever looks."""
+        self._events.emit(kind, component, text, pid=pid if pid is not None else os.getpid(), **facts)
+        if tell:
+            self._observer.message = text
+
+
+def _spent(event: Exited, instruction: GiveUp) -> HeadraceError:
+    """The error that ends the run."""
+    error = event.to_error()
+    if "restarts" not in instruction.reason:
+        return error
+    return RestartBudgetSpent(
+        f"{event.id} ended and is not started again: {instruction.reason}",
+        last_time=error.what,
+        **error.facts,
+        fix=f"read the last lines of logs/{event.id}.log; {error.fix}",
+    )

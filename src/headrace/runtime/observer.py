@@ -1,0 +1,150 @@
+"""What the parent knows about a run while it goes on: counts, rates, metrics; for progress, files and the summary."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from headrace.core.clock import Clock
+from headrace.runtime.config import ExperimentConfig
+from headrace.runtime.progress import ComponentProgress, Progress
+from headrace.runtime.scores import EvaluationQueue
+from headrace.telemetry.board import Board, SlotView, State
+from headrace.telemetry.metrics import MetricsSink
+
+_WINDOW_S = 5.0
+_SHOW_EVERY_S = 0.25
+
+
+class Observer:
+    """Collects what components report and hands it on.
+
+    Args:
+        config: Of the run.
+        board: Read for what every component is doing.
+        metrics: Where numbers over time go.
+        evaluations: The evaluation queue.
+        clock: Monotonic.
+        on_progress: Called a few times a second; None: nobody looks.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        board: Board,
+        metrics: MetricsSink,
+        evaluations: EvaluationQueue,
+        clock: Clock,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._config = config
+        self._board = board
+        self._metrics = metrics
+        self._evaluations = evaluations
+        self._clock = clock
+        self._on_progress = on_progress
+        self._started_s = clock.now()
+        self._shown_s = -_SHOW_EVERY_S
+        self._history: deque[tuple[float, int, int]] = deque()
+        self._own_work: dict[str, tuple[float, int]] = {}
+        self.learner: dict[str, Any] = {}
+        """The learner's newest facts."""
+        self.faults: Counter[str] = Counter()
+        """By kind, and ``restarts``."""
+        self.message: str | None = None
+        """The newest thing worth a sentence."""
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since the run began."""
+        return self._clock.now() - self._started_s
+
+    def on_facts(self, facts: Mapping[str, Any]) -> None:
+        """The learner told its counts."""
+        self.learner = dict(facts)
+        now_s = self._clock.now()
+        self._history.append((now_s, facts["env_steps"], facts["updates"]))
+        while len(self._history) > 2 and now_s - self._history[0][0] > _WINDOW_S:
+            self._history.popleft()
+        steps_per_s, updates_per_s = self.rates()
+        values: dict[str, float | None] = {
+            "rollout/ep_rew_mean": facts["mean_return"],
+            "rollout/ep_len_mean": facts["mean_length"],
+            "time/fps": steps_per_s,
+            "headrace/updates_per_s": updates_per_s,
+            "headrace/replay_ratio": facts["ratio"],
+            "headrace/policy_lag": facts["lag"]["mean"],
+            "headrace/policy_version": facts["version"],
+            "headrace/episodes": facts["episodes"]["finished"],
+            **facts["values"],
+        }
+        self._metrics.write(facts["env_steps"], facts["updates"], self.wall_s, values)
+
+    def on_evaluation(self, facts: Mapping[str, Any]) -> None:
+        """An evaluation was finished."""
+        point = self._evaluations.finished(facts)
+        values: dict[str, float | None] = {"eval/mean_reward": point.mean_reward}
+        if point.version is None:
+            values = {"eval/random_mean_reward": point.mean_reward}
+        self._metrics.write(point.env_steps or 0, None, self.wall_s, values)
+
+    def rates(self) -> tuple[float | None, float | None]:
+        """Environment steps and updates per second over the last seconds; None without two reports."""
+        if len(self._history) < 2 or self._history[-1][0] == self._history[0][0]:
+            return None, None
+        (t0, steps0, updates0), (t1, steps1, updates1) = self._history[0], self._history[-1]
+        return (steps1 - steps0) / (t1 - t0), (updates1 - updates0) / (t1 - t0)
+
+    def show(self, *, at_once: bool = False) -> None:
+        """Hand the present state to whoever looks, a few times a second at most."""
+        now_s = self._clock.now()
+        if self._on_progress is None or (now_s - self._shown_s < _SHOW_EVERY_S and not at_once):
+            return
+        self._shown_s = now_s
+        facts = self.learner
+        steps_per_s, updates_per_s = self.rates()
+        self._on_progress(
+            Progress(
+                wall_s=self.wall_s,
+                env_steps=facts.get("env_steps", 0),
+                env_steps_target=self._config.run.steps,
+                updates=facts.get("updates"),
+                env_steps_per_s=steps_per_s,
+                updates_per_s=updates_per_s,
+                replay_ratio=facts.get("ratio"),
+                policy_lag=facts.get("lag", {}).get("mean"),
+                episodes=facts.get("episodes", {}).get("finished"),
+                mean_return=facts.get("mean_return"),
+                mean_length=facts.get("mean_length"),
+                components=tuple(self._component(view) for view in self._board.read_all()),
+                evaluations=tuple(self._evaluations.points),
+                random_baseline=self._evaluations.random_baseline,
+                message=self.message,
+            )
+        )
+
+    def _component(self, view: SlotView) -> ComponentProgress:
+        doing = view.state not in {State.EMPTY, State.ENDED, State.FAILED}
+        return ComponentProgress(
+            id=view.id,
+            state=view.state.name.lower(),
+            activity=view.activity.label if doing else None,
+            since_s=view.age_s(time.monotonic_ns()) if doing else None,
+            waits_on=view.waits_on,
+            rate=self._rate(view),
+        )
+
+    def _rate(self, view: SlotView) -> float | None:
+        """Its own work per second since the last look; None for those that have no such work."""
+        counter = {"learner": "updates", "collector": "env_steps"}.get(view.kind)
+        if counter is None:
+            return None
+        now_s, count = self._clock.now(), view.counters[counter]
+        before = self._own_work.get(view.id)
+        if before is None or now_s - before[0] > _WINDOW_S or count < before[1]:
+            self._own_work[view.id] = (now_s, count)
+        if before is None or now_s == before[0]:
+            return None
+        return max(0.0, (count - before[1]) / (now_s - before[0]))

@@ -1,0 +1,163 @@
+"""What the parent of a run owns: descriptors of shared memory and pipes, and the descriptions of its children."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from headrace.core.config import DeadlinesConfig
+from headrace.ipc.channel import MessagePipe
+from headrace.ipc.shm import SharedBlock
+from headrace.lanes.credits import CREDIT_BYTES, commit_bytes
+from headrace.lanes.lane import LaneBlock
+from headrace.lanes.replay import LaneBooks
+from headrace.runtime.config import ExperimentConfig
+from headrace.runtime.payloads import (
+    Basics,
+    CollectorPayload,
+    EnvSpaces,
+    EvaluatorPayload,
+    LearnerPayload,
+    groups_of,
+)
+from headrace.supervision.spec import ChildSpec, RestartBudget
+from headrace.telemetry.board import Activity
+from headrace.weights.snapshot import SnapshotLayout
+
+
+def collector_ids(config: ExperimentConfig) -> list[str]:
+    """Ids of the collector processes; none in the inline schedule."""
+    return [] if config.run.schedule == "inline" else [f"collector-{n}" for n in range(config.run.collectors)]
+
+
+def components(config: ExperimentConfig) -> list[tuple[str, str]]:
+    """Id and kind of every component of a run, in the order of the board."""
+    evaluator = [("evaluator", "evaluator")] if config.evaluation.episodes else []
+    collectors = [(child_id, "collector") for child_id in collector_ids(config)]
+    return [("supervisor", "supervisor"), ("probe", "probe"), ("learner", "learner"), *collectors, *evaluator]
+
+
+class Resources:
+    """Shared memory and pipes. The parent keeps all ends, so a component can be replaced at any time.
+
+    Args:
+        config: Of the run.
+    """
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        self._config = config
+        self.spaces: EnvSpaces | None = None
+        self.layout: SnapshotLayout | None = None
+        self.block: LaneBlock | None = None
+        self.books: LaneBooks | None = None
+        self._shared: list[SharedBlock] = []
+        self._pipes: list[tuple[MessagePipe, MessagePipe]] = []
+
+    def allocate(self, spaces: EnvSpaces) -> None:
+        """Make lanes and pipes for an environment with these spaces.
+
+        Raises:
+            ConfigError: The machine refuses the memory, or a commit would not fit into a pipe's atomic write.
+        """
+        self.spaces = spaces
+        geometry = spaces.geometry(self._config)
+        lanes = SharedBlock.create(geometry.nbytes)
+        self._shared = [lanes, SharedBlock.create(1)]  # the learner gives the second its size
+        self.block = LaneBlock(geometry, lanes.buf)
+        self.books = LaneBooks(self.block)
+        size = commit_bytes(self._config.env.group_size)
+        for _ in collector_ids(self._config):
+            self._pipes.append((MessagePipe.create(CREDIT_BYTES), MessagePipe.create(size)))
+
+    def learner_fds(self) -> Mapping[str, int]:
+        """Descriptors the learner is given."""
+        fds = self._memory_fds()
+        for number, (credit_pipe, commit_pipe) in enumerate(self._pipes):
+            fds |= {f"credits-{number}": credit_pipe.writer_fd, f"commits-{number}": commit_pipe.reader_fd}
+        return fds
+
+    def collector_fds(self, number: int) -> Mapping[str, int]:
+        """Descriptors a collector is given."""
+        credit_pipe, commit_pipe = self._pipes[number]
+        return self._memory_fds() | {"credits": credit_pipe.reader_fd, "commits": commit_pipe.writer_fd}
+
+    def _memory_fds(self) -> dict[str, int]:
+        return {"lanes": self._shared[0].fd, "snapshots": self._shared[1].fd}
+
+    def stop_collecting(self) -> None:
+        """Have collectors leave at their next step, also if there is no learner to tell them."""
+        if self.block is not None:
+            self.block.stopping[:] = 1
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.block = self.books = None
+        for shared in self._shared:
+            shared.close()
+        for pair in self._pipes:
+            for pipe in pair:
+                pipe.close()
+        self._shared, self._pipes = [], []
+
+
+def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list[ChildSpec]:
+    """Every child of a run, in the order of their start."""
+    config = basics.config
+    limits = _limits(config.deadlines)
+    stop_s = config.deadlines.stop_s
+    never = RestartBudget(max_restarts=0)
+
+    def spaces() -> EnvSpaces:
+        assert resources.spaces is not None, "the probe comes first"
+        return resources.spaces
+
+    def collector_payload(number: int, incarnation: int) -> CollectorPayload:
+        assert resources.layout is not None, "the learner comes before the collectors"
+        return CollectorPayload(basics, spaces(), resources.layout, groups_of(config, number), incarnation)
+
+    specs = [
+        ChildSpec(
+            id="probe", kind="probe", target="headrace.runtime.components:probe", payload=lambda _: basics,
+            deadlines=limits, stop_timeout_s=stop_s, budget=never,
+        ),
+        ChildSpec(
+            id="learner", kind="learner", target="headrace.runtime.training:main",
+            payload=lambda _: LearnerPayload(basics, spaces(), checkpoints), fds=resources.learner_fds,
+            deadlines=limits, stop_timeout_s=stop_s, budget=never,
+        ),
+    ]  # fmt: skip
+    for number, child_id in enumerate(collector_ids(config)):
+        specs.append(
+            ChildSpec(
+                id=child_id, kind="collector", target="headrace.runtime.components:collector",
+                payload=partial(collector_payload, number),
+                fds=partial(resources.collector_fds, number),
+                deadlines=limits, stop_timeout_s=stop_s,
+            )
+        )  # fmt: skip
+    if config.evaluation.episodes:
+        specs.append(
+            ChildSpec(
+                id="evaluator", kind="evaluator", target="headrace.runtime.evaluation:evaluator",
+                payload=lambda _: EvaluatorPayload(basics, spaces(), checkpoints),
+                deadlines={**limits, Activity.EVALUATE: config.deadlines.evaluate_s}, stop_timeout_s=stop_s,
+            )
+        )  # fmt: skip
+    return specs
+
+
+def _limits(deadlines: DeadlinesConfig) -> dict[Activity, float]:
+    """Seconds an activity may last. Waits are not among them: whoever waits is not to blame."""
+    return {
+        Activity.START: deadlines.start_s,
+        Activity.ENV_CONSTRUCT: deadlines.start_s,
+        Activity.ENV_RESET: deadlines.reset_s,
+        Activity.ENV_STEP: deadlines.step_s,
+        Activity.ENV_CLOSE: deadlines.stop_s,
+        Activity.POLICY: deadlines.step_s,
+        Activity.COMMIT: deadlines.wait_s,
+        Activity.UPDATE: deadlines.update_s,
+        Activity.PUBLISH: deadlines.update_s,
+        Activity.CHECKPOINT: deadlines.checkpoint_s,
+    }

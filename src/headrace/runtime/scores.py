@@ -1,0 +1,76 @@
+"""The queue of evaluations: one at a time, in order, and none waits for ever behind the others."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.runtime.progress import EvaluationPoint
+
+_MOST_WAITING = 3
+
+
+class EvaluationQueue:
+    """Orders frozen policies for the evaluator. Facts in, facts out; no process.
+
+    An evaluator slower than training is not waited for: the oldest orders but the first are skipped, and counted.
+
+    Args:
+        baseline: Whether uniformly random actions are evaluated first.
+        enabled: Whether there is an evaluator at all.
+    """
+
+    def __init__(self, *, baseline: bool, enabled: bool) -> None:
+        self._enabled = enabled
+        self._waiting: deque[dict[str, Any]] = deque()
+        if baseline and enabled:
+            self._waiting.append({"version": None, "env_steps": None})
+        self._running: dict[str, Any] | None = None
+        self.skipped = 0
+        self.points: list[EvaluationPoint] = []
+        """What has been evaluated, oldest first."""
+        self.random_baseline: EvaluationPoint | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is running or waiting."""
+        return self._running is None and not self._waiting
+
+    def order(self, facts: Mapping[str, Any]) -> None:
+        """A frozen policy shall be evaluated: ``version``, ``env_steps``."""
+        if not self._enabled:
+            return
+        self._waiting.append({"version": facts["version"], "env_steps": facts["env_steps"]})
+        while len(self._waiting) > _MOST_WAITING:
+            del self._waiting[1]
+            self.skipped += 1
+
+    def next(self) -> dict[str, Any] | None:
+        """The order to give now, if the evaluator is free and there is one."""
+        if self._running is not None or not self._waiting:
+            return None
+        self._running = self._waiting.popleft()
+        return self._running
+
+    def lost(self) -> None:
+        """The evaluator is gone; what it was busy with comes first again."""
+        if self._running is not None:
+            self._waiting.appendleft(self._running)
+            self._running = None
+
+    def finished(self, facts: Mapping[str, Any]) -> EvaluationPoint:
+        """Note a result: ``version``, ``env_steps``, ``mean_reward``, ``interval``, ``episodes``."""
+        self._running = None
+        point = EvaluationPoint(
+            mean_reward=facts["mean_reward"],
+            episodes=facts["episodes"],
+            env_steps=facts["env_steps"],
+            version=facts["version"],
+            interval=facts["interval"],
+        )
+        if point.version is None:
+            self.random_baseline = point
+        else:
+            self.points.append(point)
+        return point

@@ -1,0 +1,97 @@
+"""What a run leaves as ``summary.json``: its counts, and whether its books balance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from headrace.core.errors import DataLossError
+from headrace.lanes.replay import LaneBooks, balanced
+from headrace.runtime.config import ExperimentConfig, config_sha256
+from headrace.runtime.scores import EvaluationQueue
+
+
+def audit(books: LaneBooks | None, lanes: int) -> dict[str, Any]:
+    """The books of all lanes, in total and one by one.
+
+    Args:
+        books: None if the run ended before there were lanes.
+        lanes: Their number.
+    """
+    each = [books.lane(lane) for lane in range(lanes)] if books is not None else []
+    names = ("produced", "committed", "salvaged", "evicted", "resident", "in_flight")
+    total: dict[str, Any] = {name: sum(lane[name] for lane in each) for name in names}
+    rejected = sum(lane["rejected"] for lane in each)
+    total["rejected"] = {"not_finite": rejected} if rejected else {}
+    total["balanced"] = all(balanced(lane) for lane in each)
+    total["lanes"] = each
+    return total
+
+
+def unbalanced(books: Mapping[str, Any]) -> DataLossError:
+    """The error that names the first lane whose books do not balance."""
+    lane, counts = next((number, lane) for number, lane in enumerate(books["lanes"]) if not balanced(lane))
+    return DataLossError(
+        f"the books of lane {lane} do not balance",
+        **counts,
+        fix="keep the run directory and file a bug: this is never the user's fault",
+    )
+
+
+def summarize(
+    config: ExperimentConfig,
+    outcome: Mapping[str, Any],
+    learner: Mapping[str, Any],
+    books: Mapping[str, Any],
+    evaluations: EvaluationQueue,
+    faults: Mapping[str, int],
+) -> dict[str, Any]:
+    """Put the summary together.
+
+    Args:
+        config: Of the run.
+        outcome: ``outcome``, ``error``, ``exit_code``, ``wall_s``, ``training_s``.
+        learner: The learner's last facts; empty if it never told any.
+        books: From `audit`.
+        evaluations: All of them.
+        faults: By kind, and ``restarts``.
+    """
+    env_steps = books["committed"] + books["salvaged"]
+    updates = learner.get("updates", 0)
+    training_s = outcome["training_s"]
+    return {
+        "outcome": outcome["outcome"],
+        "error": outcome["error"],
+        "exit_code": outcome["exit_code"],
+        "schedule": config.run.schedule,
+        "collectors": config.run.collectors if config.run.schedule != "inline" else 0,
+        "seed": config.run.seed,
+        "config_sha256": config_sha256(config),
+        "wall_s": round(outcome["wall_s"], 3),
+        "env_steps": env_steps,
+        "updates": updates,
+        "books": dict(books),
+        "episodes": learner.get("episodes"),
+        "replay_ratio": {
+            "declared": None if config.replay.free_running else config.replay.ratio,
+            "measured": learner.get("ratio"),
+        },
+        "policy_lag": learner.get("lag"),
+        "policy_version": learner.get("version"),
+        "first_update_at": learner.get("first_update_at"),
+        "faults": {kind: count for kind, count in faults.items() if kind != "restarts"},
+        "restarts": faults.get("restarts", 0),
+        "weights_sha256": learner.get("weights_sha256"),
+        "throughput": {
+            "env_steps_per_s": env_steps / training_s if training_s else None,
+            "updates_per_s": updates / training_s if training_s else None,
+        },
+        "evaluations": [_point(point) for point in evaluations.points],
+        "evaluations_skipped": evaluations.skipped,
+        "random_baseline": _point(evaluations.random_baseline) if evaluations.random_baseline else None,
+    }
+
+
+def _point(point: Any) -> dict[str, Any]:
+    return asdict(point)
