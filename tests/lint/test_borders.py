@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PRINTERS: dict[str, str] = {}
+PRINTERS = {"testing/faults.py": "floods its output, so that tests can see that nothing a child prints blocks it"}
 """Modules outside cli that may write to standard output or error, with the reason."""
 
 READERS = {

@@ -3,48 +3,19 @@
 A field counts as read where an attribute of its name is loaded outside the section's own validators.
 Where the name also belongs to something else (another section, a class of ours), the object it is
 loaded from must look like this section: a name annotated with the class, a name that was assigned from
-one, or a name that contains the section's (``config.collect.threads`` for ``CollectConfig``).
+one, or a name that contains the section's (``config.collect.threads`` for ``CollectConfig``), or a field of another section that holds it.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections import Counter
 from collections.abc import Iterator
 
-BEING_BUILT = "its reader is being written in the same change"
 # "Section.field" -> why it may wait for its reader. An entry that is read by now fails the test.
-NOT_READ_YET: dict[str, str] = {
-    "CollectConfig.preload": BEING_BUILT,
-    "CollectConfig.threads": BEING_BUILT,
-    "CollectConfig.window_chunks": BEING_BUILT,
-    "DeadlinesConfig.checkpoint_s": BEING_BUILT,
-    "DeadlinesConfig.evaluate_s": BEING_BUILT,
-    "DeadlinesConfig.reset_s": BEING_BUILT,
-    "DeadlinesConfig.start_s": BEING_BUILT,
-    "DeadlinesConfig.step_s": BEING_BUILT,
-    "DeadlinesConfig.stop_s": BEING_BUILT,
-    "DeadlinesConfig.update_s": BEING_BUILT,
-    "DeadlinesConfig.wait_s": BEING_BUILT,
-    "EnvConfig.cast_observations": BEING_BUILT,
-    "EvaluationConfig.episodes": BEING_BUILT,
-    "EvaluationConfig.every_steps": BEING_BUILT,
-    "EvaluationConfig.random_baseline": BEING_BUILT,
-    "ExperimentConfig.deadlines": BEING_BUILT,
-    "ExperimentConfig.evaluation": BEING_BUILT,
-    "ExperimentConfig.learn": BEING_BUILT,
-    "ExperimentConfig.supervision": BEING_BUILT,
-    "LearnConfig.publish_every": BEING_BUILT,
-    "LearnConfig.threads": BEING_BUILT,
-    "RunConfig.run_duration_s": BEING_BUILT,
-    "RunConfig.seed": BEING_BUILT,
-    "SupervisionConfig.backoff_s": BEING_BUILT,
-    "SupervisionConfig.max_restarts": BEING_BUILT,
-    "SupervisionConfig.restart_window_s": BEING_BUILT,
-    "TD3Config.gamma": BEING_BUILT,
-    "TD3Config.name": BEING_BUILT,
-}
+NOT_READ_YET: dict[str, str] = {}
 
 Functions = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -62,7 +33,12 @@ def declared(node: ast.ClassDef) -> list[str]:
 
 def classes(trees: list[ast.Module]) -> Iterator[ast.ClassDef]:
     for tree in trees:
-        yield from (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+        yield from classes_of(tree)
+
+
+@functools.cache
+def classes_of(tree: ast.Module) -> tuple[ast.ClassDef, ...]:
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
 
 
 def sections(trees: list[ast.Module]) -> dict[str, list[str]]:
@@ -144,29 +120,47 @@ def reads(tree: ast.Module) -> frozenset[tuple[str, str]]:
     return frozenset(found)
 
 
-def names_of(section: str, tree: ast.Module) -> set[str]:
-    """Names that stand for this section in one module."""
-    names = {section} | {name for name, annotation in annotated(tree) if section in annotation}
+def annotated_with(section: str, tree: ast.Module) -> set[str]:
+    return {name for name, annotation in annotated(tree) if re.search(rf"\b{section}\b", annotation)}
+
+
+def names_of(section: str, tree: ast.Module, everywhere: set[str]) -> set[str]:
+    """Names that stand for this section in one module; ``everywhere`` are those that do in all of them."""
+    names = {section} | everywhere | annotated_with(section, tree)
     return names | {to for source, to in assigned(tree) if source in names}
 
 
-def is_read(section: str, field: str, doubtful: bool, tree: ast.Module) -> bool:
+def parents_fields(section: str, trees: list[ast.Module], found: dict[str, list[str]]) -> set[str]:
+    """Fields of other sections that hold this one, by annotation or default, e.g. ``algorithm`` for ``TD3Config``."""
+    return {
+        last_name(part.target)
+        for node in classes(trees)
+        if node.name in found
+        for part in node.body
+        if isinstance(part, ast.AnnAssign) and re.search(rf"\b{section}\b", ast.unparse(part))
+    }
+
+
+def is_read(section: str, field: str, doubtful: bool, tree: ast.Module, everywhere: set[str]) -> bool:
     owners = {owner for owner, attribute in reads(tree) if attribute == field}
     if not owners or not doubtful or "*" in owners:
         return bool(owners)
     hint = section.removesuffix("Config").lower()
-    return any(hint in owner.lower() for owner in owners) or bool(owners & names_of(section, tree))
+    return any(hint in owner.lower() for owner in owners) or bool(owners & names_of(section, tree, everywhere))
 
 
 def unread(trees: list[ast.Module]) -> set[str]:
     found = sections(trees)
     doubtful = ambiguous(trees, found)
-    return {
-        f"{section}.{field}"
-        for section, fields in found.items()
-        for field in fields
-        if not any(is_read(section, field, field in doubtful, tree) for tree in trees)
-    }
+    left = set()
+    for section, fields in found.items():
+        everywhere = parents_fields(section, trees, found)
+        left |= {
+            f"{section}.{field}"
+            for field in fields
+            if not any(is_read(section, field, field in doubtful, tree, everywhere) for tree in trees)
+        }
+    return left
 
 
 SECTIONS = """
@@ -209,6 +203,14 @@ def test_an_assigned_or_a_telling_name_stands_for_its_section() -> None:
     other = "def g(run): return run.b.shared"
     left = unread([ast.parse(SECTIONS), ast.parse(one), ast.parse(other)])
     assert not left & {"AConfig.shared", "BConfig.shared"}
+
+
+def test_a_field_that_holds_a_section_stands_for_it() -> None:
+    whole = "class Whole(Section):\n  algorithm: AConfig = AConfig()"
+    other = "def g(config): return config.algorithm.shared"
+    left = unread([ast.parse(SECTIONS), ast.parse(whole), ast.parse(other)])
+    assert "AConfig.shared" not in left
+    assert "BConfig.shared" in left
 
 
 def test_every_field_is_read(modules: dict[str, ast.Module]) -> None:
