@@ -1,1 +1,27 @@
 """Headrace: asynchronous reinforcement learning that does not hang, lose data, or learn something else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.algorithms.configs import TD3
+    from headrace.runtime.api import Run, train
+
+__all__ = ["TD3", "Run", "train"]
+__version__ = "0.1.0"
+
+_HOMES = {"TD3": "headrace.algorithms.configs", "Run": "headrace.runtime.api", "train": "headrace.runtime.api"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import public names when they are first used, so that a collector need not load what only a parent needs."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'headrace' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

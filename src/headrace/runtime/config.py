@@ -58,25 +58,27 @@ class ExperimentConfig(Section):
         return self
 
 
-def load_config(name_or_path: str | Path, overrides: Mapping[str, object] | None = None) -> ExperimentConfig:
+def load_config(
+    source: str | Path | ExperimentConfig | None, overrides: Mapping[str, object] | None = None
+) -> ExperimentConfig:
     """Read a preset or a TOML file, change single keys, check everything.
 
     Args:
-        name_or_path: A preset's name, or a TOML file.
+        source: A preset's name, a TOML file, a configuration to start from, or None for the defaults.
         overrides: By dotted key (``replay.capacity``). Text is read as a TOML value, and taken as it is where
             it is none.
 
     Raises:
         ConfigError: Anything is wrong with it; names file, key, value and bound.
     """
-    path = presets.resolve(name_or_path)
-    table = toml.read(path)
+    table = _table(source)
+    _make_way(table, overrides or {})
     for key, value in (overrides or {}).items():
         _put(table, key, toml.parse_value(value) if isinstance(value, str) else value)
     try:
         return ExperimentConfig.model_validate(table)
     except ConfigError as error:
-        raise ConfigError(error.what, fix=error.fix, **error.facts, configuration=name_or_path) from None
+        raise ConfigError(error.what, fix=error.fix, **error.facts, **_named(source)) from None
 
 
 def dump_toml(config: ExperimentConfig) -> str:
@@ -88,6 +90,30 @@ def config_sha256(config: ExperimentConfig) -> str:
     """Hash of every value, whatever the order and the comments of the file they came from."""
     values = config.model_dump(mode="python")
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _table(source: str | Path | ExperimentConfig | None) -> dict[str, Any]:
+    if source is None:
+        return {}
+    if isinstance(source, ExperimentConfig):
+        return source.model_dump()
+    return toml.read(presets.resolve(source))
+
+
+def _named(source: object) -> dict[str, object]:
+    return {"configuration": source} if isinstance(source, str | Path) else {}
+
+
+def _make_way(table: dict[str, Any], overrides: Mapping[str, object]) -> None:
+    """Whoever names another environment means it instead of the one in the file."""
+    env = table.get("env")
+    if not isinstance(env, dict):
+        return
+    for given, other in (("id", "factory"), ("factory", "id")):
+        if f"env.{given}" in overrides and f"env.{other}" not in overrides:
+            env.pop(other, None)
+            if env.get(given) != overrides[f"env.{given}"]:
+                env.pop("kwargs", None)
 
 
 def _put(table: dict[str, Any], key: str, value: object) -> None:

@@ -160,6 +160,8 @@ class Experiment:
             self._evaluate()
             self._observer.show()
         self._resources.stop_collecting()
+        if self._interrupted or self._error is not None:
+            supervisor.kill_all()  # whoever is still there has nothing to finish that anybody waits for
 
     def fail(self, error: HeadraceError) -> None:
         """Note the reason the run fails for; the first one counts."""

@@ -1,0 +1,89 @@
+"""Training from Python: ``headrace.train(...)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace.core.config import factory_name
+from headrace.core.errors import ConfigError
+from headrace.runtime.config import AlgorithmConfig, ExperimentConfig, load_config
+from headrace.runtime.experiment import run_experiment
+from headrace.runtime.payloads import EnvFactory
+from headrace.runtime.progress import Progress
+from headrace.runtime.rundir import RunDirectory
+
+_SHORT = {
+    "schedule": "run.schedule",
+    "collectors": "run.collectors",
+    "seed": "run.seed",
+    "steps": "run.steps",
+    "run_duration_s": "run.run_duration_s",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run that has ended."""
+
+    path: Path
+    """The run directory."""
+    summary: Mapping[str, Any]
+    """As ``summary.json``; see ``outcome``, ``error``, ``books``, ``evaluations``."""
+
+    @property
+    def completed(self) -> bool:
+        """Whether it ended as declared."""
+        return self.summary["outcome"] == "completed"
+
+
+def train(
+    config: str | Path | ExperimentConfig | None = None,
+    *,
+    env: str | EnvFactory | None = None,
+    algorithm: AlgorithmConfig | None = None,
+    run_dir: str | Path | None = None,
+    settings: Mapping[str, object] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    **short: Any,
+) -> Run:
+    """Train, and return when the run has ended.
+
+    Args:
+        config: A preset's name, a TOML file, or a configuration; None starts from the defaults.
+        env: A Gymnasium id, or a callable that returns one environment (it may be a lambda or a local function);
+            instead of the configuration's.
+        algorithm: Hyperparameters, e.g. ``headrace.TD3(batch_size=256)``; instead of the configuration's.
+        run_dir: Where the run is kept; None makes a new folder under ``run.directory``.
+        settings: Any keys, dotted: ``{"replay.ratio": 0.5}``.
+        on_progress: Called a few times a second.
+        **short: ``schedule``, ``collectors``, ``seed``, ``steps``, ``run_duration_s``.
+
+    Returns:
+        The run; one that failed is returned as well, with ``summary["error"]``.
+
+    Raises:
+        ConfigError: The run was described wrongly; nothing was started.
+        RunDirectoryError: The run directory cannot be used.
+    """
+    unknown = sorted(set(short) - set(_SHORT))
+    if unknown:
+        raise ConfigError(
+            f"train() has no argument {unknown[0]}",
+            known=", ".join(_SHORT),
+            fix="give any other key of the configuration by its dotted name in settings",
+        )
+    overrides: dict[str, object] = {_SHORT[name]: value for name, value in short.items()}
+    factory = None if env is None or isinstance(env, str) else env
+    if isinstance(env, str):
+        overrides["env.id"] = env
+    elif factory is not None:
+        overrides["env.factory"] = factory_name(factory)
+    if algorithm is not None:
+        overrides["algorithm"] = algorithm.model_dump()
+    effective = load_config(config, {**overrides, **(settings or {})})
+    with RunDirectory.create(run_dir, effective) as place:
+        summary = run_experiment(effective, place, on_progress, factory)
+        return Run(place.path, summary)
