@@ -125,6 +125,13 @@ def test_no_action_ever_leaves_its_space(low, width, x, dtype):
         assert -1 <= out[0, 0] <= 1
 
 
+@pytest.mark.parametrize(("low", "high", "x"), [(1.4, 2.8, -1.0), (-0.3, 0.1, 1.0), (1.4, 2.8, -3.0), (-0.3, 0.1, 3.0)])
+def test_what_leaves_the_range_by_rounding_or_noise_is_clipped(low, high, x):
+    space = spaces.Box(low, high, (1,), np.float64)  # middle -/+ half range rounds to just outside
+    action = ActionBox(space).denormalize(np.array([[x]], np.float32))
+    assert action.tolist() == [[low if x < 0 else high]]
+
+
 def test_dimension_that_cannot_move_is_zero_for_the_network():
     box, out = ActionBox(spaces.Box(3.0, 3.0, (1,))), np.empty((1, 1), np.float32)
     box.normalize(np.array([[3.0]], np.float32), out)

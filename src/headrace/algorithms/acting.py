@@ -23,7 +23,6 @@ Float32 = NDArray[np.float32]
 
 _ZERO = np.zeros((), np.float32)
 _ONE = np.ones((), np.float32)
-_MINUS_ONE = -np.ones((), np.float32)
 _EXP_LIMIT = np.float32(80.0)  # exp() of more overflows float32
 _LAYER_NORM_EPSILON = np.float32(1e-5)  # torch's default
 
@@ -100,9 +99,7 @@ class BoxActor:
         for lane, row in zip(cast("Sequence[ActionNoise]", noise), self._noise_rows, strict=True):
             lane.draw(row)
         self._noise *= self._scale
-        action += self._noise
-        np.maximum(action, _MINUS_ONE, out=action)
-        np.minimum(action, _ONE, out=action)
+        action += self._noise  # what this pushes out of the range, the action box clips
 
     def _resize(self, lanes: int) -> None:
         self._lanes = lanes

@@ -192,7 +192,7 @@ class ActionBox:
         out[...] = scaled
 
     def denormalize(self, action: Float32) -> NDArray[Any]:
-        """From [N, A] in [-1, 1] to the space's shape [N, ...], dtype and range; a new array, which nobody else holds."""
+        """From [N, A], where [-1, 1] is the range, to the space's shape [N, ...] and dtype, clipped; a new array each time."""
         scaled = (action * self._half + self._middle).astype(self._dtype)
         np.maximum(scaled, self._low, out=scaled)
         np.minimum(scaled, self._high, out=scaled)

@@ -251,7 +251,7 @@ class TD3:
         if problem.network == "actor":
             self._critic_adam.undo()
         return NonFiniteValue(
-            f"learner computed a {problem.network} loss or gradient that is not finite, and changed no weight",
+            f"learner: the {problem.network}'s loss or gradient is not finite; no weight was changed",
             update=self.updates + 1,
             loss=problem.loss,
             gradient_norm=problem.norm,
