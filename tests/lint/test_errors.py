@@ -59,6 +59,13 @@ def test_an_explanation_has_all_its_parts(cls: type[HeadraceError], sections: di
     assert not missing, missing
 
 
+def test_the_named_proofs_exist(checkout: Path, sections: dict[str, str]) -> None:
+    named = {(head, path) for head, text in sections.items() for path in re.findall(r"`(tests/[^`]+)`", text)}
+    missing = sorted(f"{head}: {path}" for head, path in named if not (checkout / path).is_file())
+    assert named
+    assert not missing, missing
+
+
 def test_the_tree_in_the_docstring_is_complete() -> None:
     tree = errors.__doc__ or ""
     missing = [cls.__name__ for cls in ERRORS if not re.search(rf"\b{cls.__name__}\b", tree)]
