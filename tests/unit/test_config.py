@@ -152,7 +152,7 @@ def test_sections_are_frozen():
 @pytest.mark.parametrize(
     ("overrides", "what"),
     [
-        ({"env.factory": "a:b"}, "two environments are named"),
+        ({"env.factory": "a:b", "env.id": "Pendulum-v1"}, "two environments are named"),
         ({"run.collectors": 7}, "some collectors would have nothing to do"),
         ({"run.collectors": 4, "env.group_size": 2, "run.schedule": "lockstep"}, "some collectors would have nothing"),
         ({"run.schedule": "inline", "replay.free_running": True}, "replay.free_running would be ignored"),

@@ -36,7 +36,7 @@ class Run:
     @property
     def completed(self) -> bool:
         """Whether it ended as declared."""
-        return self.summary["outcome"] == "completed"
+        return bool(self.summary["outcome"] == "completed")
 
 
 def train(
