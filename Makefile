@@ -2,7 +2,7 @@
 .PHONY: help demo test test-all check bench clean
 
 help:
-	@echo 'make demo      train the hockey demo in a few minutes'
+	@echo 'make demo      train the hockey demo for a minute and a half'
 	@echo 'make test      the tests, without those that train for minutes'
 	@echo 'make test-all  the tests, with those'
 	@echo 'make check     ruff, mypy, import-linter, deptry, tests/lint'
@@ -27,4 +27,4 @@ bench:
 
 clean:
 	rm -rf dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
