@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import headrace.envs.registration  # noqa: F401 - so that gymnasium.make knows headrace/Hockey-v0 from here on
+
 if TYPE_CHECKING:
     from headrace.algorithms.configs import TD3
     from headrace.runtime.api import Run, train

@@ -1,9 +1,8 @@
 """Registers Headrace's environments with Gymnasium.
 
-Importing this module registers them, so ``gymnasium.make("headrace.envs.registration:headrace/Hockey-v0")``
-works anywhere, also in a worker that has imported nothing of Headrace. Versions of Gymnasium that still load
-plugins call `register` (entry point ``gymnasium.envs``) in the middle of their own import; therefore nothing but
-Gymnasium's registry is imported here. Box2D is loaded when the first environment is made.
+Importing this module registers them; ``import headrace`` does it, and
+``gymnasium.make("headrace.envs.registration:headrace/Hockey-v0")`` works anywhere, also in a worker that has imported
+nothing of Headrace. Box2D is loaded when the first environment is made.
 """
 
 from __future__ import annotations
