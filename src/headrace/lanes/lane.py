@@ -7,6 +7,7 @@ successor's observation, also when the worker is killed between any two instruct
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.lanes.layout import FINAL, HEAD, HEADER_BYTES, STEP, Geometry, head_and_action
+from headrace.core.errors import DataLossError, ObservationMismatch
+from headrace.core.specs import Leaf
+from headrace.lanes.layout import FINAL, HEAD, HEADER_BYTES, STEP, Geometry, step_struct
 
 
 class LaneBlock:
@@ -89,6 +92,9 @@ class LaneWriter:
 
     Observations and actions are numpy values per leaf, in the geometry's order, already checked against their
     spaces: their bytes are stored as they are. A chunk of ``n`` steps uses at most ``2 n`` rows.
+
+    Raises:
+        DataLossError: The lane's last episode is neither ended nor cut; see `Replay.salvage`.
     """
 
     def __init__(self, block: LaneBlock, lane: int) -> None:
@@ -99,8 +105,12 @@ class LaneWriter:
         self._rows = block.rows[lane]
         self._bytes = block.buffer
         self._base = g.rows_offset + lane * g.stride_rows * self._size
-        self._obs_places = [(int(fields[leaf.path][1]), int(fields[leaf.path][0].itemsize)) for leaf in g.observation]
-        self._write = head_and_action(g.dtype, g.action).pack_into
+        self._head = self._base + g.head_offset
+        self._leaves = (*g.action, *g.observation)
+        self._sizes = [int(fields[leaf.path][0].itemsize) for leaf in self._leaves]
+        self._plain = len(g.action) == len(g.observation) == 1
+        self._obs_places = [int(fields[leaf.path][1]) for leaf in g.observation]
+        self._write = step_struct(g.dtype, g.action, g.observation).pack_into
         self._number = block.buffer[lane * HEADER_BYTES : lane * HEADER_BYTES + 16].cast("q")
         self.row: int = self._number[0]
         """Number of the row the next transition goes to."""
@@ -109,11 +119,22 @@ class LaneWriter:
         self.t = 0
         self.episode: int = self._number[1] - 1
         """Number of the running episode, from 0."""
+        self._refuse_unended(g.first_row)
 
     def begin_episode(self, obs: Sequence[Any]) -> None:
-        """Store the observation an episode begins with."""
+        """Store the observation an episode begins with.
+
+        Raises:
+            DataLossError: An episode is running. Its last transition's successor would be overwritten.
+            ObservationMismatch: A value has more or fewer bytes than its leaf. Nothing was stored.
+        """
+        if self.t:
+            self._refuse_unended(0)
+        parts = [value.tobytes() for value in obs]
+        if [len(part) for part in parts] != self._sizes[-len(self._obs_places) :]:
+            self._refuse_sizes(self._leaves[-len(self._obs_places) :], parts)
         slot = self.row % self._ring
-        self._put_obs(self._base + slot * self._size, obs)
+        self._put_obs(slot, parts)
         if slot < self._mirror:
             self._rows[self._ring + slot] = self._rows[slot]
         self.t = 0
@@ -131,44 +152,85 @@ class LaneWriter:
             ended: Whether the task terminated, and whether the episode was truncated.
             obs: The observation it led to, per leaf; never one of a reset.
             version: Of the policy that chose the action.
+
+        Raises:
+            ObservationMismatch: A value has more or fewer bytes than its leaf. Nothing was stored.
         """
-        row, ring, t = self.row, self._ring, self.t
-        slot = row % ring
-        after = slot + 1 if slot + 1 < ring else 0
-        self.transitions = transitions = self.transitions + 1
+        row, t, transitions, size = self.row, self.t, self.transitions + 1, self._size
+        slot = row % self._ring
         terminated, truncated = ended
-        episode = self.episode
-        if len(action) == 1:
+        # struct would cut or pad bytes that do not fit, silently; hence the comparison. The case of one array
+        # each is written out because unpacking a list costs a tenth of the whole step.
+        if self._plain:
+            did, led = action[0].tobytes(), obs[0].tobytes()
+            if len(did) != self._sizes[0] or len(led) != self._sizes[1]:
+                self._refuse_sizes(self._leaves, (did, led))
             self._write(
-                self._bytes, self._base + slot * self._size,
-                reward, version, transitions, episode, t, STEP, terminated, truncated, action[0].tobytes(),
+                self._bytes, self._head + slot * size,
+                reward, version, transitions, self.episode, t, STEP, terminated, truncated, did, led,
             )  # fmt: skip
         else:
+            parts = [value.tobytes() for value in (*action, *obs)]
+            if [len(part) for part in parts] != self._sizes:
+                self._refuse_sizes(self._leaves, parts)
             self._write(
-                self._bytes, self._base + slot * self._size,
-                reward, version, transitions, episode, t, STEP, terminated, truncated, *[a.tobytes() for a in action],
+                self._bytes, self._head + slot * size,
+                reward, version, transitions, self.episode, t, STEP, terminated, truncated, *parts,
             )  # fmt: skip
-        self._put_obs(self._base + after * self._size, obs)
+        self.transitions = transitions
+        after = slot + 1
+        if after == self._ring:
+            # What was just written behind the ring's end is the mirror of its first row.
+            after = 0
+            self._put_obs(0, [value.tobytes() for value in obs])
         self.t = t + 1
-        self.row = row + 1
+        self.row = row = row + 1
         if terminated or truncated:
             HEAD.pack_into(
-                self._bytes, self._base + after * self._size,
-                0.0, version, transitions, episode, t + 1, FINAL, 0, 0,
+                self._bytes, self._head + after * size,
+                0.0, version, transitions, self.episode, t + 1, FINAL, 0, 0,
             )  # fmt: skip
-            self.row = row + 2
+            self.row = row = row + 1
         if slot < self._mirror or after < self._mirror:
             self._copy_to_mirror(slot, after)
-        self._number[0] = self.row
+        self._number[0] = row
 
-    def _put_obs(self, at: int, obs: Sequence[Any]) -> None:
-        for value, (offset, size) in zip(obs, self._obs_places):  # noqa: B905 - strict costs half a microsecond a row
-            self._bytes[at + offset : at + offset + size] = value.tobytes()
+    def _put_obs(self, slot: int, parts: Sequence[bytes]) -> None:
+        at = self._base + slot * self._size
+        for part, offset in zip(parts, self._obs_places, strict=True):
+            self._bytes[at + offset : at + offset + len(part)] = part
 
     def _copy_to_mirror(self, *slots: int) -> None:
         for slot in slots:
             if slot < self._mirror:
                 self._rows[self._ring + slot] = self._rows[slot]
+
+    def _refuse_unended(self, first_row: int) -> None:
+        if self.row > first_row and self._rows[(self.row - 1) % self._ring]["kind"] == STEP:
+            raise DataLossError(
+                "an episode would begin where another has neither ended nor been cut",
+                row=self.row,
+                episode=self.episode,
+                fix="let the learner salvage the lane before anybody else writes it",
+            )
+
+    def _refuse_sizes(self, leaves: Sequence[Leaf], parts: Sequence[bytes]) -> None:
+        if len(parts) != len(leaves):
+            raise ObservationMismatch(
+                "a transition has not the parts its spaces declare",
+                expected=", ".join(leaf.path for leaf in leaves),
+                found=f"{len(parts)} parts",
+                fix="hand over one value per leaf, in the order of the spaces",
+            )
+        for leaf, part in zip(leaves, parts, strict=True):
+            size = leaf.dtype.itemsize * math.prod(leaf.shape)
+            if len(part) != size:
+                raise ObservationMismatch(
+                    f"{leaf.path} has not the size its space declares",
+                    expected=f"{leaf.dtype} of shape {leaf.shape}, {size} bytes",
+                    found=f"{len(part)} bytes",
+                    fix="return values of the space's own dtype and shape",
+                )
 
     def release(self) -> None:
         """Drop all views of the block."""

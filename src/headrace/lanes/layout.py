@@ -1,7 +1,8 @@
 """How one row, and the block that holds every lane's ring of rows, lie in memory.
 
-A row starts with a packed head (`HEAD`) and the action's leaves, so that a worker writes them with one call,
-then the observation's leaves, padded to a multiple of 64 bytes. A block is
+A row is the observation's leaves, a packed head (`HEAD`) and the action's leaves, padded to a multiple of 64 bytes.
+In that order what one step adds, from the head of its row to the observation of the next, is one piece of memory
+that a worker fills with one call. A block is
 
     headers [lanes, 2, 64 bytes] | lane 0: ring + mirror | lane 1: ring + mirror | ...
 
@@ -11,6 +12,7 @@ anywhere in the ring is one contiguous piece of memory.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.core.errors import ConfigError
 from headrace.core.specs import Leaf
 
 STEP = 1
@@ -28,7 +31,7 @@ CUT = 3
 """Like `FINAL`, where a fault ended the stretch; the episode itself did not end there."""
 
 HEAD = struct.Struct("<dqqIIBBB5x")
-"""reward, version, transitions, episode, t, kind, terminated, truncated."""
+"""reward, version, transitions, episode, t, kind, terminated, truncated; at `Geometry.head_offset` of a row."""
 
 _HEAD_FIELDS: tuple[tuple[str, str, int], ...] = (
     ("reward", "<f8", 0),
@@ -55,26 +58,40 @@ def row_dtype(observation: Sequence[Leaf], action: Sequence[Leaf]) -> np.dtype[A
     ``transitions`` counts the lane's transitions up to and including the row, so that one
     store of a row number makes both the row and its count visible at once.
     """
-    names = [name for name, _, _ in _HEAD_FIELDS]
-    formats: list[Any] = [kind for _, kind, _ in _HEAD_FIELDS]
-    offsets = [offset for _, _, offset in _HEAD_FIELDS]
-    end = HEAD.size
-    for leaf in (*action, *observation):
-        start = _aligned(end, 8)
-        names.append(leaf.path)
-        formats.append((leaf.dtype, leaf.shape))
-        offsets.append(start)
-        end = start + leaf.dtype.itemsize * int(np.prod(leaf.shape, dtype=np.int64))
+    names: list[str] = []
+    formats: list[Any] = []
+    offsets: list[int] = []
+    end = 0
+
+    def place(part: Sequence[Leaf]) -> None:
+        nonlocal end
+        for leaf in part:
+            names.append(leaf.path)
+            formats.append((leaf.dtype, leaf.shape))
+            offsets.append(_aligned(end, 8))
+            end = offsets[-1] + leaf.dtype.itemsize * math.prod(leaf.shape)
+
+    place(observation)
+    head = _aligned(end, 8)
+    for name, kind, offset in _HEAD_FIELDS:
+        names.append(name)
+        formats.append(kind)
+        offsets.append(head + offset)
+    end = head + HEAD.size
+    place(action)
     return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": _aligned(end, ALIGNMENT)})
 
 
-def head_and_action(dtype: np.dtype[Any], action: Sequence[Leaf]) -> struct.Struct:
-    """`HEAD` followed by one byte string per leaf of the action, where the row has them."""
+def step_struct(dtype: np.dtype[Any], action: Sequence[Leaf], observation: Sequence[Leaf]) -> struct.Struct:
+    """What one step adds: `HEAD`, a byte string per leaf of the action, and per leaf of the next row's observation.
+
+    Bytes between them belong to nobody and become zero.
+    """
     fields = dtype.fields
     assert fields is not None, "a row is structured"
-    parts, end = [HEAD.format], HEAD.size
-    for leaf in action:
-        kind, start = fields[leaf.path][:2]
+    parts, end = [HEAD.format], int(fields["reward"][1]) + HEAD.size
+    for leaf, row in (*((leaf, 0) for leaf in action), *((leaf, dtype.itemsize) for leaf in observation)):
+        kind, start = fields[leaf.path][0], row + int(fields[leaf.path][1])
         parts.append(f"{start - end}x{kind.itemsize}s")
         end = start + kind.itemsize
     return struct.Struct("".join(parts))
@@ -96,7 +113,20 @@ class Geometry:
     dtype: np.dtype[Any] = field(init=False)
 
     def __post_init__(self) -> None:
+        sizes = ("lanes", "capacity", "chunk_steps", "window_chunks", "frame_stack", "n_step")
+        if any(getattr(self, name) < 1 for name in sizes):
+            raise ConfigError(
+                "a block of lanes needs every one of its sizes to be at least 1",
+                **{name: getattr(self, name) for name in sizes},
+                fix="raise the one that is below 1",
+            )
         object.__setattr__(self, "dtype", row_dtype(self.observation, self.action))
+
+    @property
+    def head_offset(self) -> int:
+        """Byte of a row at which its `HEAD` begins."""
+        assert self.dtype.fields is not None, "a row is structured"
+        return int(self.dtype.fields["reward"][1])
 
     @property
     def guard_rows(self) -> int:

@@ -173,7 +173,7 @@ class Replay:
         if row == g.first_row or last["kind"] != STEP:
             return False
         slot = row % g.ring_rows
-        at = g.rows_offset + (lane * g.stride_rows + slot) * g.dtype.itemsize
+        at = g.rows_offset + (lane * g.stride_rows + slot) * g.dtype.itemsize + g.head_offset
         HEAD.pack_into(
             self.block.buffer, at,
             0.0, int(last["version"]), int(last["transitions"]), int(last["episode"]), int(last["t"]) + 1, CUT, 0, 0,

@@ -1,0 +1,179 @@
+"""The writer of a lane: what it stores, in what order, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from headrace.core.errors import DataLossError, ObservationMismatch
+from headrace.core.specs import leaves
+from headrace.lanes.lane import LaneBlock, LaneWriter
+from headrace.lanes.layout import FINAL, STEP, Geometry
+
+OBS = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+RUNNING = (False, False)
+ENDED = (True, False)
+
+
+def block(*, lanes: int = 1, obs: spaces.Space[Any] = OBS, frame_stack: int = 1, n_step: int = 1) -> LaneBlock:
+    action = leaves(spaces.Discrete(9), "action")
+    geometry = Geometry(lanes, 6, leaves(obs, "obs"), action, 2, 1, frame_stack, n_step)
+    made = LaneBlock(geometry, memoryview(bytearray(geometry.nbytes)))
+    made.begin()
+    return made
+
+
+def value(number: float) -> list[Any]:
+    return [np.full(2, number, np.float32)]
+
+
+def write(writer: LaneWriter, episodes: list[int], first: int = 0) -> None:
+    """Episodes of the given lengths, each ended; observations count up from ``first``."""
+    for length in episodes:
+        writer.begin_episode(value(first))
+        for step in range(length):
+            first += 1
+            writer.step([np.int64(first % 9)], first, (step == length - 1, False), value(first), 7)
+        first += 1
+
+
+def test_an_episode_is_its_steps_and_one_final_row() -> None:
+    lanes = block()
+    writer = LaneWriter(lanes, 0)
+    write(writer, [2])
+    rows = lanes.rows[0, :3]
+    assert rows["kind"].tolist() == [STEP, STEP, FINAL]
+    assert rows["t"].tolist() == [0, 1, 2]
+    assert rows["obs"][:, 0].tolist() == [0, 1, 2]
+    assert rows["terminated"].tolist() == [False, True, False]
+    assert rows["transitions"].tolist() == [1, 2, 2]
+    assert rows["version"].tolist() == [7, 7, 7]
+    assert (lanes.rows_written[0], lanes.episodes_begun[0]) == (3, 1)
+
+
+def test_lanes_are_apart() -> None:
+    lanes = block(lanes=3)
+    write(LaneWriter(lanes, 1), [5])
+    assert lanes.rows["kind"][[0, 2]].sum() == 0
+    assert lanes.rows_written.tolist() == [0, 6, 0]
+
+
+@pytest.mark.parametrize(("frame_stack", "n_step"), [(1, 1), (4, 1), (1, 3), (3, 3)])
+def test_the_mirror_repeats_the_first_rows_after_every_step(frame_stack: int, n_step: int) -> None:
+    lanes = block(frame_stack=frame_stack, n_step=n_step)
+    g = lanes.geometry
+    writer = LaneWriter(lanes, 0)
+    for number in range(5 * g.ring_rows):
+        if number % 3 == 0:
+            writer.begin_episode(value(number))
+        writer.step([np.int64(1)], 1.0, (number % 3 == 2, False), value(number + 0.5), 0)
+        rows = lanes.rows[0]
+        assert rows[: g.mirror_rows].tobytes() == rows[g.ring_rows :].tobytes()
+
+
+def test_the_observation_behind_the_rings_end_is_also_at_its_beginning() -> None:
+    lanes = block()
+    ring = lanes.geometry.ring_rows
+    writer = LaneWriter(lanes, 0)
+    writer.begin_episode(value(0))
+    for number in range(1, ring + 1):
+        writer.step([np.int64(1)], 1.0, RUNNING, value(number), 0)
+    assert lanes.rows[0, 0]["obs"].tolist() == [ring, ring]
+    assert lanes.rows[0, 1]["obs"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("space", "good", "bad", "found"),
+    [
+        (spaces.Discrete(3), np.int64(2), np.int32(2), "4 bytes"),
+        (OBS, np.zeros(2, np.float32), np.zeros(2, np.float64), "16 bytes"),
+        (OBS, np.zeros(2, np.float32), np.zeros(1, np.float32), "4 bytes"),
+    ],
+)
+def test_what_has_not_the_size_of_its_field_is_refused_and_changes_nothing(
+    space: spaces.Space[Any], good: Any, bad: Any, found: str
+) -> None:
+    lanes = block(obs=space)
+    writer = LaneWriter(lanes, 0)
+    writer.begin_episode([good])
+    before = bytes(lanes.buffer)
+    with pytest.raises(ObservationMismatch, match=f"obs has not the size its space declares\n.*\n  found: {found}"):
+        writer.step([np.int64(1)], 1.0, RUNNING, [bad], 0)
+    assert (bytes(lanes.buffer), writer.row, writer.transitions, writer.t) == (before, 0, 0, 0)
+
+
+def test_an_action_that_would_be_cut_is_refused() -> None:
+    writer = LaneWriter(block(), 0)
+    writer.begin_episode(value(0))
+    with pytest.raises(ObservationMismatch) as caught:
+        writer.step([np.zeros(2)], 1.0, RUNNING, value(1), 0)
+    assert str(caught.value) == (
+        "[ENV-002] action has not the size its space declares\n"
+        "  expected: int64 of shape (), 8 bytes\n"
+        "  found: 16 bytes\n"
+        "  fix: return values of the space's own dtype and shape"
+    )
+
+
+def test_a_missing_part_of_an_observation_is_refused() -> None:
+    writer = LaneWriter(block(obs=spaces.Tuple((OBS, OBS))), 0)
+    writer.begin_episode(value(0) * 2)
+    with pytest.raises(ObservationMismatch, match=r"expected: action, obs.0, obs.1\n  found: 2 parts"):
+        writer.step([np.int64(1)], 1.0, RUNNING, value(1), 0)
+
+
+def test_a_beginning_with_a_missing_part_is_refused() -> None:
+    writer = LaneWriter(block(obs=spaces.Tuple((OBS, OBS))), 0)
+    with pytest.raises(ObservationMismatch, match=r"expected: obs.0, obs.1\n  found: 1 parts"):
+        writer.begin_episode(value(0))
+    assert writer.episode == -1
+
+
+def test_an_episode_does_not_begin_inside_another() -> None:
+    writer = LaneWriter(block(), 0)
+    writer.begin_episode(value(0))
+    writer.step([np.int64(1)], 1.0, RUNNING, value(1), 0)
+    with pytest.raises(DataLossError, match="neither ended nor been cut"):
+        writer.begin_episode(value(2))
+
+
+def test_an_episode_without_a_step_may_be_begun_anew() -> None:
+    lanes = block()
+    writer = LaneWriter(lanes, 0)
+    writer.begin_episode(value(0))
+    writer.begin_episode(value(4))
+    writer.step([np.int64(1)], 1.0, ENDED, value(5), 0)
+    assert lanes.rows[0, :2]["obs"][:, 0].tolist() == [4, 5]
+
+
+def test_a_lane_that_was_not_salvaged_gets_no_second_writer() -> None:
+    lanes = block()
+    writer = LaneWriter(lanes, 0)
+    writer.begin_episode(value(0))
+    writer.step([np.int64(1)], 1.0, RUNNING, value(1), 0)
+    with pytest.raises(DataLossError, match="salvage the lane"):
+        LaneWriter(lanes, 0)
+
+
+def test_a_second_writer_goes_on_where_the_first_ended() -> None:
+    lanes = block()
+    write(LaneWriter(lanes, 0), [2, 3])
+    writer = LaneWriter(lanes, 0)
+    assert (writer.row, writer.transitions, writer.episode) == (7, 5, 1)
+    write(writer, [1])
+    assert lanes.rows[0, 7 % lanes.geometry.ring_rows]["episode"] == 2
+
+
+def test_released_views_let_the_memory_go() -> None:
+    lanes = block()
+    buffer = lanes.buffer
+    writer = LaneWriter(lanes, 0)
+    write(writer, [3])
+    writer.release()
+    lanes.release()
+    buffer.release()  # raises BufferError while anything still looks at it
+    with pytest.raises(ValueError, match="released"):
+        bytes(buffer)
