@@ -30,7 +30,11 @@ class RateLimiter:
                 "the run would wait for ever: the learner waits for steps nobody may collect",
                 slack_steps=self.slack_steps,
                 learning_starts=self.learning_starts,
-                fix="raise replay.slack_steps to at least the steps of one chunk",
+                fix="raise replay.slack_steps to the steps of one chunk or more, replay.learning_starts to 1 or more",
+            )
+        if self.ratio is not None and self.ratio <= 0:
+            raise ConfigError(
+                "no update would ever be due", ratio=self.ratio, fix="set replay.ratio to a number above 0"
             )
 
     def updates_due(self, env_steps: int) -> int:

@@ -1,0 +1,111 @@
+"""Stacks, successors and returns from windows of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.errors import UnsupportedSpace
+from headrace.core.specs import leaves
+from headrace.lanes.derive import observe, stack, stacked_space, transitions
+from headrace.lanes.layout import FINAL, STEP, row_dtype
+
+OBS = leaves(spaces.Box(-np.inf, np.inf, (), np.float32), "obs")
+ACTION = leaves(spaces.Discrete(3), "action")
+
+
+def window(
+    obs: list[float], t: list[int], kinds: list[int], rewards: list[float], ended: tuple[str, int] | None = None
+) -> Any:
+    """One window of rows, [1, W]."""
+    rows = np.zeros((1, len(obs)), row_dtype(OBS, ACTION))
+    rows["obs"], rows["t"], rows["kind"], rows["reward"] = obs, t, kinds, rewards
+    if ended is not None:
+        rows[ended[0]][0, ended[1]] = True
+    return rows
+
+
+@given(st.integers(1, 6), st.lists(st.integers(0, 8), min_size=1, max_size=5))
+def test_place_j_back_holds_the_frame_of_row_i_minus_the_smaller_of_j_and_t(depth: int, t: list[int]) -> None:
+    frames = np.arange(len(t) * depth * 2).reshape(len(t), depth, 2)
+    found = stack(frames, np.array(t))
+    for b, step in enumerate(t):
+        for back in range(depth):
+            assert found[b, depth - 1 - back].tolist() == frames[b, depth - 1 - min(back, step)].tolist()
+
+
+def test_f084_the_acting_side_pads_a_stack_as_the_learning_side_does() -> None:
+    rows = window([6, 6, 6, 0, 1], [0, 0, 0, 0, 1], [FINAL, FINAL, FINAL, STEP, STEP], [0] * 5)
+    acted_on = observe(rows[:, :4], OBS, rows["t"][:, 3])
+    learned_from = transitions(rows, OBS, ACTION, 4, 0.9)
+    assert acted_on["obs"].tolist() == [[0, 0, 0, 0]]
+    assert learned_from.obs["obs"].tolist() == acted_on["obs"].tolist()
+    assert learned_from.next_obs["obs"].tolist() == [[0, 0, 0, 1]]
+
+
+def test_without_a_stack_an_observation_has_no_extra_axis() -> None:
+    rows = window([4, 5], [0, 1], [STEP, STEP], [1, 1])
+    assert observe(rows[:, :1], OBS, rows["t"][:, 0])["obs"].shape == (1,)
+    assert observe(rows, OBS, rows["t"][:, 1])["obs"].shape == (1, 2)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize(("flag", "discount"), [("terminated", 0.0), ("truncated", 0.5)])
+def test_an_end_bootstraps_unless_the_task_terminated(steps: int, flag: str, discount: float) -> None:
+    rows = window([1, 2, 90, 91][: steps + 1], [0, 1, 0, 1][: steps + 1],
+                  [STEP, FINAL, STEP, STEP][: steps + 1], [3, 0, 50, 50][: steps + 1], (flag, 0))  # fmt: skip
+    found = transitions(rows, OBS, ACTION, 1, 0.5)
+    assert (found.reward.tolist(), found.discount.tolist()) == ([3.0], [discount])
+    assert found.next_obs["obs"].tolist() == [2]
+
+
+def test_a_row_that_terminated_and_was_truncated_counts_as_terminated() -> None:
+    rows = window([1, 2], [0, 1], [STEP, FINAL], [3, 0], ("terminated", 0))
+    rows["truncated"][0, 0] = True
+    assert transitions(rows, OBS, ACTION, 1, 0.5).discount.tolist() == [0.0]
+
+
+def test_a_return_of_n_steps_is_discounted_step_by_step() -> None:
+    rows = window([1, 2, 3, 4], [0, 1, 2, 3], [STEP] * 4, [1, 10, 100, 1000])
+    found = transitions(rows, OBS, ACTION, 1, 0.5)
+    assert found.reward.tolist() == [1 + 5 + 25]
+    assert found.discount.tolist() == [0.125]
+    assert found.next_obs["obs"].tolist() == [4]
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(np.array([-1, 0], np.float32), np.array([1, 5], np.float32)),
+        spaces.Box(0, 255, (2, 2, 3), np.uint8),
+        spaces.Box(0, 1, (), np.float64),
+        spaces.Discrete(4, start=-2),
+        spaces.MultiDiscrete([2, 3]),
+        spaces.MultiBinary((2, 2)),
+    ],
+    ids=str,
+)
+def test_a_stack_of_members_is_a_member_of_the_stacked_space(space: spaces.Space[Any]) -> None:
+    space.seed(3)
+    stacked = stacked_space(space, 3)
+    frames = np.stack([np.asarray(space.sample(), space.dtype) for _ in range(3)])
+    assert stacked.contains(frames)
+    assert stacked.shape == (3, *(space.shape or ()))
+    assert stacked.dtype == space.dtype
+    assert stacked_space(space, 1) is space
+
+
+def test_spaces_of_spaces_are_stacked_part_by_part() -> None:
+    inner = spaces.Box(0, 1, (2,), np.float32)
+    found = stacked_space(spaces.Dict({"a": inner, "b": spaces.Tuple((spaces.Discrete(2),))}), 2)
+    assert [leaf.shape for leaf in leaves(found, "obs")] == [(2, 2), (2,)]
+
+
+def test_what_cannot_be_stacked_is_refused() -> None:
+    with pytest.raises(UnsupportedSpace, match=r"cannot be stacked\n  found: Text.*\n  fix: set env.frame_stack = 1"):
+        stacked_space(spaces.Text(5), 2)
