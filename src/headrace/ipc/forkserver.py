@@ -319,7 +319,10 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server and every child, with SIGKILL; takes bounded time. Again is harmless."""
+        self._read_link()
         self._link.close()  # end of file: it ends its children, and what they have started, and leaves
+        if self._process.returncode is None:
+            self._process.terminate()  # means the same to it, and also ends an import that never returns
         try:
             self._process.wait(timeout=_LEAVE_S)
         except subprocess.TimeoutExpired:

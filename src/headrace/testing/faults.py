@@ -152,11 +152,18 @@ def starts_a_program(context: ChildContext) -> None:
     idle(context)
 
 
-def names_its_fds(context: ChildContext) -> None:
-    """Report the descriptors it has, then idle."""
-    open_fds = sorted(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208 - only the numbers are wanted
-    given = {name: os.read(fd, 100) for name, fd in context.fds.items()}
-    context.control.send(Report("fds", {"open": open_fds, "given": given}), 5.0)
+def describes_itself(context: ChildContext) -> None:
+    """Report how it was set up, then idle. Reads one byte from each descriptor it was given."""
+    facts = {
+        "open": sorted(os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")),  # noqa: PTH208
+        "given": {name: os.read(fd, 1) for name, fd in context.fds.items()},
+        "session": os.getsid(0),
+        "parent_alive": context.parent_alive(),
+        "sigint_ignored": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
+        "sigterm_default": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
+        "data": context.payload.data,
+    }
+    context.control.send(Report("self", facts), 5.0)
     idle(context)
 
 

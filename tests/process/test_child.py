@@ -1,0 +1,361 @@
+"""Fork server and children against real processes: what a child is given, how it ends, and that nobody waits for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+from pathlib import Path
+
+import pytest
+
+from headrace.core.errors import ComponentDied, ComponentStalled, ConfigError, ObservationMismatch
+from headrace.ipc import forkserver
+from headrace.ipc.channel import Deadline, MessagePipe, poll_fds
+from headrace.ipc.child import Failed
+from headrace.ipc.forkserver import ForkServer
+from headrace.ipc.stacks import StackDump, innermost_frame, is_stopped
+from headrace.supervision.messages import Ready, Report, Stop
+from headrace.testing.faults import DiesWhenUnpickled, Misbehaviour, RefusesToPickle
+
+pytestmark = pytest.mark.process
+
+LIMIT_S = 60.0  # bounds a failure; a success never waits for it, not even on a starved machine
+ZOO = "headrace.testing.faults:"
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Make fork servers whose log is in the test's folder."""
+    servers = []
+
+    def make(preload=(), environment=None, **limits):
+        servers.append(ForkServer(preload, environment or {}, tmp_path / "forkserver.log", **limits))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def spawn(start, tmp_path):
+    """Start one child of the zoo on a server of its own, or on the one given."""
+    children = []
+
+    def make(fault, payload=None, fds=None, server=None, name="child-0"):
+        server = server or start()
+        child = server.spawn(
+            name, ZOO + fault, payload, fds or {}, tmp_path / f"{name}.log", tmp_path / f"{name}.stacks"
+        )
+        children.append(child)
+        return server, child
+
+    yield make
+    for child in children:
+        child.close()
+
+
+def wait_for_end(server, child):
+    deadline = Deadline(LIMIT_S)
+    while child.exit_code is None:
+        assert not deadline.passed, f"{child.id} is not seen to end"
+        poll_fds(dict.fromkeys(server.fds(), select.POLLIN), deadline.left_s())
+        server.collect()
+    return child.exit_code
+
+
+def reported_error(child):
+    [failed] = child.control.receive_all()
+    assert isinstance(failed, Failed)
+    return failed.error
+
+
+def wait_until_gone(*pids):
+    for pid in pids:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            assert poll_fds({pidfd: select.POLLIN}, LIMIT_S), f"process {pid} lives on"
+        finally:
+            os.close(pidfd)
+
+
+# --- what a child is given ---------------------------------------------------------------------------------------
+
+
+def test_a_child_has_what_it_was_given_and_nothing_else(start, spawn):
+    secret = os.open(os.devnull, os.O_RDONLY)
+    os.set_inheritable(secret, True)  # noqa: FBT003
+    pipe = MessagePipe.create(1)
+    pipe.put(b"x")
+    try:
+        server = start(environment={"OMP_NUM_THREADS": "1"})
+        _, child = spawn("describes_itself", Misbehaviour(data=[1, "two"]), {"credits": pipe.reader_fd}, server)
+        facts = child.control.receive(LIMIT_S).facts
+    finally:
+        pipe.close()
+        os.close(secret)
+    assert facts["given"] == {"credits": b"x"}
+    assert facts["data"] == [1, "two"]
+    kinds = sorted(Path(name).name.partition(":")[0] for name in facts["open"] if not Path(name).name.isdigit())
+    assert kinds == sorted(["null", "child-0.log", "child-0.log", "child-0.stacks", "pipe", "socket"])
+    assert facts["session"] == child.pid
+    assert facts["parent_alive"]
+    assert facts["sigint_ignored"]
+    assert facts["sigterm_default"]
+    assert b"OMP_NUM_THREADS=1" in Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
+
+
+def test_a_terminals_interrupt_reaches_only_the_parent(spawn):
+    server, child = spawn("idle")
+    assert os.getsid(server.pid) == server.pid != os.getsid(0)
+    os.kill(child.pid, signal.SIGINT)
+    assert child.control.receive(LIMIT_S) == Ready({"pid": child.pid})
+    child.control.send(Stop("enough"), LIMIT_S)
+    assert wait_for_end(server, child) == 0
+
+
+def test_a_payload_of_any_size_arrives(spawn):
+    data = bytes(range(256)) * 40_000  # 10 MB
+    _, child = spawn("describes_itself", Misbehaviour(data=data))
+    assert child.control.receive(LIMIT_S).facts["data"] == data
+
+
+def test_an_import_that_fails_is_noted_and_is_the_childs_own_problem(start, spawn, tmp_path):
+    server = start(preload=["no_such_module_at_all", "json"])
+    spawn("idle", server=server)
+    assert list(server.failed_imports) == ["no_such_module_at_all"]
+    child = server.spawn("child-1", "no_such_module_at_all:f", None, {}, tmp_path / "1.log", tmp_path / "1.stacks")
+    assert wait_for_end(server, child) == 1
+    error = reported_error(child)
+    child.close()
+    assert error.facts["error"] == "ModuleNotFoundError: No module named 'no_such_module_at_all'"
+    assert "ModuleNotFoundError" in (tmp_path / "1.log").read_text()
+
+
+@pytest.mark.parametrize("target", ["nonsense", "headrace.testing.faults:nobody", ":f"])
+def test_a_target_that_is_none_is_a_configuration_error(start, tmp_path, target):
+    server = start()
+    child = server.spawn("child-0", target, None, {}, tmp_path / "0.log", tmp_path / "0.stacks")
+    assert wait_for_end(server, child) == 1
+    error = reported_error(child)
+    child.close()
+    assert isinstance(error, ConfigError)
+
+
+# --- how it ends -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after_ready", [False, True], ids=["before ready", "when ready"])
+@pytest.mark.parametrize(
+    ("fault", "exit_code"),
+    [("exit_0", 0), ("exit_3", 3), ("raises", 1), ("kills_itself", -signal.SIGKILL), ("crashes", -signal.SIGSEGV)],
+)
+def test_every_way_of_ending_is_seen_with_its_exit_code(spawn, fault, exit_code, after_ready):
+    server, child = spawn(fault, Misbehaviour(after_ready=after_ready))
+    assert wait_for_end(server, child) == exit_code
+    assert not child.kill()
+    said = child.control.receive_all() if after_ready or fault == "raises" else []
+    assert [type(message) for message in said if isinstance(message, Ready)] == [Ready] * after_ready
+    assert server.collect() == []  # told once
+
+
+def test_an_exception_is_reported_in_our_words_and_logged_in_its_own(spawn, tmp_path):
+    server, child = spawn("raises")
+    wait_for_end(server, child)
+    error = reported_error(child)
+    assert isinstance(error, ComponentDied)
+    assert error.what == "child-0 raised ValueError"
+    assert error.facts["error"] == "ValueError: the fault zoo sends its regards"
+    assert error.facts["where"].startswith("faults.py:")
+    assert error.facts["where"].endswith(" in raises")
+    log = (tmp_path / "child-0.log").read_text()
+    assert log.startswith("Traceback (most recent call last):")
+    assert log.rstrip().endswith("ValueError: the fault zoo sends its regards")
+
+
+def test_an_error_of_ours_is_reported_as_it_is(spawn):
+    server, child = spawn("raises_environment_fault")
+    wait_for_end(server, child)
+    error = reported_error(child)
+    assert type(error) is ObservationMismatch
+    assert error.facts == {"lane": 3}
+
+
+def test_a_crash_leaves_its_stack_in_the_log(spawn, tmp_path):
+    server, child = spawn("crashes")
+    wait_for_end(server, child)
+    log = (tmp_path / "child-0.log").read_text()
+    assert "Fatal Python error: Segmentation fault" in log
+    assert " in crashes" in log
+
+
+def test_more_output_than_a_pipe_holds_blocks_nobody_and_is_kept(spawn, tmp_path):
+    server, child = spawn("chatters")
+    assert wait_for_end(server, child) == 3
+    lines = (tmp_path / "child-0.log").read_text().splitlines()
+    assert len(lines) == 2 * 4096 + 1
+    assert lines[-1] == "the last line"
+
+
+def test_a_payload_that_kills_while_it_is_unpickled_blocks_nobody(spawn):
+    server, child = spawn("idle", DiesWhenUnpickled(5_000_000))
+    assert wait_for_end(server, child) == -signal.SIGKILL
+    _, other = spawn("idle", server=server, name="child-1")
+    assert other.control.receive(LIMIT_S) == Ready({"pid": other.pid})
+
+
+def test_a_payload_that_cannot_be_pickled_is_refused_before_anything_is_started(start, tmp_path):
+    server = start()
+    with pytest.raises(ConfigError) as caught:
+        server.spawn("child-0", ZOO + "idle", RefusesToPickle(), {}, tmp_path / "0.log", tmp_path / "0.stacks")
+    assert str(caught.value) == (
+        "[CFG-001] what child-0 is to be started with cannot be pickled\n"
+        "  error: TypeError: this object stays where it is\n"
+        "  fix: hand over a function that makes the object, instead of the object with its locks, files or sockets"
+    )
+    assert not (tmp_path / "0.log").exists()
+
+
+def test_too_many_descriptors_are_refused(start, tmp_path):
+    fds = {str(number): 0 for number in range(300)}
+    with pytest.raises(ConfigError, match="so many descriptors"):
+        start().spawn("child-0", ZOO + "idle", None, fds, tmp_path / "0.log", tmp_path / "0.stacks")
+
+
+def test_a_child_leaves_when_nobody_is_at_the_other_end(spawn):
+    server, child = spawn("ignores_stop")
+    child.control.receive(LIMIT_S)
+    child.control.close()
+    assert wait_for_end(server, child) == 0
+
+
+# --- what it has started -----------------------------------------------------------------------------------------
+
+
+def test_a_killed_childs_programs_are_ended_with_it(spawn):
+    server, child = spawn("starts_a_program")
+    program = child.control.receive(LIMIT_S).facts["pid"]
+    child.kill()
+    assert wait_for_end(server, child) == -signal.SIGKILL
+    wait_until_gone(program)
+
+
+@pytest.mark.parametrize("how", ["close", "kill"])
+def test_the_end_of_the_server_is_the_end_of_everything(spawn, how):
+    server, child = spawn("starts_a_program")
+    program = child.control.receive(LIMIT_S).facts["pid"]
+    _, stubborn = spawn("ignores_stop", server=server, name="child-1")
+    if how == "close":
+        server.close()
+    else:
+        os.kill(server.pid, signal.SIGKILL)
+        wait_for_end(server, child)
+        wait_for_end(server, stubborn)
+    assert child.exit_code == stubborn.exit_code == -signal.SIGKILL
+    wait_until_gone(child.pid, stubborn.pid, program)
+
+
+def test_a_dead_server_is_an_error_that_says_so(spawn, tmp_path):
+    server, child = spawn("idle")
+    os.kill(server.pid, signal.SIGKILL)
+    wait_for_end(server, child)
+    assert isinstance(server.error, ComponentDied)
+    assert server.error.facts == {"pid": server.pid, "exit_code": -9}
+    with pytest.raises(ComponentDied, match="the fork server is gone"):
+        server.spawn("child-1", ZOO + "idle", None, {}, tmp_path / "1.log", tmp_path / "1.stacks")
+
+
+# --- deadlines of the server itself ------------------------------------------------------------------------------
+
+
+def test_a_server_that_never_finishes_importing_misses_its_deadline(start, tmp_path, monkeypatch):
+    (tmp_path / "never_imported.py").write_text("import select\nselect.select([], [], [], 600)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    server = start(preload=["never_imported"], start_timeout_s=0.2)
+    with pytest.raises(ComponentStalled, match=r"did not start child-0 within 0\.2 s"):
+        server.spawn("child-0", ZOO + "idle", None, {}, tmp_path / "0.log", tmp_path / "0.stacks")
+
+
+def test_a_child_that_comes_too_late_is_not_kept(start, spawn, tmp_path):
+    server = start(spawn_timeout_s=1.0)
+    _, first = spawn("idle", server=server)  # so that the server is awake
+    os.kill(server.pid, signal.SIGSTOP)
+    with pytest.raises(ComponentStalled, match="did not start child-1 within 1 s"):
+        server.spawn("child-1", ZOO + "ignores_stop", None, {}, tmp_path / "1.log", tmp_path / "1.stacks")
+    os.kill(server.pid, signal.SIGCONT)
+    _, third = spawn("idle", server=server, name="child-2")
+    assert third.control.receive(LIMIT_S) == Ready({"pid": third.pid})
+    alive = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    wait_until_gone(*({int(pid) for pid in alive} - {first.pid, third.pid}))
+
+
+def test_a_server_that_does_not_report_an_exit_is_given_up(spawn, monkeypatch):
+    monkeypatch.setattr(forkserver, "_EXIT_REPORT_S", 0.1)
+    server, child = spawn("ignores_stop")
+    child.control.receive(LIMIT_S)
+    os.kill(server.pid, signal.SIGSTOP)
+    child.kill()
+    deadline = Deadline(LIMIT_S)
+    while child.exit_code is None and not deadline.passed:
+        poll_fds(dict.fromkeys(server.fds(), select.POLLIN), 0.05)
+        server.collect()
+    assert child.exit_code == -signal.SIGKILL
+    assert server.error is not None
+    assert "did not report an exit within 0.1 s" in server.error.what
+
+
+# --- stacks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fault", "stopped"), [("loops", False), ("stops_itself", True)])
+def test_a_stuck_child_writes_down_where_it_is(spawn, tmp_path, fault, stopped):
+    _, child = spawn(fault, Misbehaviour(after_ready=True))
+    child.control.receive(LIMIT_S)
+    deadline = Deadline(LIMIT_S)
+    while stopped and not is_stopped(child.pid):
+        assert not deadline.passed
+    dump = take_dump(child, tmp_path)
+    assert dump.was_stopped is stopped
+    while not re.fullmatch(rf"faults\.py:\d+ in {fault}", dump.where() or ""):  # it may still be on its way there
+        assert not deadline.passed, dump.where()
+        dump = take_dump(child, tmp_path)
+
+
+def take_dump(child, folder):
+    dump = StackDump(child.send_signal, child.pid, folder / f"{child.id}.stacks", LIMIT_S)
+    while not dump.finished():
+        poll_fds({child.pidfd: select.POLLIN}, 0.01)
+    assert dump.succeeded
+    return dump
+
+
+def test_a_dump_of_a_process_that_is_gone_is_over_at_once(spawn, tmp_path):
+    server, child = spawn("exit_0")
+    wait_for_end(server, child)
+    dump = StackDump(child.send_signal, child.pid, tmp_path / "child-0.stacks", LIMIT_S)
+    assert dump.finished()
+    assert dump.where() is None
+
+
+def test_the_current_thread_is_the_one_that_counts():
+    dump = (
+        "Thread 0x01 (most recent call first):\n"
+        '  File "/a/threading.py", line 1 in wait\n\n'
+        "Current thread 0x02 (most recent call first):\n"
+        '  File "/a/fire.py", line 88 in spread\n'
+        '  File "/a/env.py", line 3 in step\n'
+    )
+    assert innermost_frame(dump) == "fire.py:88 in spread"
+    assert innermost_frame("nothing of the sort") is None
+
+
+def test_a_report_is_a_message_like_any_other(spawn):
+    server, child = spawn("starts_a_program")
+    assert isinstance(child.control.receive(LIMIT_S), Report)
+    server.close()
+    assert child.exit_code is not None

@@ -1,0 +1,105 @@
+"""The leak counter sees what it is there to see: each kind of thing, left behind on purpose."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from headrace.ipc.channel import Channel, MessagePipe
+from headrace.ipc.shm import SharedBlock
+from headrace.testing import leaks
+from headrace.testing.leaks import Holdings, Leaked, no_leaks
+
+pytestmark = pytest.mark.process
+
+WAIT = "import select; select.select([], [], [], 600)"
+DAEMON = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {WAIT!r}], start_new_session=True)"
+
+
+def test_nothing_left_is_no_complaint():
+    with no_leaks(), SharedBlock.create(10) as block:
+        block.buf[0] = 1
+        seen = Holdings.now()
+    assert any(name.startswith("/memfd:headrace") for name in seen.descriptors)
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (Channel.pair, "socket:["),
+        (lambda: [MessagePipe.create(1)], "pipe:["),
+        (lambda: [SharedBlock.create(1)], "memfd"),
+    ],
+    ids=["socket", "pipe", "memfd"],
+)
+def test_an_open_descriptor_is_told(make, word):
+    held = []
+    with pytest.raises(Leaked, match="left behind:") as caught, no_leaks():
+        held += make()
+    for thing in held:
+        thing.close()
+    assert f"descriptors: {word}" in str(caught.value).replace("/", "")
+
+
+def test_a_pidfd_is_told():
+    before = Holdings.now()
+    fd = os.pidfd_open(os.getpid())
+    added = Holdings.now().since(before)
+    os.close(fd)
+    assert "pidfd" in added["descriptors"][0]
+
+
+def test_memory_that_stays_mapped_without_a_descriptor_is_told():
+    held = []
+    with pytest.raises(Leaked, match="mappings: /memfd:headrace"), no_leaks(), SharedBlock.create(10) as block:
+        held.append(block.array("u1", (10,)))
+    held.clear()
+
+
+def test_a_thread_is_told():
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait, args=(60.0,), name="left-running")
+    with pytest.raises(Leaked, match="threads: left-running"), no_leaks():
+        thread.start()
+    stop.set()
+    thread.join(60.0)
+
+
+def test_a_name_in_shared_memory_is_told():
+    path = Path("/dev/shm") / f"headrace-test-{os.getpid()}"
+    with pytest.raises(Leaked, match=f"shared memory: {path}"), no_leaks():
+        path.write_bytes(b"x")
+    path.unlink()
+
+
+def test_a_program_is_told_and_ended():
+    programs = []
+    with pytest.raises(Leaked, match=r"processes: \d+ started .*import select"), no_leaks(settle_s=0.05):
+        programs.append(subprocess.Popen([sys.executable, "-c", WAIT]))
+    assert programs[0].wait(timeout=60.0) == -9
+
+
+def test_a_grandchild_whose_parent_has_left_is_told_and_ended():
+    before = Holdings.now()
+    with pytest.raises(Leaked, match=r"processes: \d+ started .*import select"), no_leaks(settle_s=0.05):
+        subprocess.run([sys.executable, "-c", DAEMON], check=True, timeout=60.0)
+    assert leaks.end_processes(before) == []
+
+
+def test_an_exception_of_the_block_is_not_hidden_by_what_it_left():
+    held = []
+
+    def fail_inside():
+        with no_leaks():
+            held.extend(Channel.pair())
+            raise ValueError("the real reason")
+
+    with pytest.raises(ValueError, match="the real reason"):
+        fail_inside()
+    for channel in held:
+        channel.close()
