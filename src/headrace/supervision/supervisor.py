@@ -170,9 +170,9 @@ class Supervisor:
                 child.due_s = self._clock.now() + child.spec.stop_timeout_s
                 child.send(Stop(reason))
 
-    def kill_all(self) -> None:
-        """Kill every child now; `poll` then tells that they have ended. Counts as asked."""
-        for child in self._children.values():
+    def kill_all(self, ids: Iterable[str] | None = None) -> None:
+        """Kill every child, or only these, now; `poll` then tells that they have ended. Counts as asked."""
+        for child in self._children.values() if ids is None else map(self._child, ids):
             if child.life.phase is Phase.DELAYED:
                 child.life.move(Phase.ENDED)
             elif child.alive:
