@@ -170,6 +170,8 @@ class EvaluationConfig(Section):
     """Environment steps between evaluations; 0: only at the end."""
     episodes: int = Field(default=10, ge=0)
     """Complete episodes per evaluation, always the same seeds; 0: no evaluation at all."""
+    target: float | None = None
+    """Mean return at which the run ends in order, successfully; not set: it goes on."""
     random_baseline: bool = True
     """Also play the same episodes with uniformly random actions, once, for comparison."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from headrace.core.clock import Clock, MonotonicClock
-from headrace.core.errors import ComponentStalled, HeadraceError, RestartBudgetSpent
+from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError, RestartBudgetSpent
 from headrace.ipc.forkserver import ForkServer
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.interrupts import Interrupts
@@ -26,6 +27,7 @@ from headrace.supervision.spec import (
     Exited,
     ForkServerLost,
     GiveUp,
+    Instruction,
     Overdue,
     Reported,
     Restart,
@@ -38,6 +40,8 @@ from headrace.telemetry.events import EventLog
 from headrace.telemetry.metrics import MetricsSink
 
 _POLL_S = 0.25
+_GRACE_S = 2.0
+"""Seconds a collector may take to end the step it is in when a person has interrupted the run."""
 _PRELOAD = ("headrace.runtime.components", "headrace.runtime.evaluation")
 Summary = dict[str, Any]
 
@@ -87,10 +91,15 @@ def run_experiment(
                         experiment.run(supervisor, interrupts)
             except HeadraceError as error:
                 experiment.fail(error)
+            except BaseException as error:
+                # Not of the run itself: a bug, or whoever looks on has raised. It goes on to the caller.
+                experiment.fail(_own_failure(error))
+                run_dir.write_summary(experiment.summary())
+                raise
         summary = experiment.summary()
         board.slot("supervisor").set_state(State.FAILED if summary["error"] else State.ENDED)
-        observer.show(at_once=True)
         run_dir.write_summary(summary)
+        observer.show(at_once=True)
         return summary
 
 
@@ -141,9 +150,11 @@ class Experiment:
         self._learner_done = False
         self._stop_due_s: float | None = None
         """When the learner must have answered a request to stop."""
+        self._leave_due_s = math.inf
+        """When collectors that have not left are ended, so that the learner need not wait for them."""
         self._training_s: list[float] = []
         """Begin and end of training."""
-        self._salvaging: dict[str, Restart | GiveUp] = {}
+        self._salvaging: dict[str, Instruction | None] = {}
         """Dead collectors whose rows are being saved, and what follows."""
 
     def run(self, supervisor: Supervisor, interrupts: Interrupts) -> None:
@@ -230,7 +241,10 @@ class Experiment:
             self._say("checkpoint", child_id, f"policy {facts['version']} at {facts['env_steps']:,} steps", **facts)
             self._evaluations.order(facts)
         elif kind == "evaluated":
-            self._observer.on_evaluation(facts)
+            point = self._observer.on_evaluation(facts)
+            target = self._config.evaluation.target
+            if target is not None and point.version is not None and point.mean_reward >= target:
+                self._stop(f"evaluation.target {target:g} is reached")
             name = "random actions" if facts["version"] is None else f"policy {facts['version']}"
             self._say("evaluated", child_id, f"{name}: mean return {facts['mean_reward']:.2f}", **facts)
         elif kind == "salvaged":
@@ -248,28 +262,40 @@ class Experiment:
             self._observer.on_facts(facts)
             self._learner_done = True
             self._training_s.append(self._clock.now())
+            # One that was started while the learner left has not been told by it, and would wait for credit.
+            self._supervisor.stop(collector_ids(self._config), "training is over")
 
     def _on_exit(self, event: Exited) -> None:
+        is_collector = event.id in collector_ids(self._config)
+        has_learner = "learner" in self._supervisor.alive() and not self._learner_done
         if event.expected:
+            if is_collector and has_learner and not event.done:  # it was ended because it did not leave in time
+                self._salvage(event.id, None)
             return
         self._observer.faults["stalled" if event.stalled else "died"] += 1
         self._say(
             "fault", event.id, f"{event.id} {event.stalled or event.how}", pid=event.pid, tell=True,
             exit_code=event.exit_code, incarnation=event.incarnation, error=event.error, log_tail=event.log_tail,
         )  # fmt: skip
+        if is_collector and self._learner_done:
+            return  # everything it had to give has arrived
         if event.id == "evaluator":
             self._evaluations.lost()
         instruction = self._supervisor.decide(event)
         if isinstance(instruction, GiveUp):
             self.fail(_spent(event, instruction))
-        if event.id in collector_ids(self._config) and "learner" in self._supervisor.alive():
-            assert isinstance(instruction, Restart | GiveUp), "a collector is significant"
-            self._salvaging[event.id] = instruction
-            self._order(event.id, "lost")
+        if is_collector and has_learner:
+            self._salvage(event.id, instruction)
         elif isinstance(instruction, Restart):
             self._restart(event.id)
-        elif isinstance(instruction, GiveUp):
+        elif event.id == "evaluator":
+            self._stop("the evaluator failed")
+        else:
             self._over = True
+
+    def _salvage(self, collector_id: str, then: Instruction | None) -> None:
+        self._salvaging[collector_id] = then
+        self._order(collector_id, "lost")
 
     def _on_salvaged(self, child_id: str, transitions: int) -> None:
         text = f"{transitions:,} transitions of {child_id} salvaged"
@@ -292,11 +318,16 @@ class Experiment:
         self._supervisor.send("learner", Command(name, {"collector": number, **facts}))
 
     def _stop(self, reason: str) -> None:
-        """Have the learner finish in order; collectors follow it."""
+        """Have the collectors leave at their next step, and the learner finish in order."""
+        now_s, stop_s = self._clock.now(), self._config.deadlines.stop_s
+        if self._interrupted:
+            self._leave_due_s = min(self._leave_due_s, now_s + min(_GRACE_S, stop_s / 2))
         if self._stop_due_s is not None:
             return
-        self._stop_due_s = self._clock.now() + self._config.deadlines.stop_s
+        self._stop_due_s = now_s + stop_s
+        self._leave_due_s = min(self._leave_due_s, now_s + stop_s / 2)
         self._say("stopping", "supervisor", f"stopping: {reason}")
+        self._resources.stop_collecting()
         if not self._training_s or not self._supervisor.send("learner", Stop(reason)):
             self._over = True
 
@@ -308,8 +339,11 @@ class Experiment:
         elif interrupts.count > 1:
             self._supervisor.kill_all()
             self._over = True
-        elif limit_s is not None and self._training_s and now_s - self._training_s[0] >= limit_s:
+        elif limit_s is not None and len(self._training_s) == 1 and now_s - self._training_s[0] >= limit_s:
             self._stop("run_duration_s is over")
+        if now_s > self._leave_due_s and not self._learner_done:
+            self._leave_due_s = math.inf
+            self._supervisor.kill_all(collector_ids(self._config))
         if self._stop_due_s is not None and now_s > self._stop_due_s and not self._learner_done:
             self.fail(self._not_stopped())
             self._over = True
@@ -338,10 +372,18 @@ class Experiment:
             self._observer.message = text
 
 
+def _own_failure(error: BaseException) -> ComponentDied:
+    return ComponentDied(
+        f"the supervisor, or whoever follows its progress, raised {type(error).__name__}",
+        error=f"{type(error).__name__}: {error}",
+        fix="see the traceback on the terminal; if it ends inside Headrace, file a bug",
+    )
+
+
 def _spent(event: Exited, instruction: GiveUp) -> HeadraceError:
     """The error that ends the run."""
     error = event.to_error()
-    if "restarts" not in instruction.reason:
+    if "ended again" not in instruction.reason:
         return error
     return RestartBudgetSpent(
         f"{event.id} ended and is not started again: {instruction.reason}",

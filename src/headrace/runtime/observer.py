@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.core.clock import Clock
 from headrace.runtime.config import ExperimentConfig
-from headrace.runtime.progress import ComponentProgress, Progress
+from headrace.runtime.progress import ComponentProgress, EvaluationPoint, Progress
 from headrace.runtime.scores import EvaluationQueue
 from headrace.telemetry.board import Board, SlotView, State
 from headrace.telemetry.metrics import MetricsSink
@@ -82,13 +82,14 @@ class Observer:
         }
         self._metrics.write(facts["env_steps"], facts["updates"], self.wall_s, values)
 
-    def on_evaluation(self, facts: Mapping[str, Any]) -> None:
+    def on_evaluation(self, facts: Mapping[str, Any]) -> EvaluationPoint:
         """An evaluation was finished."""
         point = self._evaluations.finished(facts)
         values: dict[str, float | None] = {"eval/mean_reward": point.mean_reward}
         if point.version is None:
             values = {"eval/random_mean_reward": point.mean_reward}
         self._metrics.write(point.env_steps or 0, None, self.wall_s, values)
+        return point
 
     def rates(self) -> tuple[float | None, float | None]:
         """Environment steps and updates per second over the last seconds; None without two reports."""
