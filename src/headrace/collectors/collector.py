@@ -23,6 +23,7 @@ from headrace.envs.contract import ObservationCheck
 from headrace.lanes.credits import Commit, LaneCommit
 from headrace.lanes.derive import observe
 from headrace.lanes.lane import LaneBlock, LaneWriter
+from headrace.lanes.layout import STEP
 from headrace.telemetry.board import Activity, Slot
 from headrace.weights.snapshot import SnapshotReader
 
@@ -43,6 +44,28 @@ class Group:
     """Name for messages."""
     cast: bool = False
     """Convert observations of another dtype instead of refusing them."""
+
+
+def raised(error: Exception, call: str, environment: str, lane: int, step: int) -> HeadraceError:
+    """What an environment raised, in our words; an error that is ours already says it itself.
+
+    Args:
+        error: What it raised.
+        call: ``reset`` or ``step``.
+        environment: Its name.
+        lane: -1 in an evaluation.
+        step: The lane's transition it was to be; for ``reset``, those before it.
+    """
+    if isinstance(error, HeadraceError):
+        return error
+    return EnvironmentRaised(
+        f"{environment} {f'in lane {lane}' if lane >= 0 else 'in an evaluation'} raised {type(error).__name__} "
+        f"in {call}()",
+        error=f"{type(error).__name__}: {error}",
+        **({"lane": lane} if lane >= 0 else {}),
+        step=step,
+        fix="see the traceback in the component's log; the environment must not raise in the middle of an episode",
+    )
 
 
 @dataclass(slots=True)
@@ -175,7 +198,7 @@ class Collector:
         try:
             obs, reward, terminated, truncated, _ = lane.env.step(value)
         except Exception as error:  # user code may raise anything; it is passed on with its place
-            raise self._raised("step", lane, error) from error
+            raise raised(error, "step", self.group.environment, lane.number, writer.transitions + 1) from error
         check, at = self._check, (lane.number, writer.transitions + 1)
         checked = check.check(obs, *at)
         ended = check.flag("terminated", terminated, *at), check.flag("truncated", truncated, *at)
@@ -190,7 +213,7 @@ class Collector:
         try:
             obs, _ = lane.env.reset(seed=seed)
         except Exception as error:  # user code may raise anything; it is passed on with its place
-            raise self._raised("reset", lane, error) from error
+            raise raised(error, "reset", self.group.environment, lane.number, writer.transitions) from error
         writer.begin_episode(self._parts(self._check.check(obs, lane.number, writer.transitions)))
         lane.noise.begin_episode()
         lane.running = True
@@ -202,18 +225,6 @@ class Collector:
             return [obs]
         return [np.asarray(leaf.of(obs), leaf.dtype) for leaf in leaves]
 
-    def _raised(self, call: str, lane: _Lane, error: Exception) -> HeadraceError:
-        if isinstance(error, HeadraceError):
-            return error
-        return EnvironmentRaised(
-            f"{self.group.environment} in lane {lane.number} raised {type(error).__name__} in {call}()",
-            error=f"{type(error).__name__}: {error}",
-            lane=lane.number,
-            step=lane.writer.transitions + 1,
-            episode=lane.writer.episode,
-            fix="see the traceback in the component's log; the environment must not raise in the middle of an episode",
-        )
-
     def _refuse_non_finite(self, begun: Sequence[tuple[int, int]]) -> None:
         """Look at all rows of the chunk at once: no NaN is committed, and the first one is named."""
         for lane, (start, _) in zip(self._lanes, begun, strict=True):
@@ -222,15 +233,22 @@ class Collector:
                 for path in ("reward", *self._finite_obs):
                     values = rows[path] if path != "reward" else rows[path][: lane.writer.row - row]
                     if not np.isfinite(values).all():
-                        raise self._non_finite(lane, path, values, rows)
+                        raise self._non_finite(lane, path, values, rows, row)
                 row += len(rows)
 
-    def _non_finite(self, lane: _Lane, path: str, values: NDArray[Any], rows: NDArray[np.void]) -> NonFiniteValue:
+    def _non_finite(
+        self, lane: _Lane, path: str, values: NDArray[Any], rows: NDArray[np.void], first: int
+    ) -> NonFiniteValue:
+        """The error for the first bad value; ``first`` is the number of the first of the rows."""
         bad = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))[0])
-        # An observation is stored in the row after the step that returned it.
-        step = int(rows["transitions"][bad]) if path == "reward" else int(rows["transitions"][bad - 1]) if bad else None
+        if path == "reward":
+            call, step = "step", int(rows["transitions"][bad])
+        else:
+            # An observation is stored in the row after the step that returned it.
+            before = self._block.rows[lane.number, (first + bad - 1) % self._block.geometry.ring_rows]
+            call, step = ("step" if before["kind"] == STEP else "reset"), int(before["transitions"])
         return NonFiniteValue(
-            f"{self.group.environment} in lane {lane.number} returned a value that is not finite",
+            f"{self.group.environment} in lane {lane.number} returned a value that is not finite from {call}()",
             field=path,
             expected="finite numbers",
             found=values[bad],

@@ -21,6 +21,8 @@ class FreeRun:
     def __init__(self, training: Training) -> None:
         config = training.config
         self._training = training
+        self._endless = config.replay.free_running
+        """Whether the next update is always due, so that nothing but the end of collecting ends the updates."""
         self._book = CreditBook(
             config.env.groups, config.collect.chunk_steps * config.env.group_size, config.collect.window_chunks
         )
@@ -48,7 +50,7 @@ class FreeRun:
             if training.stop_reason is not None:
                 break
             self._grant()
-            if learner.due:
+            if learner.due and (training.collecting or not self._endless):
                 learner.update()
                 if learner.updates % publish_every == 0 or training.evaluation_due:
                     learner.publish()

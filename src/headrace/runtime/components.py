@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 
 from headrace.algorithms.registry import check_spaces
+from headrace.collectors.collector import raised
 from headrace.collectors.worker import CollectorWorker
 from headrace.core import seeding
 from headrace.envs.contract import ObservationCheck, build_environment, environment_name
@@ -46,7 +47,10 @@ def probe(context: ChildContext) -> None:
             context.control.send(Ready({}), timeout_s=config.deadlines.start_s)
             slot.enter(Activity.ENV_RESET, 0)
             name = environment_name(config.env, basics.env_factory)
-            obs, _ = env.reset(seed=seeding.integer(config.run.seed, "environment", 0, 0))
+            try:
+                obs, _ = env.reset(seed=seeding.integer(config.run.seed, "environment", 0, 0))
+            except Exception as error:  # user code may raise anything; it is passed on with its place
+                raise raised(error, "reset", name, 0, 0) from error
             ObservationCheck(spaces.observation, name, cast=config.env.cast_observations).check(obs, 0, 0)
             slot.enter(Activity.ENV_CLOSE, 0)
         context.control.send(Done({"spaces": spaces}), timeout_s=config.deadlines.start_s)

@@ -17,6 +17,7 @@ from PIL import Image
 
 from headrace.algorithms.base import Actor
 from headrace.algorithms.registry import build_actor
+from headrace.collectors.collector import raised
 from headrace.core import seeding
 from headrace.core.errors import ConfigError, RunDirectoryError
 from headrace.core.specs import Leaf, assemble, leaves
@@ -73,6 +74,7 @@ class Player:
         self, env: gymnasium.Env[Any, Any], config: ExperimentConfig, name: str, actor: Actor | None = None
     ) -> None:
         self._env = env
+        self._name = name
         self._seed = config.run.seed
         self._actor = actor
         self._check = ObservationCheck(env.observation_space, name, cast=config.env.cast_observations)
@@ -93,12 +95,19 @@ class Player:
         env, check = self._env, self._check
         seeding.seed_global_generators(self._seed, "evaluation-global", number)
         env.action_space.seed(seeding.integer(self._seed, "evaluation-actions", number))
-        obs, _ = env.reset(seed=seeding.integer(self._seed, "evaluation", number))
+        try:
+            obs, _ = env.reset(seed=seeding.integer(self._seed, "evaluation", number))
+        except Exception as error:  # user code may raise anything; it is passed on with its place
+            raise raised(error, "reset", self._name, -1, 0) from error
         frames = deque([check.check(obs, -1, 0)], maxlen=self._depth)
         total, step = 0.0, 0
         while True:
-            obs, reward, terminated, truncated, _ = env.step(self._act(frames, step))
+            action = self._act(frames, step)
             step += 1
+            try:
+                obs, reward, terminated, truncated, _ = env.step(action)
+            except Exception as error:  # user code may raise anything; it is passed on with its place
+                raise raised(error, "step", self._name, -1, step) from error
             frames.append(check.check(obs, -1, step))
             total += check.reward(reward, -1, step)
             if each_step is not None:

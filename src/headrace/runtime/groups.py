@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -60,11 +60,18 @@ class Groups(Protocol):
 
 
 class InlineGroups:
-    """Collectors in the learner's own process: a granted chunk is collected when it is asked for."""
+    """Collectors in the learner's own process: a granted chunk is collected when it is asked for.
 
-    def __init__(self, collectors: Sequence[Collector], chunk_steps: int) -> None:
+    Args:
+        collectors: One per group.
+        chunk_steps: Environment steps per lane and chunk.
+        stopping: Asked between environment steps; true ends a chunk early, and no further one is begun.
+    """
+
+    def __init__(self, collectors: Sequence[Collector], chunk_steps: int, stopping: Callable[[], bool]) -> None:
         self._collectors = collectors
         self._chunk_steps = chunk_steps
+        self._stopping = stopping
         self._granted: list[tuple[int, int]] = []
 
     def grant(self, group: int, chunk: int, limit: int, version: int) -> None:
@@ -74,7 +81,7 @@ class InlineGroups:
     def take(self) -> list[Commit]:
         """See `Groups`; this is where the environments are stepped."""
         granted, self._granted = self._granted, []
-        return [self._collectors[group].collect(chunk, self._chunk_steps) for group, chunk in granted]
+        return [self._collectors[group].collect(chunk, self._chunk_steps, self._stopping) for group, chunk in granted]
 
     def wait(self, waiting_for: Sequence[int], control_fd: int) -> None:
         """See `Groups`; there is never anything to wait for."""
@@ -92,7 +99,7 @@ class InlineGroups:
         return []
 
     def stop(self) -> list[int]:
-        """See `Groups`; a chunk is always whole here, so nothing is left to commit."""
+        """See `Groups`; every chunk that was begun has been taken, so nothing is left to commit."""
         return []
 
 
@@ -125,6 +132,8 @@ class RemoteGroups:
         self._wait_s = wait_s
         self._incarnation = [0] * len(owned)
         self._present = set(range(len(owned)))
+        self._left: set[int] = set()
+        """Groups that have sent their last commit."""
         self._owner = {group: collector for collector, groups in enumerate(owned) for group in groups}
 
     def grant(self, group: int, chunk: int, limit: int, version: int) -> None:
@@ -133,7 +142,9 @@ class RemoteGroups:
 
     def take(self) -> list[Commit]:
         """See `Groups`."""
-        return [Commit.unpack(data) for _, commits in self._pipes for data in commits.take()]
+        taken = [Commit.unpack(data) for _, commits in self._pipes for data in commits.take()]
+        self._left.update(commit.group for commit in taken if commit.last)
+        return taken
 
     def wait(self, waiting_for: Sequence[int], control_fd: int) -> None:
         """See `Groups`; the first collector that is waited for is shown as the one to blame."""
@@ -169,8 +180,9 @@ class RemoteGroups:
 
     def stop(self) -> list[int]:
         """See `Groups`."""
-        groups = self.present()
         self._block.stopping[:] = 1  # seen between two environment steps; the credit wakes those who wait
+        # The supervisor may have set the mark before it told the learner, so some may have left already.
+        groups = [group for group in self.present() if group not in self._left]
         for group in groups:
             self._send(group, 0, 0, 0, stop=True)
         return groups

@@ -73,8 +73,9 @@ class Rounds:
         return present
 
     def _await(self, group: int) -> None:
+        """Wait for a group's chunk, unless the run is to stop; what is on its way then arrives while it leaves."""
         training = self._training
-        while group in self._missing:
+        while group in self._missing and training.stop_reason is None:
             for commit in training.groups.take():
                 self.on_commit(commit)
             training.tick(self)

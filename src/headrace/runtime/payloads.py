@@ -13,6 +13,7 @@ from gymnasium import spaces
 from headrace.algorithms.base import Actor, PolicySpec
 from headrace.algorithms.registry import build_actor
 from headrace.collectors.collector import Collector, Group
+from headrace.core import seeding
 from headrace.core.specs import leaves
 from headrace.envs.contract import build_environment, environment_name
 from headrace.ipc.shm import SharedBlock
@@ -126,6 +127,8 @@ def build_collector(
     envs = []
     for lane in lanes:
         slot.enter(Activity.ENV_CONSTRUCT, lane)
+        # What a constructor draws from a global generator must not depend on who was built before it.
+        seeding.seed_global_generators(config.run.seed, "construct-global", lane, incarnation)
         envs.append(build_environment(config.env, lane, factory=basics.env_factory, component=slot.id))
     actor: Actor = build_actor(policy)
     return Collector(

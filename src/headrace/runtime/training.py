@@ -270,7 +270,8 @@ def _groups(
             build_collector(payload.basics, policy, group, learner.replay.block, snapshots, slot, 0)
             for group in range(config.env.groups)
         ]
-        yield InlineGroups(collectors, config.collect.chunk_steps)
+        stopping = learner.replay.block.stopping
+        yield InlineGroups(collectors, config.collect.chunk_steps, lambda: bool(stopping[0]))
         for collector in collectors:
             collector.close()
         return
