@@ -1,0 +1,97 @@
+"""One suite for every schedule: what is learned does not depend on who runs when, and the books balance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from run_support import Runs, assert_books, assert_gapless
+
+from headrace.runtime.api import Run
+
+pytestmark = pytest.mark.process
+
+SPACES = ["box", "image", "discrete", "multidiscrete", "multibinary", "tuple", "dict"]
+SCHEDULES = ["inline", "lockstep", "async"]
+
+
+def weights(runs: Runs, env: str, schedule: str, collectors: int, **settings: Any) -> str:
+    run = runs.train(env, run__schedule=schedule, run__collectors=collectors, **settings)
+    assert run.completed, run.summary["error"]
+    assert_books(run)
+    found = run.summary["weights_sha256"]
+    assert isinstance(found, str)
+    return found
+
+
+def assert_same(runs: Runs, env: str, collectors: tuple[int, ...], **settings: Any) -> None:
+    alone = weights(runs, env, "inline", 1, **settings)
+    assert [weights(runs, env, "lockstep", number, **settings) for number in collectors] == [alone] * len(collectors)
+
+
+def test_pendulum_learns_the_same_with_any_number_of_collectors(runs):
+    assert_same(runs, "Pendulum-v1", (1, 2, 3))
+
+
+def test_hockey_learns_the_same_with_any_number_of_collectors(runs):
+    assert_same(runs, "headrace/Hockey-v0", (1, 2, 3), run__steps=300)
+
+
+def test_the_seed_matters(runs):
+    first, second = (weights(runs, "Pendulum-v1", "lockstep", 2, run__seed=seed) for seed in (0, 1))
+    assert first != second
+
+
+def test_groups_of_two_lanes(runs):
+    assert_same(runs, "Pendulum-v1", (2, 3), env__group_size=2)
+
+
+def test_stacked_frames_and_n_step_returns(runs):
+    assert_same(runs, "Pendulum-v1", (2,), env__frame_stack=3, replay__n_step=3)
+
+
+def test_eviction_correlated_noise_and_normaliser(runs):
+    assert_same(
+        runs, "Pendulum-v1", (2,), replay__capacity=300, replay__ratio=0.5,
+        algorithm__exploration={"kind": "ornstein-uhlenbeck"}, algorithm__normalize_observations=True,
+    )  # fmt: skip
+
+
+def test_environment_that_draws_from_global_generators(runs):
+    assert_same(runs, "run_envs:gambler", (1, 3), env__group_size=2)
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_spaces(runs, space):
+    assert_same(runs, "headrace.envs.toy:sampler", (2,), kwargs={"space": space}, run__steps=200)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_transition_is_produced_once_and_counted(runs, schedule):
+    run = runs.train(run__schedule=schedule, run__collectors=2)
+    assert run.completed
+    assert_books(run)
+    books = run.summary["books"]
+    assert books["produced"] == books["committed"] == run.summary["env_steps"] >= 600
+    for lane, rows in enumerate(runs.rows):
+        assert_gapless(rows, lane)
+    finished = sum(int(rows["truncated"].sum()) for rows in runs.rows)
+    assert run.summary["episodes"] == {"finished": finished, "terminated": 0, "truncated": finished, "cut": 0}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("ratio", [0.25, 2.0])
+def test_measured_ratio_is_the_declared_one(runs, schedule, ratio):
+    run = runs.train(run__schedule=schedule, run__collectors=2, replay__ratio=ratio)
+    steps, updates = run.summary["env_steps"], run.summary["updates"]
+    assert updates == 1 + int((steps - 100) * ratio)
+    assert run.summary["replay_ratio"]["declared"] == ratio
+    assert run.summary["replay_ratio"]["measured"] == updates / (steps - 100)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_learning_starts_with_the_chunk_that_makes_it_possible(runs, schedule):
+    run: Run = runs.train(run__schedule=schedule, run__collectors=2, env__lanes=2)
+    chunk = 8
+    most = chunk if schedule != "async" else 2 * 2 * chunk  # both windows may arrive at once
+    assert 100 <= run.summary["first_update_at"] < 100 + most

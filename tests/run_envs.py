@@ -1,0 +1,207 @@
+"""Environments for tests of whole runs: rows that tell where they come from, and faults on demand.
+
+Named by ``run_envs:make`` and the like; the module lies beside the tests, and is imported in child processes too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import select
+import signal
+import sys
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+def pause(seconds: float) -> None:
+    """What a slow or hanging simulator does."""
+    select.select([], [], [], seconds)
+
+
+class Traced(gymnasium.Env[Any, Any]):
+    """The observation is (seed given to the reset, t): a stored row tells its lane, episode and step.
+
+    Args:
+        limit: Steps per episode; the last one truncates it.
+        fault: What goes wrong, a method's name; None: nothing.
+        at: Total step of one environment at which it does.
+        marker: A file that is made when it does; while it exists, nothing goes wrong any more. None: every time.
+        step_s: Seconds one step takes.
+    """
+
+    def __init__(
+        self, limit: int = 10, fault: str | None = None, at: int = 7, marker: str | None = None, step_s: float = 0.0
+    ) -> None:
+        self.observation_space: spaces.Space[Any] = spaces.Box(-1.0, 2.0**31, (2,), np.float64)
+        self.action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self._limit, self._fault, self._at, self._marker, self._step_s = limit, fault, at, marker, step_s
+        self._total = self._t = 0
+        self._seed = 0
+        self.obs: Any = None
+        self.reward: Any = 0.0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._seed, self._t = seed or 0, 0
+        self.obs = np.array([self._seed, 0], np.float64)
+        if self._at == 0 and self._due():
+            getattr(self, str(self._fault))()
+        return self.obs, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._total += 1
+        self._t += 1
+        if self._step_s:
+            pause(self._step_s)
+        self.obs, self.reward = np.array([self._seed, self._t], np.float64), float(self._t)
+        if self._total == self._at and self._due():
+            getattr(self, str(self._fault))()
+        return self.obs, self.reward, False, self._t >= self._limit, {}
+
+    def _due(self) -> bool:
+        if self._fault is None:
+            return False
+        if self._marker is None:
+            return True
+        try:
+            os.close(os.open(self._marker, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+    # Ends of a process.
+
+    def kill(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def crash(self) -> None:
+        ctypes.string_at(0)
+
+    def leave(self) -> None:
+        os._exit(0)
+
+    def sys_exit(self) -> None:
+        sys.exit()
+
+    def freeze(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def hang(self) -> None:
+        pause(600.0)
+
+    # What an environment may do wrong.
+
+    def fail(self) -> None:
+        raise ValueError("burn map corrupt, tile 7")
+
+    def nan_reward(self) -> None:
+        self.reward = float("nan")
+
+    def nan_obs(self) -> None:
+        self.obs = np.array([self._seed, np.nan])
+
+    def wrong_shape(self) -> None:
+        self.obs = np.zeros(3)
+
+    def wrong_dtype(self) -> None:
+        self.obs = np.zeros(2, np.float32)
+
+    def wrong_reward(self) -> None:
+        self.reward = np.zeros(2)
+
+
+class Levels(Traced):
+    """Integer observations from 0 to 9; the fault ``beyond`` returns 10."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.observation_space = spaces.Box(0, 9, (2,), np.int64)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._level(), {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        _, *rest = super().step(action)
+        return self._level(), *rest
+
+    def _level(self) -> Any:
+        return np.array([self.obs[0] if self.obs[0] == 10 else 1, 2], np.int64)
+
+    def beyond(self) -> None:
+        self.obs = np.array([10, 0])
+
+
+class Buttons(Traced):
+    """Actions are buttons, which TD3 cannot press."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Discrete(2)
+
+
+class Boundless(Traced):
+    """Actions without bounds, which TD3 cannot scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+
+class Gambler(gymnasium.Env[Any, Any]):
+    """Draws from the global generators, when it is built, reset and stepped, as many simulators do."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-10.0, 10.0, (3,), np.float64)
+        self.action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self._luck = random.random() + float(np.random.rand())
+        self._t = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._t = 0
+        return self._draw(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._t += 1
+        return self._draw(), float(np.random.randn()), random.random() < 0.05, self._t >= 30, {}
+
+    def _draw(self) -> Any:
+        return np.array([self._luck, random.gauss(0.0, 1.0), np.random.rand()])
+
+
+def make(**kwargs: Any) -> Traced:
+    return Traced(**kwargs)
+
+
+def levels(**kwargs: Any) -> Levels:
+    return Levels(**kwargs)
+
+
+def buttons() -> Buttons:
+    return Buttons()
+
+
+def boundless() -> Boundless:
+    return Boundless()
+
+
+def gambler() -> Gambler:
+    return Gambler()
+
+
+def raises_when_built() -> Traced:
+    raise RuntimeError("the map of the park is missing")
+
+
+def returns_none() -> None:
+    Traced()
+
+
+def returns_a_class() -> type[Traced]:
+    return Traced

@@ -1,0 +1,144 @@
+"""Whole runs in tests: small, from one warm fork server, with the stored rows kept for inspection."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace
+from headrace.core import seeding
+from headrace.ipc.forkserver import ForkServer
+from headrace.lanes.layout import CUT, FINAL, STEP
+from headrace.runtime import experiment
+from headrace.runtime.api import Run
+from headrace.telemetry.events import read_events
+
+SMALL: Mapping[str, object] = {
+    "run.steps": 600,
+    "env.lanes": 6,
+    "replay.learning_starts": 100,
+    "replay.capacity": 20_000,
+    "collect.chunk_steps": 8,
+    "collect.random_steps": 100,
+    "evaluation.episodes": 0,
+    "evaluation.every_steps": 0,
+    "algorithm.batch_size": 32,
+    "algorithm.actor.hidden": [16],
+    "algorithm.critic.hidden": [16],
+}
+"""A run of a second or less, once its processes are up."""
+
+
+class LentServer:
+    """A fork server that stays when its borrower closes it."""
+
+    def __init__(self, server: ForkServer) -> None:
+        self._server = server
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
+
+    def close(self) -> None:
+        """Its owner closes it."""
+
+
+@pytest.fixture(scope="session")
+def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """A fork server that has imported torch: a run from it starts in a tenth of the time."""
+    log = tmp_path_factory.mktemp("forkserver") / "forkserver.log"
+    modules = ("headrace.runtime.training", "headrace.algorithms.td3", "headrace.runtime.components", "run_envs")
+    with ForkServer(modules, {"OMP_NUM_THREADS": "1"}, log) as server:
+        server._read_link()
+        yield server
+
+
+class Runs:
+    """Trains in small; keeps the rows of the last run, which would go with its memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._number = 0
+        self.rows: list[np.ndarray] = []
+        """Per lane, every row up to the newest complete one, and whatever became of it."""
+
+    def train(self, env: str = "run_envs:make", *, kwargs: Mapping[str, object] | None = None, **settings: Any) -> Run:
+        """A run of an environment factory or id; settings are keys with ``__`` for the dot."""
+        self._number += 1
+        place = "env.id" if "-v" in env else "env.factory"
+        dotted = {key.replace("__", "."): value for key, value in settings.items()}
+        return headrace.train(
+            run_dir=self._folder / f"run-{self._number}",
+            settings={**SMALL, place: env, "env.kwargs": dict(kwargs or {}), **dotted},
+        )
+
+    def keep(self, books: Any) -> None:
+        """Copy the rows of a run that has just ended."""
+        block = books._block
+        first = block.geometry.first_row
+        self.rows = [
+            np.concatenate([piece.copy() for piece in block.pieces(lane, first, int(block.rows_written[lane]))])
+            for lane in range(block.geometry.lanes)
+        ]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, warm_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """Small runs from the warm fork server."""
+    kept = Runs(tmp_path)
+    audit = experiment.audit
+
+    def kept_and_audited(books: Any, lanes: int) -> dict[str, Any]:
+        if books is not None:
+            kept.keep(books)
+        return audit(books, lanes)
+
+    @contextlib.contextmanager
+    def lent(*_: object) -> Iterator[LentServer]:
+        yield LentServer(warm_server)
+
+    monkeypatch.setattr(experiment, "audit", kept_and_audited)
+    monkeypatch.setattr(experiment, "_fork_server", lent)
+    return kept
+
+
+def assert_books(run: Run) -> None:
+    """The equations of the books, from the totals and for every lane."""
+    books = run.summary["books"]
+    assert books["balanced"], books
+    for book in (books, *books["lanes"]):
+        rejected = book["rejected"]
+        rejected = sum(rejected.values()) if isinstance(rejected, Mapping) else rejected
+        assert book["produced"] == book["committed"] + book["salvaged"] + rejected + book["in_flight"], book
+        assert book["committed"] + book["salvaged"] == book["resident"] + book["evicted"], book
+    assert run.summary["env_steps"] == books["committed"] + books["salvaged"]
+
+
+def assert_gapless(rows: np.ndarray, lane: int, seed: int = 0) -> None:
+    """Rows of `run_envs.Traced`: every episode and step of the lane once, in order, each with its own observation."""
+    assert rows["transitions"][rows["kind"] == STEP].tolist() == list(range(1, int((rows["kind"] == STEP).sum()) + 1))
+    ends = np.flatnonzero(np.isin(rows["kind"], (FINAL, CUT)))
+    episodes = np.split(rows, ends + 1)
+    for number, episode in enumerate(episodes):
+        if len(episode):
+            assert set(episode["episode"].tolist()) == {number}
+            assert episode["t"].tolist() == list(range(len(episode)))
+            told = [[seeding.integer(seed, "environment", lane, number), t] for t in range(len(episode))]
+            assert episode["obs"].tolist() == told
+
+
+def events(run: Run | Path, kind: str, component: str | None = None) -> list[dict[str, Any]]:
+    """Events of a kind, oldest first."""
+    path = run.path if isinstance(run, Run) else run
+    found = read_events(path / "events.jsonl")
+    return [event for event in found if event["kind"] == kind and component in (None, event["component"])]
+
+
+def summary(run_dir: Path) -> dict[str, Any]:
+    """What a run has left."""
+    return dict(json.loads((run_dir / "summary.json").read_text()))
