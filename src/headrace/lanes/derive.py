@@ -69,15 +69,16 @@ def transitions(
         Transitions whose return covers n steps or fewer, where the stretch ends. A terminated end has
         discount 0; a truncated or cut one bootstraps from the observation it ended with.
     """
-    at, rows = frame_stack - 1, np.arange(len(windows))
+    at = frame_stack - 1
     steps = windows.shape[1] - frame_stack
     first = windows[:, at]
     if steps == 1:
         reward: NDArray[np.float64] = first["reward"]
-        discount = np.where(first["terminated"], 0.0, gamma)
-        following = windows[:, 1 : frame_stack + 1]
+        discount = ~first["terminated"] * gamma
+        following = windows[:, 1:]
         t_next = first["t"] + 1
     else:
+        rows = np.arange(len(windows))
         reward, taken = _returns(windows[:, at:], gamma)
         last = windows[rows, at + taken - 1]
         discount = np.where(last["terminated"], 0.0, gamma**taken)

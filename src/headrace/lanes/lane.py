@@ -110,6 +110,7 @@ class LaneWriter:
         self._sizes = [int(fields[leaf.path][0].itemsize) for leaf in self._leaves]
         self._plain = len(g.action) == len(g.observation) == 1
         self._obs_places = [int(fields[leaf.path][1]) for leaf in g.observation]
+        self._write_head = HEAD.pack_into
         self._write = step_struct(g.dtype, g.action, g.observation).pack_into
         self._number = block.buffer[lane * HEADER_BYTES : lane * HEADER_BYTES + 16].cast("q")
         self.row: int = self._number[0]
@@ -130,9 +131,7 @@ class LaneWriter:
         """
         if self.t:
             self._refuse_unended(0)
-        parts = [value.tobytes() for value in obs]
-        if [len(part) for part in parts] != self._sizes[-len(self._obs_places) :]:
-            self._refuse_sizes(self._leaves[-len(self._obs_places) :], parts)
+        parts = self._parts(len(self._leaves) - len(self._obs_places), obs)
         slot = self.row % self._ring
         self._put_obs(slot, parts)
         if slot < self._mirror:
@@ -170,23 +169,20 @@ class LaneWriter:
                 reward, version, transitions, self.episode, t, STEP, terminated, truncated, did, led,
             )  # fmt: skip
         else:
-            parts = [value.tobytes() for value in (*action, *obs)]
-            if [len(part) for part in parts] != self._sizes:
-                self._refuse_sizes(self._leaves, parts)
             self._write(
                 self._bytes, self._head + slot * size,
-                reward, version, transitions, self.episode, t, STEP, terminated, truncated, *parts,
+                reward, version, transitions, self.episode, t, STEP, terminated, truncated,
+                *self._parts(0, (*action, *obs)),
             )  # fmt: skip
         self.transitions = transitions
         after = slot + 1
         if after == self._ring:
-            # What was just written behind the ring's end is the mirror of its first row.
-            after = 0
+            after = 0  # what was just written behind the ring's end is the mirror of its first row
             self._put_obs(0, [value.tobytes() for value in obs])
         self.t = t + 1
         self.row = row = row + 1
         if terminated or truncated:
-            HEAD.pack_into(
+            self._write_head(
                 self._bytes, self._head + after * size,
                 0.0, version, transitions, self.episode, t + 1, FINAL, 0, 0,
             )  # fmt: skip
@@ -194,6 +190,13 @@ class LaneWriter:
         if slot < self._mirror or after < self._mirror:
             self._copy_to_mirror(slot, after)
         self._number[0] = row
+
+    def _parts(self, first: int, values: Sequence[Any]) -> list[bytes]:
+        """Bytes of values, which belong to the leaves from place ``first`` on."""
+        parts = [value.tobytes() for value in values]
+        if [len(part) for part in parts] != self._sizes[first:]:
+            self._refuse_sizes(self._leaves[first:], parts)
+        return parts
 
     def _put_obs(self, slot: int, parts: Sequence[bytes]) -> None:
         at = self._base + slot * self._size
