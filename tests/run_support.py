@@ -20,7 +20,7 @@ from headrace.runtime.api import Run
 from headrace.telemetry.events import read_events
 
 SMALL: Mapping[str, object] = {
-    "run.steps": 600,
+    "run.steps": 400,
     "env.lanes": 6,
     "replay.learning_starts": 100,
     "replay.capacity": 20_000,
@@ -52,7 +52,7 @@ class LentServer:
 def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """A fork server that has imported torch: a run from it starts in a tenth of the time."""
     log = tmp_path_factory.mktemp("forkserver") / "forkserver.log"
-    modules = ("headrace.runtime.training", "headrace.algorithms.td3", "headrace.runtime.components", "run_envs")
+    modules = ("headrace.runtime.training", "headrace.algorithms.td3", "torch._dynamo", "run_envs")
     with ForkServer(modules, {"OMP_NUM_THREADS": "1"}, log) as server:
         server._read_link()
         yield server

@@ -26,6 +26,11 @@ from headrace.telemetry.board import Activity
 from headrace.weights.snapshot import SnapshotLayout
 
 
+_FROZEN = 1.25
+LEARNER_PATIENCE = 2.0
+"""How many times ``deadlines.wait_s`` the learner waits for rows; see `_limits`."""
+
+
 def collector_ids(config: ExperimentConfig) -> list[str]:
     """Ids of the collector processes; none in the inline schedule."""
     return [] if config.run.schedule == "inline" else [f"collector-{n}" for n in range(config.run.collectors)]
@@ -148,8 +153,16 @@ def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list
 
 
 def _limits(deadlines: DeadlinesConfig) -> dict[Activity, float]:
-    """Seconds an activity may last. Waits are not among them: whoever waits is not to blame."""
+    """Seconds an activity may last.
+
+    Whoever waits is not to blame, and gives up or looks up by itself after ``wait_s``. One that does not is frozen
+    (SIGSTOP, a debugger), and is found a little later; the learner waits longer still, so as to see it replaced.
+    """
+    frozen_s = _FROZEN * deadlines.wait_s
     return {
+        Activity.WAIT_CREDIT: frozen_s,
+        Activity.WAIT_COMMANDS: frozen_s,
+        Activity.WAIT_ROWS: 2 * LEARNER_PATIENCE * deadlines.wait_s,
         Activity.START: deadlines.start_s,
         Activity.ENV_CONSTRUCT: deadlines.start_s,
         Activity.ENV_RESET: deadlines.reset_s,

@@ -30,6 +30,7 @@ from headrace.runtime.payloads import (
     group_lanes,
     groups_of,
 )
+from headrace.runtime.resources import LEARNER_PATIENCE
 from headrace.supervision.messages import Command, Done, Ready, Report, Stop
 from headrace.telemetry.board import Activity, Board, Slot, State
 from headrace.weights.policy_file import save_policy
@@ -277,4 +278,5 @@ def _groups(
         return
     owned = [groups_of(config, collector) for collector in range(config.run.collectors)]
     with attached_pipes(fds, len(owned), (CREDIT_BYTES, commit_bytes(config.env.group_size))) as pipes:
-        yield RemoteGroups(owned, pipes, learner.replay.block, board, slot, config.deadlines.wait_s)
+        wait_s = LEARNER_PATIENCE * config.deadlines.wait_s
+        yield RemoteGroups(owned, pipes, learner.replay.block, board, slot, wait_s)

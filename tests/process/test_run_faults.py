@@ -1,0 +1,241 @@
+"""Processes of real runs die, hang and freeze: the run goes on or ends with the culprit named, and the books balance."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from run_support import Runs, assert_books, assert_gapless, events
+
+from headrace.runtime import experiment
+from headrace.runtime.api import Run
+from headrace.supervision.spec import BecameReady, Event, Reported
+from headrace.supervision.supervisor import Supervisor
+
+pytestmark = pytest.mark.process
+
+ENV = "run_envs:make"
+
+
+@pytest.fixture
+def strike(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Supervisor, Event], bool]], None]:
+    """Do something to a run at the first event for which it can be done; the function says whether it was."""
+
+    def install(blow: Callable[[Supervisor, Event], bool]) -> None:
+        poll = Supervisor.poll
+        struck = False
+
+        def polled(supervisor: Supervisor, timeout_s: float) -> list[Event]:
+            nonlocal struck
+            found = poll(supervisor, timeout_s)
+            for event in found:
+                struck = struck or blow(supervisor, event)
+            return found
+
+        monkeypatch.setattr(Supervisor, "poll", polled)
+
+    return install
+
+
+def is_metrics(event: Event, steps: int = 1) -> bool:
+    """Whether the learner reports that so many steps are stored."""
+    facts = getattr(getattr(event, "message", None), "facts", {})
+    return isinstance(event, Reported) and event.id == "learner" and facts.get("env_steps", -1) >= steps
+
+
+def assert_sound(runs: Runs, run: Run) -> None:
+    """Whatever happened: the books balance, and no lane has a gap or a row twice."""
+    assert_books(run)
+    for lane, rows in enumerate(runs.rows):
+        assert_gapless(rows, lane)
+
+
+@pytest.mark.parametrize(
+    ("fault", "how"),
+    [
+        ("kill", "killed by SIGKILL (often the out-of-memory killer)"),
+        ("crash", "killed by SIGSEGV"),
+        ("leave", "exit code 0"),
+        ("sys_exit", "exit code 0"),
+        ("fail", "exit code 1"),
+    ],
+)
+@pytest.mark.parametrize("schedule", ["async", "lockstep"])
+def test_collector_dies_in_the_middle_of_a_chunk(runs, tmp_path, fault, how, schedule):
+    kwargs = {"fault": fault, "at": 13, "marker": str(tmp_path / "marker")}
+    run = runs.train(ENV, kwargs=kwargs, run__schedule=schedule)
+    assert run.completed, run.summary["error"]
+    assert_sound(runs, run)
+    (event,) = events(run, "fault")
+    assert event["component"] in ("collector-0", "collector-1")
+    assert event["text"] == f"{event['component']} {how}"
+    assert run.summary["faults"] == {"died": 1}
+    assert run.summary["restarts"] == 1
+    books = run.summary["books"]
+    assert books["salvaged"] == events(run, "salvaged")[0]["transitions"] >= 4  # steps 9 to 12 of that lane
+    assert books["in_flight"] == 0
+    assert run.summary["episodes"]["cut"] in (1, 3)  # the lane's, and those its neighbours were in the middle of
+    (restarted,) = events(run, "restarted")
+    assert restarted["component"] == event["component"]
+    assert run.summary["env_steps"] >= 400
+
+
+def test_collector_is_killed_from_outside_twice(runs, strike):
+    killed = []
+
+    def kill(supervisor, event):
+        if isinstance(event, BecameReady) and event.id.startswith("collector") and len(killed) < 2:
+            killed.append(event.id)
+            os.kill(supervisor.pid(event.id), signal.SIGKILL)
+        return False
+
+    strike(kill)
+    run = runs.train(ENV, kwargs={"step_s": 0.001})
+    assert run.completed
+    assert_sound(runs, run)
+    assert run.summary["faults"] == {"died": 2}
+    assert run.summary["restarts"] == 2
+
+
+def test_environment_that_always_fails_spends_the_budget_and_is_told_in_its_own_words(runs):
+    run = runs.train(ENV, kwargs={"fault": "fail"}, supervision__max_restarts=1, run__collectors=1, env__lanes=2)
+    assert run.summary["outcome"] == "failed"
+    assert run.summary["exit_code"] == 1
+    assert_sound(runs, run)
+    assert run.summary["error"].startswith(
+        "[SUP-003] collector-0 ended and is not started again: it ended again after 1 restart within 300 s\n"
+        "  last time: run_envs:make in lane 0 raised ValueError in step()\n"
+        "  error: ValueError: burn map corrupt, tile 7\n"
+        "  lane: 0\n"
+    )
+    log = (run.path / "logs" / "collector-0.log").read_text()
+    assert log.count("ValueError: burn map corrupt, tile 7") >= 2
+    first, last = events(run, "fault", "collector-0")
+    assert "lane 0" in first["error"]
+    assert "step: 7" in first["error"]  # of the lane: C036
+    assert "step: 13" in last["error"]
+    assert [event["transitions"] for event in events(run, "salvaged")] == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("fault", "rejected", "field"), [("nan_reward", 4, "reward"), ("nan_obs", 4, "obs"), ("wrong_reward", 0, "reward")]
+)
+def test_broken_contract_ends_the_run_and_nothing_of_it_is_learned(runs, tmp_path, fault, rejected, field):
+    kwargs = {"fault": fault, "at": 13, "marker": str(tmp_path / "marker")}
+    run = runs.train(ENV, kwargs=kwargs)
+    assert run.summary["exit_code"] == 1
+    assert f"field: {field}\n" in run.summary["error"]
+    assert "step: 13\n" in run.summary["error"]
+    # Values are looked at chunk by chunk, here after step 16: the bad one and what followed it are refused.
+    assert run.summary["books"]["rejected"] == ({"not_finite": rejected} if rejected else {})
+    assert_books(run)
+    assert run.summary["restarts"] == 0
+
+
+@pytest.mark.parametrize("fault", ["hang", "freeze"])
+def test_collector_that_stands_still_is_replaced_while_the_others_go_on(runs, tmp_path, fault):
+    kwargs = {"fault": fault, "at": 13, "marker": str(tmp_path / "marker"), "step_s": 0.001}
+    run = runs.train(
+        ENV, kwargs=kwargs, deadlines__step_s=0.6, run__steps=100_000, run__run_duration_s=3.0, replay__ratio=0.1
+    )
+    assert run.completed, run.summary["error"]
+    assert_sound(runs, run)
+    assert run.summary["faults"] == {"stalled": 1}
+    (stacks,) = events(run, "stacks")
+    (fault_event,) = events(run, "fault")
+    stuck = stacks["component"]
+    assert f"{stuck} is overdue: env.step for " in stacks["text"]
+    assert ", step 12" in stacks["text"]
+    written = (run.path / "stacks" / f"{stuck}.0.txt").read_text()
+    assert "run_envs.py" in written
+    if fault == "freeze":
+        assert fault_event["text"].endswith("; its process had been stopped by a signal")
+    (restarted,) = events(run, "restarted")
+    assert restarted["component"] == stuck
+    produced = [lane["produced"] for lane in run.summary["books"]["lanes"]]
+    mine = set(range(int(stuck.removeprefix("collector-")), 6, 2))
+    # The stuck one was away for a fifth of the time or more, and its lanes got on afterwards.
+    assert min(produced[lane] for lane in mine) > 24
+    assert sum(produced) - sum(produced[lane] for lane in mine) > sum(produced[lane] for lane in mine)
+
+
+def test_frozen_while_it_waits_for_credit(runs, strike):
+    def freeze(supervisor, event):
+        if not is_metrics(event, steps=100):
+            return False
+        os.kill(supervisor.pid("collector-1"), signal.SIGSTOP)
+        return True
+
+    strike(freeze)
+    run = runs.train(ENV, run__steps=3000, replay__learning_starts=50, collect__random_steps=50, deadlines__wait_s=1.0)
+    assert run.completed, run.summary["error"]
+    assert_sound(runs, run)
+    assert run.summary["faults"] == {"stalled": 1}
+    assert events(run, "restarted", "collector-1")
+
+
+@pytest.mark.parametrize("victim", ["learner", "evaluator", "probe"])
+def test_other_processes_are_killed(runs, strike, victim):
+    def kill(supervisor, event):
+        if victim == "learner" and not is_metrics(event):
+            return False
+        if victim == "evaluator" and not (isinstance(event, BecameReady) and event.id == "evaluator"):
+            return False
+        if victim not in supervisor.alive():
+            return False
+        os.kill(supervisor.pid(victim), signal.SIGKILL)
+        return True
+
+    strike(kill)
+    run = runs.train(ENV, evaluation__episodes=3, kwargs={"step_s": 0.002}, run__steps=1000)
+    assert_sound(runs, run)
+    (fault,) = events(run, "fault", victim)
+    assert "SIGKILL" in fault["text"]
+    if victim == "evaluator":
+        assert run.completed
+        assert run.summary["evaluations"][-1]["env_steps"] == run.summary["env_steps"]
+        assert run.summary["random_baseline"]["episodes"] == 3
+        assert run.summary["restarts"] == 1
+        return
+    assert run.summary["exit_code"] == 1
+    assert run.summary["error"].startswith(
+        f"[SUP-001] {victim} ended although nobody asked it to: killed by SIGKILL (often the out-of-memory killer)"
+    )
+    if victim == "learner":
+        books = run.summary["books"]
+        assert books["produced"] == books["committed"] + books["in_flight"] > 0
+        assert run.summary["updates"] >= 0
+
+
+def test_fork_server_is_killed(tmp_path, strike):
+    def kill(supervisor, event):
+        if not is_metrics(event):
+            return False
+        os.kill(supervisor._fork_server.pid, signal.SIGKILL)
+        return True
+
+    strike(kill)
+    runs = Runs(tmp_path)
+    run = runs.train(ENV, run__steps=100_000, kwargs={"step_s": 0.002}, collect__preload=["torch._dynamo"])
+    assert run.summary["exit_code"] == 1
+    assert run.summary["error"].startswith("[SUP-001] the fork server is gone: it ended")
+    assert_books(run)
+
+
+def test_whoever_follows_the_progress_raises(runs, tmp_path, monkeypatch):
+    run_experiment = experiment.run_experiment
+
+    def follow(progress: Any) -> None:
+        raise LookupError("nobody is looking")
+
+    monkeypatch.setattr(
+        "headrace.runtime.api.run_experiment",
+        lambda config, place, _, factory: run_experiment(config, place, follow, factory),
+    )
+    with pytest.raises(LookupError, match="nobody is looking"):
+        runs.train(ENV)
+    (path,) = tmp_path.glob("run-*/summary.json")
+    assert "raised LookupError" in path.read_text()
