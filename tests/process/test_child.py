@@ -6,6 +6,8 @@ import os
 import re
 import select
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -258,6 +260,39 @@ def test_the_end_of_the_server_is_the_end_of_everything(spawn, how):
         wait_for_end(server, stubborn)
     assert child.exit_code == stubborn.exit_code == -signal.SIGKILL
     wait_until_gone(child.pid, stubborn.pid, program)
+
+
+def test_the_kernel_ends_children_of_a_killed_server_also_if_nobody_looks(spawn):
+    server, child = spawn("ignores_stop")
+    child.control.receive(LIMIT_S)
+    os.kill(server.pid, signal.SIGKILL)
+    wait_until_gone(child.pid)  # its control channel is open, and nothing was collected
+
+
+IMPORTING_PARENT = """
+import os, select, sys
+sys.path.insert(0, sys.argv[1])
+from headrace.ipc.forkserver import ForkServer
+server = ForkServer(["never_imported"], {}, sys.argv[1] + "/forkserver.log")
+print(server.pid, flush=True)
+select.select([], [], [], 600)
+"""
+
+
+def test_the_kernel_ends_a_server_that_is_importing_when_its_parent_is_killed(tmp_path):
+    begun = tmp_path / "begun"
+    source = f"import select\nopen({str(begun)!r}, 'w').close()\nselect.select([], [], [], 600)\n"
+    (tmp_path / "never_imported.py").write_text(source)
+    command = [sys.executable, "-c", IMPORTING_PARENT, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
+        server_pid = int(parent.stdout.readline())
+        deadline = Deadline(LIMIT_S)
+        while not begun.exists():
+            assert not deadline.passed
+            poll_fds({parent.stdout.fileno(): select.POLLIN}, 0.01)
+        parent.kill()
+        parent.wait(timeout=LIMIT_S)
+    wait_until_gone(server_pid)
 
 
 def test_a_dead_server_is_an_error_that_says_so(spawn, tmp_path):

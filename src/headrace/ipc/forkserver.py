@@ -307,7 +307,6 @@ class ForkServer:
             if child.exit_code is None and child.ended():
                 self._note_end(child)
             if child.exit_code is not None:
-                child.close_pidfd()
                 del self._children[number]
                 ended.append(child)
         return ended

@@ -138,6 +138,7 @@ class Server:
                 break
             number = self._numbers.pop(pid, None)
             if number is not None:
+                # Where orphans cannot be adopted, and so not be found, this is all that ends its programs.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
                 self._sessions.add(pid)

@@ -1,0 +1,77 @@
+"""When a child is called overdue: not on the first look, and not if it moves on between two."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.supervision.child import SupervisedChild
+from headrace.supervision.policy import Phase
+from headrace.supervision.spec import ChildSpec
+from headrace.supervision.watchdog import LOOK_S, Watchdog
+from headrace.telemetry.board import Activity, Board, State
+
+
+@pytest.fixture
+def board(tmp_path):
+    with Board.create(tmp_path / "board", [("c", "collector")]) as board:
+        yield board
+
+
+@pytest.fixture
+def child(board, tmp_path):
+    """A child that counts as ready; it has no process, so nothing can be sent to it."""
+    limits = {Activity.ENV_STEP: 30.0, Activity.START: 60.0}
+    spec = ChildSpec(id="c", kind="collector", target="m:f", payload=lambda _: None, deadlines=limits)
+    child = SupervisedChild(spec, board.slot("c"), tmp_path, tmp_path)
+    child.life.move(Phase.STARTING)
+    child.life.move(Phase.READY)
+    child.slot.set_state(State.RUNNING)
+    child.slot.enter(Activity.ENV_STEP, lane=2)
+    return child
+
+
+@pytest.fixture
+def watchdog(child, board):
+    return Watchdog({"c": child}, board)
+
+
+@pytest.fixture
+def late_s(board, child):
+    """A moment at which the step is over its limit."""
+    return board.read("c").since_ns / 1e9 + 31.0
+
+
+def test_nobody_is_overdue_on_the_first_look(watchdog, child, late_s):
+    assert watchdog.look(late_s) == []
+    assert watchdog.look(late_s + LOOK_S / 2) == []  # too soon to be a second look
+    [late] = watchdog.look(late_s + LOOK_S)
+    assert (late.id, late.activity, late.limit_s, late.lane) == ("c", "env.step", 30.0, 2)
+    assert child.life.phase is Phase.DUMPING
+
+
+def test_whoever_moves_on_between_two_looks_was_only_slow(watchdog, child, late_s):
+    assert watchdog.look(late_s) == []
+    child.slot.enter(Activity.ENV_STEP, lane=2)  # the next step; by the machine's clock it has only just begun
+    assert watchdog.look(late_s + LOOK_S) == []
+    assert child.life.phase is Phase.READY
+
+
+def test_within_its_limit_nobody_is_suspect(watchdog, late_s):
+    for look in range(4):
+        assert watchdog.look(late_s - 5.0 + look * LOOK_S) == []
+
+
+def test_a_caught_child_is_not_caught_again_but_killed(watchdog, child, late_s):
+    watchdog.look(late_s)
+    assert len(watchdog.look(late_s + LOOK_S)) == 1
+    assert watchdog.look(late_s + 2 * LOOK_S) == []
+    assert child.life.phase is Phase.KILLED
+
+
+def test_a_child_that_stops_has_only_the_limit_of_stopping(watchdog, child, late_s):
+    child.life.move(Phase.STOPPING)
+    child.due_s = late_s + 10.0
+    for look in range(4):
+        assert watchdog.look(late_s + look * LOOK_S) == []
+    [late] = watchdog.look(late_s + 10.0 + LOOK_S)
+    assert str(late) == "stop for 20.2 s (limit 20 s)"
