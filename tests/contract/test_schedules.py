@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from run_support import Runs, assert_books, assert_gapless
 
 from headrace.runtime.api import Run
+from run_support import Runs, assert_books, assert_gapless
 
 pytestmark = pytest.mark.process
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from run_support import Runs, assert_books, assert_gapless, events
 
 from headrace.runtime import experiment
 from headrace.runtime.api import Run
 from headrace.supervision.spec import BecameReady, Event, Reported
 from headrace.supervision.supervisor import Supervisor
+from run_support import Runs, assert_books, assert_gapless, events
 
 pytestmark = pytest.mark.process
 
