@@ -350,6 +350,14 @@ def test_what_was_said_before_the_end_is_told_before_it(folder):
     assert kinds == [Started, BecameReady, Exited]
 
 
+def test_the_last_words_of_a_child_are_told_also_if_it_could_not_be_sent_something_first(folder):
+    with supervised(folder, spec("raises")) as supervisor:
+        process = supervisor._children["c"]._child
+        assert poll_fds({process.pidfd: select.POLLIN}, LIMIT_S), "it is still alive"
+        supervisor.send("c", Command("too late"))  # finds the channel closed, with a message still waiting in it
+        assert isinstance(only(until(supervisor, Exited), Exited).error, ComponentDied)
+
+
 def test_an_unknown_child_is_named_with_the_known_ones(folder):
     with supervised(folder, spec("idle")) as supervisor, pytest.raises(ConfigError, match="called 'nobody'"):
         supervisor.send("nobody", Command("echo"))

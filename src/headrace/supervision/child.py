@@ -106,7 +106,8 @@ class SupervisedChild:
 
     def receive(self) -> list[Event]:
         """What it has said since the last call."""
-        if not self.fds() or self._child is None:
+        # Not `fds`: a child that has left no longer takes messages, but its last words are still to be read.
+        if self._child is None or not self.alive:
             return []
         self._send_on()
         events: list[Event] = []
