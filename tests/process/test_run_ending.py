@@ -227,6 +227,6 @@ def test_parent_is_killed_and_another_run_starts_at_once(tmp_path):
         _, alive = psutil.wait_procs(family, timeout=SOON_S)
         assert not alive
     with command(second, "--steps", "300", "--quiet") as process:
-        out, err = process.communicate(timeout=60.0)
+        _, err = process.communicate(timeout=60.0)
     assert (process.returncode, err) == (0, "")
     assert summary(second)["books"]["balanced"]
