@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import select
 import signal
@@ -17,6 +16,7 @@ import pytest
 from gymnasium import spaces
 
 from headrace.core.specs import leaves
+from headrace.ipc.shm import SharedBlock
 from headrace.lanes.credits import LaneCommit
 from headrace.lanes.derive import transitions
 from headrace.lanes.lane import LaneBlock, LaneWriter
@@ -44,16 +44,14 @@ def observation(episode: int, t: int) -> Any:
 
 @contextmanager
 def shared_block() -> Iterator[LaneBlock]:
-    memory = mmap.mmap(-1, GEOMETRY.nbytes)  # shared with children of a fork
-    block = LaneBlock(GEOMETRY, memoryview(memory))
+    shared = SharedBlock.create(GEOMETRY.nbytes)  # its mapping is inherited by children of a fork
+    block = LaneBlock(GEOMETRY, shared.buf)
     block.begin()
     try:
         yield block
     finally:
-        buffer = block.buffer
         block.release()
-        buffer.release()
-        memory.close()
+        shared.close()
 
 
 class Child:

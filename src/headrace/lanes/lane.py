@@ -32,7 +32,9 @@ class LaneBlock:
         self.geometry = geometry
         self.buffer = buffer
         g = geometry
-        header = np.ndarray((g.lanes, 2, HEADER_BYTES // 16), np.int64, buffer)
+        # An array over a memoryview would not keep it: reading a row after the memory is unmapped would be a crash.
+        self._whole = np.frombuffer(buffer, np.uint8)
+        header = np.ndarray((g.lanes, 2, HEADER_BYTES // 16), np.int64, self._whole)
         self.rows_written = header[:, 0, 0]
         """Complete rows of each lane, as a row number; written by its collector."""
         self.episodes_begun = header[:, 0, 1]
@@ -41,7 +43,7 @@ class LaneBlock:
         """The learner's books of each lane, see `headrace.lanes.replay`."""
         self.stopping = header[:, 1, 7]
         """Not zero: whoever writes the lane shall commit what it has and leave; written by the learner."""
-        self.rows: NDArray[np.void] = np.ndarray((g.lanes, g.stride_rows), g.dtype, buffer, g.rows_offset)
+        self.rows: NDArray[np.void] = np.ndarray((g.lanes, g.stride_rows), g.dtype, self._whole, g.rows_offset)
 
     def begin(self) -> None:
         """Set the row numbers of a new block."""
@@ -76,15 +78,15 @@ class LaneBlock:
         size = g.dtype.itemsize
         count = g.lanes * g.stride_rows - (width - 1)
         kind = np.dtype((np.void, size * width))
-        return np.ndarray((count,), kind, self.buffer, g.rows_offset, (size,))
+        return np.ndarray((count,), kind, self._whole, g.rows_offset, (size,))
 
     def place(self, lane: int, row: int) -> int:
         """Flat place of the window that begins at a row number of a lane."""
         return lane * self.geometry.stride_rows + row % self.geometry.ring_rows
 
     def release(self) -> None:
-        """Drop all views, so that the shared memory below can be closed."""
-        del self.rows_written, self.episodes_begun, self.committed, self.stopping, self.rows, self.buffer
+        """Drop all views, so that the shared memory below can be closed; rows that others hold keep it mapped."""
+        del self._whole, self.rows_written, self.episodes_begun, self.committed, self.stopping, self.rows, self.buffer
 
 
 class LaneWriter:
@@ -187,7 +189,7 @@ class LaneWriter:
                 0.0, version, transitions, self.episode, t + 1, FINAL, 0, 0,
             )  # fmt: skip
             self.row = row = row + 1
-        if slot < self._mirror or after < self._mirror:
+        if after <= self._mirror:  # the row or the one after it is mirrored
             self._copy_to_mirror(slot, after)
         self._number[0] = row
 
