@@ -1,0 +1,90 @@
+"""What every benchmark prints: one table for people, or one JSON object for programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison: the same work done by us and by a peer, in one run, taking turns."""
+
+    name: str
+    environment: str
+    peer: str
+    peer_version: str
+    ours: float
+    theirs: float
+    unit: str
+    ratio: float
+    """Ours better above 1."""
+    spread: dict[str, list[float]]
+    """Lowest and highest of all rounds, for both."""
+
+
+def take_turns(rounds: int, *sides: Callable[[], T]) -> list[list[T]]:
+    """What each side measured in several rounds, after one that is thrown away."""
+    found: list[list[T]] = [[] for _ in sides]
+    for number in range(rounds + 1):
+        for side, rates in zip(sides, found, strict=True):
+            rate = side()
+            if number:
+                rates.append(rate)
+    return found
+
+
+def compare(
+    name: str, environment: str, peer: tuple[str, str], rates: tuple[Sequence[float], Sequence[float]], unit: str
+) -> Row:
+    """Medians of both sides. ``peer`` is name and version, ``rates`` ours and theirs, more is better."""
+    ours, theirs = (statistics.median(side) for side in rates)
+    spread = {side: [min(found), max(found)] for side, found in zip(("ours", "theirs"), rates, strict=True)}
+    return Row(name, environment, *peer, ours, theirs, unit, ours / theirs, spread)
+
+
+def arguments(description: str, **defaults: int) -> argparse.Namespace:
+    """Every default becomes an option; ``--json`` is always there."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    for name, value in defaults.items():
+        parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value:,}")
+    return parser.parse_args()
+
+
+def machine() -> dict[str, object]:
+    """What the numbers depend on. The load tells whether the machine had time for us."""
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    return {
+        "cpu": model, "cpus": os.cpu_count(), "system": platform.system(), "python": platform.python_version(),
+        "numpy": np.__version__, "load_1_min": round(os.getloadavg()[0], 2),
+    }  # fmt: skip
+
+
+def report(rows: Sequence[Row], *, as_json: bool) -> None:
+    """Print everything."""
+    about = machine()
+    if as_json:
+        print(json.dumps({"machine": about, "rows": [asdict(row) for row in rows]}))
+        return
+    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    print(f"{'':34}{'peer':34}{'ours':>12}{'theirs':>12}{'ratio':>8}  unit; spread of ours, of theirs")
+    for row in rows:
+        spread = ", ".join(f"{low:,.0f}-{high:,.0f}" for low, high in row.spread.values())
+        peer = f"{row.peer}, {row.peer_version}"
+        print(f"{row.name:34}{peer:34}{row.ours:12,.0f}{row.theirs:12,.0f}{row.ratio:8.1f}  {row.unit}; {spread}")
