@@ -119,17 +119,23 @@ def assert_books(run: Run) -> None:
     assert run.summary["env_steps"] == books["committed"] + books["salvaged"]
 
 
-def assert_gapless(rows: np.ndarray, lane: int, seed: int = 0) -> None:
-    """Rows of `run_envs.Traced`: every episode and step of the lane once, in order, each with its own observation."""
+def assert_gapless(rows: np.ndarray, lane: int, *, restarts: int = 0, seed: int = 0) -> None:
+    """Rows of `run_envs.Traced`: every episode and step of the lane once, in order, each with its own observation.
+
+    A collector that dies between a reset and the first step after it leaves an episode without a row, so as many
+    numbers may be missing as there were restarts.
+    """
     assert rows["transitions"][rows["kind"] == STEP].tolist() == list(range(1, int((rows["kind"] == STEP).sum()) + 1))
     ends = np.flatnonzero(np.isin(rows["kind"], (FINAL, CUT)))
-    episodes = np.split(rows, ends + 1)
-    for number, episode in enumerate(episodes):
-        if len(episode):
-            assert set(episode["episode"].tolist()) == {number}
-            assert episode["t"].tolist() == list(range(len(episode)))
-            told = [[seeding.integer(seed, "environment", lane, number), t] for t in range(len(episode))]
-            assert episode["obs"].tolist() == told
+    episodes = [episode for episode in np.split(rows, ends + 1) if len(episode)]
+    numbers = [int(episode["episode"][0]) for episode in episodes]
+    assert numbers == sorted(set(numbers))
+    assert numbers[-1] - len(numbers) < restarts or numbers == list(range(len(numbers)))
+    for number, episode in zip(numbers, episodes, strict=True):
+        assert set(episode["episode"].tolist()) == {number}
+        assert episode["t"].tolist() == list(range(len(episode)))
+        told = [[seeding.integer(seed, "environment", lane, number), t] for t in range(len(episode))]
+        assert episode["obs"].tolist() == told
 
 
 def events(run: Run | Path, kind: str, component: str | None = None) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ def assert_sound(runs: Runs, run: Run) -> None:
     """Whatever happened: the books balance, and no lane has a gap or a row twice."""
     assert_books(run)
     for lane, rows in enumerate(runs.rows):
-        assert_gapless(rows, lane)
+        assert_gapless(rows, lane, restarts=run.summary["restarts"])
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,6 @@ def test_other_processes_are_killed(runs, strike, victim):
     if victim == "learner":
         books = run.summary["books"]
         assert books["produced"] == books["committed"] + books["in_flight"] > 0
-        assert run.summary["updates"] >= 0
 
 
 def test_fork_server_is_killed(tmp_path, strike):

@@ -12,6 +12,7 @@ import pytest
 from headrace.core.errors import RunDirectoryError
 from headrace.runtime.config import load_config
 from headrace.runtime.rundir import RunDirectory
+from headrace.telemetry.board import Board
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +166,37 @@ def test_damaged_summary_is_told(tmp_path, config):
 def test_open_refuses_what_is_no_run(tmp_path, name):
     with pytest.raises(RunDirectoryError, match="holds no run"):
         RunDirectory.open(tmp_path / name)
+
+
+@pytest.mark.parametrize("produced", [0, 3])
+def test_directory_of_a_run_that_failed_before_its_first_step_is_taken_over(tmp_path, config, produced):
+    for _ in range(2):
+        with RunDirectory.create(tmp_path / "run", config) as run:
+            run.events_file.write_text("{}\n")
+            run.log_file("probe").write_text("the map is missing")
+            run.write_summary({"outcome": "failed", "books": {"produced": produced}})
+        if produced:
+            with pytest.raises(RunDirectoryError, match="already holds a finished run\n  outcome: failed"):
+                RunDirectory.create(tmp_path / "run", config)
+            return
+    with RunDirectory.create(tmp_path / "run", config) as run:
+        assert run.read_summary() is None
+        assert not run.events_file.exists()
+        for number in ("1", "2"):  # nothing is lost
+            assert (run.path / "earlier" / number / "logs" / "probe.log").read_text() == "the map is missing"
+            assert (run.path / "earlier" / number / "summary.json").is_file()
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+def test_directory_of_a_run_that_was_killed_while_it_started_is_taken_over(tmp_path, config, steps):
+    with RunDirectory.create(tmp_path, config) as run:
+        run.metrics_file.touch()
+        with Board.create(run.board_file, [("learner", "learner")]) as board:
+            board.slot("learner").count("env_steps", steps)
+    if steps:
+        with pytest.raises(RunDirectoryError, match="did not finish"):
+            RunDirectory.create(tmp_path, config)
+    else:
+        with RunDirectory.create(tmp_path, config) as run:
+            assert not run.board_file.exists()
+            assert (tmp_path / "earlier" / "1" / "board").is_file()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from headrace.runtime.summary import audit, summarize, unbalanced
 from headrace.supervision.messages import Command, Done, Report, Stop
 from headrace.supervision.spec import (
     BecameReady,
+    ChildSpec,
     Event,
     Exited,
     ForkServerLost,
@@ -79,16 +80,8 @@ def run_experiment(
         specs = child_specs(basics, resources, run_dir.checkpoints_dir.absolute())
         with Interrupts() as interrupts:
             try:
-                with _fork_server(config, run_dir) as server:
-                    budget = RestartBudget(
-                        max_restarts=config.supervision.max_restarts,
-                        window_s=config.supervision.restart_window_s,
-                        backoff_s=config.supervision.backoff_s,
-                    )
-                    with Supervisor(
-                        server, board, specs, budget, clock, run_dir.logs_dir, run_dir.stacks_dir
-                    ) as supervisor:
-                        experiment.run(supervisor, interrupts)
+                with _supervisor(config, run_dir, board, specs, clock) as supervisor:
+                    experiment.run(supervisor, interrupts)
             except HeadraceError as error:
                 experiment.fail(error)
             except BaseException as error:
@@ -101,6 +94,22 @@ def run_experiment(
         run_dir.write_summary(summary)
         observer.show(at_once=True)
         return summary
+
+
+@contextmanager
+def _supervisor(
+    config: ExperimentConfig, run_dir: RunDirectory, board: Board, specs: Sequence[ChildSpec], clock: Clock
+) -> Iterator[Supervisor]:
+    budget = RestartBudget(
+        max_restarts=config.supervision.max_restarts,
+        window_s=config.supervision.restart_window_s,
+        backoff_s=config.supervision.backoff_s,
+    )
+    with (
+        _fork_server(config, run_dir) as server,
+        Supervisor(server, board, specs, budget, clock, run_dir.logs_dir, run_dir.stacks_dir) as supervisor,
+    ):
+        yield supervisor
 
 
 @contextmanager
@@ -197,6 +206,7 @@ class Experiment:
             "outcome": outcome,
             "error": str(error) if error is not None else None,
             "exit_code": code,
+            "updates": observer.updates,
             "wall_s": observer.wall_s,
             "training_s": training_s,
         }

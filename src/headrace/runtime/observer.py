@@ -61,6 +61,11 @@ class Observer:
         """Seconds since the run began."""
         return self._clock.now() - self._started_s
 
+    @property
+    def updates(self) -> int:
+        """Gradient steps the learner has made, also if it died before it could report them."""
+        return self._board.read("learner").counters["updates"]
+
     def on_facts(self, facts: Mapping[str, Any]) -> None:
         """The learner told its counts."""
         self.learner = dict(facts)

@@ -25,7 +25,6 @@ from headrace.supervision.spec import ChildSpec, RestartBudget
 from headrace.telemetry.board import Activity
 from headrace.weights.snapshot import SnapshotLayout
 
-
 _FROZEN = 1.25
 LEARNER_PATIENCE = 2.0
 """How many times ``deadlines.wait_s`` the learner waits for rows; see `_limits`."""

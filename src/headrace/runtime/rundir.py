@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from headrace.core.errors import RunDirectoryError
 from headrace.runtime.config import ExperimentConfig, dump_toml, load_config
+from headrace.telemetry.board import Board
 from headrace.telemetry.events import plain
 
 _ELSEWHERE = "choose another --run-dir, or leave it out for a new one under run.directory"
@@ -54,6 +55,9 @@ class RunDirectory:
         now: Callable[[], datetime] = _local_time,
     ) -> Self:
         """Make a run directory, take its lock and write the effective configuration into it.
+
+        A directory whose earlier run ended before its first environment step is taken over: whoever mends an
+        environment may repeat the very same command. What that run left moves to ``earlier/<n>/``.
 
         Args:
             path: Where; None makes ``<run.directory>/<name>-<date>-<time>-<id>``.
@@ -183,6 +187,7 @@ class RunDirectory:
         try:
             self._make_folder()
             self._take_lock()
+            self._set_aside()
             self._refuse_remains()
             self._made.insert(0, self.config_file)
             self.config_file.write_text(dump_toml(config), encoding="utf-8")
@@ -245,6 +250,17 @@ class RunDirectory:
         os.ftruncate(handle, 0)
         os.write(handle, f"{os.getpid()}\n".encode())
 
+    def _set_aside(self) -> None:
+        """Move away what a run left that has no experience anybody could miss."""
+        if not _never_began(self):
+            return
+        place = self.path / "earlier" / str(len(list(self.path.glob("earlier/*"))) + 1)
+        place.mkdir(parents=True)
+        files = self.config_file, self.board_file, self.events_file, self.metrics_file, self.summary_file
+        for path in (*files, *self._folders()):
+            if path.exists():
+                path.rename(place / path.name)
+
     def _refuse_remains(self) -> None:
         if self.summary_file.exists():
             outcome = (self.read_summary() or {}).get("outcome", "unknown")
@@ -268,6 +284,21 @@ class RunDirectory:
                 path.rmdir()
         self._made = []
         self.close()
+
+
+def _never_began(run: RunDirectory) -> bool:
+    """Whether a run ended here before its first environment step."""
+    if run.summary_file.exists():
+        summary = run.read_summary() or {}
+        return summary.get("outcome") != "completed" and summary.get("books", {}).get("produced") == 0
+    # Killed before it could write a summary. The board knows what the learner had been given.
+    if not run.board_file.exists() or (run.metrics_file.exists() and run.metrics_file.stat().st_size):
+        return False
+    try:
+        with Board.open(run.board_file) as board:
+            return not any(view.counters["env_steps"] for view in board.read_all())
+    except RunDirectoryError:
+        return False
 
 
 def _new_place(config: ExperimentConfig, name: str | None, now: datetime) -> Path:

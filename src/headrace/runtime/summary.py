@@ -51,15 +51,13 @@ def summarize(
 
     Args:
         config: Of the run.
-        outcome: ``outcome``, ``error``, ``exit_code``, ``wall_s``, ``training_s``.
+        outcome: ``outcome``, ``error``, ``exit_code``, ``updates``, ``wall_s``, ``training_s``.
         learner: The learner's last facts; empty if it never told any.
         books: From `audit`.
         evaluations: All of them.
         faults: By kind, and ``restarts``.
     """
     env_steps = books["committed"] + books["salvaged"]
-    updates = learner.get("updates", 0)
-    training_s = outcome["training_s"]
     return {
         "outcome": outcome["outcome"],
         "error": outcome["error"],
@@ -70,7 +68,7 @@ def summarize(
         "config_sha256": config_sha256(config),
         "wall_s": round(outcome["wall_s"], 3),
         "env_steps": env_steps,
-        "updates": updates,
+        "updates": outcome["updates"],
         "books": dict(books),
         "episodes": learner.get("episodes"),
         "replay_ratio": {
@@ -83,13 +81,17 @@ def summarize(
         "faults": {kind: count for kind, count in faults.items() if kind != "restarts"},
         "restarts": faults.get("restarts", 0),
         "weights_sha256": learner.get("weights_sha256"),
-        "throughput": {
-            "env_steps_per_s": env_steps / training_s if training_s else None,
-            "updates_per_s": updates / training_s if training_s else None,
-        },
+        "throughput": _throughput(env_steps, outcome["updates"], outcome["training_s"]),
         "evaluations": [_point(point) for point in evaluations.points],
         "evaluations_skipped": evaluations.skipped,
         "random_baseline": _point(evaluations.random_baseline) if evaluations.random_baseline else None,
+    }
+
+
+def _throughput(env_steps: int, updates: int, training_s: float | None) -> dict[str, float | None]:
+    return {
+        "env_steps_per_s": env_steps / training_s if training_s else None,
+        "updates_per_s": updates / training_s if training_s else None,
     }
 
 
