@@ -39,6 +39,23 @@ def test_a_fresh_board_names_everybody_and_nobody_is_busy(board):
 def test_the_header_tells_whose_board_it_is(board):
     assert (board.header.run_id, board.header.slots, board.header.supervisor_pid) == ("run-7", 3, os.getpid())
     assert board.supervisor_alive()
+    assert board.header.here
+    assert abs(board.header.created_unix_s - board.path.stat().st_mtime) < 60
+
+
+def test_times_and_process_numbers_of_another_machine_are_known_as_such(board, monkeypatch):
+    monkeypatch.setattr("headrace.telemetry.header.this_machine", lambda: "another boot")
+    with Board.open(board.path) as copied:
+        assert not copied.header.here
+        assert not copied.supervisor_alive()  # although a process of that number runs, and began at that tick
+
+
+def test_a_process_is_on_the_board_with_its_start_so_that_a_later_one_of_its_number_is_told_apart(board):
+    slot = board.slot("learner")
+    slot.set_pid(os.getpid())
+    assert board.read("learner").pid_start == process_start(os.getpid())
+    slot.begin(1)
+    assert (board.read("learner").pid, board.read("learner").pid_start) == (0, 0)
 
 
 def test_an_outsider_sees_what_a_component_writes(board):
@@ -166,7 +183,7 @@ def damage(at: int, data: bytes):
     [
         (lambda _: b"short", "it has 5 bytes, less than a header"),
         (damage(0, b"PK\3\4"), "it does not begin like a board"),
-        (damage(8, struct.pack("q", 99)), "its layout version is 99, this Headrace reads 1"),
+        (damage(8, struct.pack("q", 99)), "its layout version is 99, this Headrace reads 2"),
         (damage(16, struct.pack("q", 10**6)), "it says 1000000 slots, and 8192 bytes cannot hold them"),
     ],
 )

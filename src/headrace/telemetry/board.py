@@ -3,8 +3,9 @@
 A writer packs a few adjacent words into a memory-mapped page: no lock, no system call, no message. The file is
 all there is: whoever has its path may `Board.open` it, whatever became of the run.
 
-Layout, native byte order, every field on 8 bytes: a header of 4096 bytes (`_HEADER`), then one slot of 512 bytes
-per component: id, kind (`_NAMES`), pid, incarnation, the status words (`_STATUS`), one word per name in `COUNTERS`.
+Layout, native byte order, every field on 8 bytes: a header of 4096 bytes (`headrace.telemetry.header`), then one slot
+of 512 bytes per component: id, kind (`_NAMES`), pid, incarnation, the status words (`_STATUS`), the pid's start, one
+word per name in `COUNTERS`.
 A slot has one writer at a time: its component while that lives, the supervisor before and after; the words in
 `SUPERVISOR_COUNTERS` always belong to the supervisor.
 """
@@ -24,6 +25,22 @@ from types import TracebackType
 from typing import Self
 
 from headrace.core.errors import ConfigError, RunDirectoryError
+from headrace.telemetry.header import HEADER_BYTES as _HEADER_BYTES
+from headrace.telemetry.header import SLOT_BYTES as _SLOT_BYTES
+from headrace.telemetry.header import Header, new_header, pack_header, process_start, read_header
+from headrace.telemetry.header import text as _text
+
+__all__ = [
+    "COUNTERS",
+    "SUPERVISOR_COUNTERS",
+    "Activity",
+    "Board",
+    "Header",
+    "Slot",
+    "SlotView",
+    "State",
+    "process_start",
+]
 
 
 class State(IntEnum):
@@ -97,33 +114,16 @@ COUNTERS = (
 )
 """Names of the counters of every slot, in the order of their words. ``version`` and ``rss_bytes`` are gauges."""
 
-LAYOUT_VERSION = 1
-_MAGIC = b"HRBOARD\0"
-_HEADER = struct.Struct("@8sqqqqqq32s")  # magic, layout, slots, slot bytes, pid, pid's start, created, run id
-_HEADER_BYTES = 4096
-_SLOT_BYTES = 512
 _NAMES = struct.Struct("@64s32s")
 _PID_AT = 96
 # Native format on purpose: each word is then stored in one piece. `since_ns` is the last word and 0 while the
 # others are being written (struct clears the range first), so a reader can tell a half-written status.
 _STATUS = struct.Struct("@9q")  # state, activity, lane, step, waits on + 1, need, have, limit in ns, since in ns
 _STATUS_AT = 112
+_PID_START_AT = 184
 _COUNTERS_AT = 192
 _INDEX = {name: index for index, name in enumerate(COUNTERS)}
 _READS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What the board tells about the run as a whole."""
-
-    run_id: str
-    slots: int
-    supervisor_pid: int
-    supervisor_start: int
-    """`process_start` of that pid when the board was made: another value now means another process."""
-    created_ns: int
-    """On the machine's monotonic clock, as all times on the board."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,8 @@ class SlotView:
     """Limit of a wait in seconds; 0 if the component is not waiting."""
     since_ns: int
     counters: dict[str, int]
+    pid_start: int = 0
+    """`process_start` of its process; 0 if it has none, or the system did not tell."""
 
     def age_s(self, now_ns: int) -> float:
         """Seconds since the activity began."""
@@ -175,13 +177,14 @@ class Slot:
 
     def begin(self, incarnation: int) -> None:
         """Clear what the last incarnation was doing; counters stay. For the supervisor, before it starts a child."""
-        self._words[(self._at + _PID_AT) // 8] = 0
+        self.set_pid(0)
         self._words[(self._at + _PID_AT) // 8 + 1] = incarnation
         self._state = State.STARTING
         self.enter(Activity.START)
 
     def set_pid(self, pid: int) -> None:
         """Tell whose slot it is."""
+        self._words[(self._at + _PID_START_AT) // 8] = process_start(pid) if pid else 0
         self._words[(self._at + _PID_AT) // 8] = pid
 
     def enter(self, activity: Activity, lane: int = -1, step: int = -1) -> None:
@@ -249,7 +252,7 @@ class Board:
         self.path = path
         self.memory = memory
         self.writable = writable
-        self.header = _read_header(path, memory)
+        self.header = read_header(path, memory)
         self.words = memoryview(memory).cast("@q")
         """The whole file as signed 64-bit words; each is stored in one piece."""
         names = [_NAMES.unpack_from(memory, _slot_at(index)) for index in range(self.header.slots)]
@@ -271,16 +274,13 @@ class Board:
             RunDirectoryError: The file cannot be written.
         """
         _check(components)
-        pid = os.getpid()
         size = _slot_at(len(components))
-        name = run_id or uuid.uuid4().hex[:16]
         data = bytearray(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
-        created_ns = time.monotonic_ns()
-        numbers = (LAYOUT_VERSION, len(components), _SLOT_BYTES, pid, process_start(pid), created_ns)
-        _HEADER.pack_into(data, 0, _MAGIC, *numbers, name.encode()[:31])
+        header = new_header(run_id or uuid.uuid4().hex[:16], len(components))
+        pack_header(header, data)
         for index, (component, kind) in enumerate(components):
             _NAMES.pack_into(data, _slot_at(index), component.encode(), kind.encode()[:31])
-            _STATUS.pack_into(data, _slot_at(index) + _STATUS_AT, 0, 0, -1, -1, 0, 0, 0, 0, created_ns)
+            _STATUS.pack_into(data, _slot_at(index) + _STATUS_AT, 0, 0, -1, -1, 0, 0, 0, 0, header.created_ns)
         target = Path(path)
         fresh = target.with_name(target.name + ".new")
         try:
@@ -354,8 +354,7 @@ class Board:
 
     def supervisor_alive(self) -> bool:
         """Whether the process that made the board still runs (also when another process has its number now)."""
-        start = process_start(self.header.supervisor_pid)
-        return start != 0 and start == self.header.supervisor_start
+        return self.header.supervisor_alive()
 
     def close(self) -> None:
         """Unmap the file; again is harmless."""
@@ -403,25 +402,12 @@ class Board:
             deadline_s=limit_ns / 1e9,
             since_ns=since_ns,
             counters=dict(zip(COUNTERS, self.words[first : first + len(COUNTERS)].tolist(), strict=True)),
+            pid_start=self.words[(at + _PID_START_AT) // 8],
         )
-
-
-def process_start(pid: int) -> int:
-    """When process ``pid`` began, in the kernel's own ticks; 0 if there is none, or the system does not tell."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
-    state, *fields = stat.rpartition(")")[2].split()  # the name before it may contain anything
-    return 0 if state in {"Z", "X"} else int(fields[18])
 
 
 def _slot_at(index: int) -> int:
     return _HEADER_BYTES + index * _SLOT_BYTES
-
-
-def _text(raw: bytes) -> str:
-    return raw.rstrip(b"\0").decode(errors="replace")
 
 
 def _activity(number: int) -> Activity:
@@ -466,30 +452,3 @@ def _map(path: Path, *, writable: bool) -> mmap.mmap:
             error=error,
             fix="give the directory of a run that has been started",
         ) from error
-
-
-def _read_header(path: Path, memory: mmap.mmap) -> Header:
-    problem = ""
-    fields: tuple[int, ...] = ()
-    run_id = b""
-    if len(memory) < _HEADER_BYTES:
-        problem = f"it has {len(memory)} bytes, less than a header"
-    else:
-        magic, *fields_, run_id = _HEADER.unpack_from(memory, 0)
-        fields = tuple(fields_)
-        if magic != _MAGIC:
-            problem = "it does not begin like a board"
-        elif (fields[0], fields[2]) != (LAYOUT_VERSION, _SLOT_BYTES):
-            problem = f"its layout version is {fields[0]}, this Headrace reads {LAYOUT_VERSION}"
-        elif not 0 <= fields[1] <= (len(memory) - _HEADER_BYTES) // _SLOT_BYTES:
-            problem = f"it says {fields[1]} slots, and {len(memory)} bytes cannot hold them"
-    if problem:
-        memory.close()
-        raise RunDirectoryError(
-            "the board of this run is damaged or of another program",
-            path=path,
-            problem=problem,
-            fix="read the run with the version of Headrace that wrote it; if that is this one, the file is damaged",
-        )
-    _, slots, _, pid, start, created_ns = fields
-    return Header(_text(run_id), slots, pid, start, created_ns)
