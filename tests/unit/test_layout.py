@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.core.errors import ConfigError
 from headrace.core.specs import leaves
-from headrace.lanes.layout import ALIGNMENT, HEAD, STEP, Geometry, row_dtype, step_struct
+from headrace.lanes.layout import ALIGNMENT, HEAD, STEP, Geometry, end_word, place_word, row_dtype, step_struct
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 SPACES = {
@@ -61,7 +61,7 @@ def test_one_call_fills_a_row_and_the_observation_of_the_next(observation: str, 
 
     step_struct(geometry.dtype, did, seen).pack_into(
         memoryview(rows).cast("B"), geometry.head_offset,
-        -1.5, 2**40, 2**41, 2**31 + 1, 2**31 + 2, STEP, 1, 0,
+        -1.5, 2**40, 2**41, place_word(2**31 + 1, 2**31 + 2), end_word(STEP, terminated=True),
         *(np.asarray(leaf.of(act), leaf.dtype).tobytes() for leaf in did),
         *(np.asarray(leaf.of(obs), leaf.dtype).tobytes() for leaf in seen),
     )  # fmt: skip

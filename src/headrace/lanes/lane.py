@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 
 from headrace.core.errors import DataLossError, ObservationMismatch
 from headrace.core.specs import Leaf
-from headrace.lanes.layout import FINAL, HEAD, HEADER_BYTES, STEP, Geometry, step_struct
+from headrace.lanes.layout import FINAL, HEAD, HEADER_BYTES, STEP, Geometry, end_word, place_word, step_struct
+
+_GOES_ON = (False, False)
+_RUNS_ON = end_word(STEP)
 
 
 class LaneBlock:
@@ -111,6 +114,7 @@ class LaneWriter:
         self._leaves = (*g.action, *g.observation)
         self._sizes = [int(fields[leaf.path][0].itemsize) for leaf in self._leaves]
         self._plain = len(g.action) == len(g.observation) == 1
+        self._action_size, self._obs_size = self._sizes[0], self._sizes[-1]
         self._obs_places = [int(fields[leaf.path][1]) for leaf in g.observation]
         self._write_head = HEAD.pack_into
         self._write = step_struct(g.dtype, g.action, g.observation).pack_into
@@ -122,6 +126,7 @@ class LaneWriter:
         self.t = 0
         self.episode: int = self._number[1] - 1
         """Number of the running episode, from 0."""
+        self._episode_word = place_word(self.episode, 0)
         self._refuse_unended(g.first_row)
 
     def begin_episode(self, obs: Sequence[Any]) -> None:
@@ -140,6 +145,7 @@ class LaneWriter:
             self._rows[self._ring + slot] = self._rows[slot]
         self.t = 0
         self.episode += 1
+        self._episode_word = place_word(self.episode, 0)
         self._number[1] = self.episode + 1
 
     def step(
@@ -157,25 +163,21 @@ class LaneWriter:
         Raises:
             ObservationMismatch: A value has more or fewer bytes than its leaf. Nothing was stored.
         """
-        row, t, transitions, size = self.row, self.t, self.transitions + 1, self._size
+        row, t, transitions = self.row, self.t, self.transitions + 1
         slot = row % self._ring
-        terminated, truncated = ended
+        at = self._head + slot * self._size
+        place = self._episode_word + t
+        end = _RUNS_ON if ended == _GOES_ON else end_word(STEP, terminated=ended[0], truncated=ended[1])
         # struct would cut or pad bytes that do not fit, silently; hence the comparison. The case of one array
         # each is written out because unpacking a list costs a tenth of the whole step.
         if self._plain:
             did, led = action[0].tobytes(), obs[0].tobytes()
-            if len(did) != self._sizes[0] or len(led) != self._sizes[1]:
+            if len(did) != self._action_size or len(led) != self._obs_size:
                 self._refuse_sizes(self._leaves, (did, led))
-            self._write(
-                self._bytes, self._head + slot * size,
-                reward, version, transitions, self.episode, t, STEP, terminated, truncated, did, led,
-            )  # fmt: skip
+            self._write(self._bytes, at, reward, version, transitions, place, end, did, led)
         else:
-            self._write(
-                self._bytes, self._head + slot * size,
-                reward, version, transitions, self.episode, t, STEP, terminated, truncated,
-                *self._parts(0, (*action, *obs)),
-            )  # fmt: skip
+            parts = self._parts(0, (*action, *obs))
+            self._write(self._bytes, at, reward, version, transitions, place, end, *parts)
         self.transitions = transitions
         after = slot + 1
         if after == self._ring:
@@ -183,11 +185,9 @@ class LaneWriter:
             self._put_obs(0, [value.tobytes() for value in obs])
         self.t = t + 1
         self.row = row = row + 1
-        if terminated or truncated:
-            self._write_head(
-                self._bytes, self._head + after * size,
-                0.0, version, transitions, self.episode, t + 1, FINAL, 0, 0,
-            )  # fmt: skip
+        if end != _RUNS_ON:
+            at = self._head + after * self._size
+            self._write_head(self._bytes, at, 0.0, version, transitions, place + 1, FINAL)
             self.row = row = row + 1
         if after <= self._mirror:  # the row or the one after it is mirrored
             self._copy_to_mirror(slot, after)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from headrace.core.errors import DataLossError
 from headrace.lanes.credits import LaneCommit
 from headrace.lanes.lane import LaneBlock
-from headrace.lanes.layout import CUT, HEAD, STEP
+from headrace.lanes.layout import CUT, HEAD, STEP, end_word, place_word
 
 _FIELDS = ("committed", "salvaged", "rejected", "evicted", "row", "resident_from")
 """Columns of a lane's books in shared memory, each written by the learner alone."""
@@ -174,10 +174,8 @@ class Replay:
             return False
         slot = row % g.ring_rows
         at = g.rows_offset + (lane * g.stride_rows + slot) * g.dtype.itemsize + g.head_offset
-        HEAD.pack_into(
-            self.block.buffer, at,
-            0.0, int(last["version"]), int(last["transitions"]), int(last["episode"]), int(last["t"]) + 1, CUT, 0, 0,
-        )  # fmt: skip
+        place = place_word(int(last["episode"]), int(last["t"]) + 1)
+        HEAD.pack_into(self.block.buffer, at, 0.0, int(last["version"]), int(last["transitions"]), place, end_word(CUT))
         if slot < g.mirror_rows:
             self.block.rows[lane, g.ring_rows + slot] = self.block.rows[lane, slot]
         return True
