@@ -1,0 +1,316 @@
+"""What the schedules decide when collectors are lost, come back, or leave: no process, no wait, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from headrace.core.clock import FakeClock
+from headrace.ipc.channel import Channel
+from headrace.lanes.credits import Commit
+from headrace.runtime.asynchronous import FreeRun
+from headrace.runtime.config import ExperimentConfig, load_config
+from headrace.runtime.lockstep import Rounds
+from headrace.runtime.training import Training, rate_limiter
+from headrace.supervision.messages import Command, Report, Stop
+
+CHUNK = 4
+
+
+@dataclass
+class FakeLearner:
+    """Counts what a learner would do, in the order it is done."""
+
+    config: ExperimentConfig
+    log: list[str] = field(default_factory=list)
+    env_steps: int = 0
+    updates: int = 0
+    version: int = 1
+    writing: dict[int, int] = field(default_factory=dict)
+    """Transitions a group's collector has written and not committed."""
+
+    def __post_init__(self) -> None:
+        self.limiter = rate_limiter(self.config)
+
+    @property
+    def due(self) -> bool:
+        return self.updates < self.limiter.updates_due(self.env_steps)
+
+    def commit(self, commit: Commit) -> None:
+        self.log.append(f"commit {commit.group}.{commit.chunk}")
+        self.env_steps += 0 if commit.last else CHUNK
+
+    def salvage(self, group: int) -> int:
+        self.log.append(f"salvage {group}")
+        self.env_steps += self.writing.get(group, 0)
+        return self.writing.pop(group, 0)
+
+    def update(self) -> None:
+        self.log.append("update")
+        self.updates += 1
+
+    def publish(self) -> int:
+        self.version += 1
+        return self.version
+
+
+@dataclass
+class FakeGroups:
+    """Four groups of two collectors. A granted chunk arrives at the next look, unless its group is mute."""
+
+    then: list[Callable[[], None]] = field(default_factory=list)
+    """What happens at each wait that follows; a wait with nothing left to happen would last for ever, and fails."""
+    mute: set[int] = field(default_factory=set)
+    granted: list[tuple[int, int, int]] = field(default_factory=list)
+    arriving: list[Commit] = field(default_factory=list)
+    gone: set[int] = field(default_factory=set)
+    busy: list[list[int]] = field(default_factory=list)
+    """Whom each wait was for."""
+
+    def grant(self, group: int, chunk: int, limit: int, version: int) -> None:
+        self.granted.append((group, limit, version))
+        if group not in self.mute:
+            self.arriving += [Commit(0, group, number, version, last=False, lanes=()) for number in range(chunk, limit)]
+
+    def arrive(self, group: int, chunk: int, *, last: bool = False) -> None:
+        self.arriving.append(Commit(0, group, chunk, 1, last=last, lanes=()))
+
+    def take(self) -> list[Commit]:
+        taken, self.arriving = self.arriving, []
+        return taken
+
+    def wait(self, waiting_for: Sequence[int], control_fd: int) -> None:
+        self.busy.append(list(waiting_for))
+        if not self.arriving:
+            assert self.then, f"waits for ever, for {list(waiting_for)}"
+            self.then.pop(0)()
+
+    def present(self) -> list[int]:
+        return [group for group in range(4) if group % 2 not in self.gone]
+
+    def lost(self, collector: int) -> list[int]:
+        self.gone.add(collector)
+        return [collector, collector + 2]
+
+    def joined(self, collector: int, incarnation: int) -> list[int]:
+        self.gone.discard(collector)
+        return [collector, collector + 2]
+
+    def stop(self) -> list[int]:
+        for group in self.present():
+            if group not in self.mute:
+                self.arrive(group, 99, last=True)
+        return self.present()
+
+
+class Bench:
+    """A training with fakes around it, and the supervisor's end of its control channel."""
+
+    def __init__(self, **settings: object) -> None:
+        base = {
+            "env.id": "Pendulum-v1", "env.lanes": 4, "collect.chunk_steps": CHUNK, "run.steps": 32, "run.collectors": 2,
+            "replay.learning_starts": 0, "collect.random_steps": 0, "evaluation.every_steps": 0,
+        }  # fmt: skip
+        self.config = load_config(None, {**base, **settings})
+        self.learner = FakeLearner(self.config)
+        self.groups = FakeGroups()
+        self.supervisor, control = Channel.pair()
+        self.channels = (self.supervisor, control)
+        self.training = Training(
+            self.learner, self.groups, control, self.config, Path(), None, FakeClock()  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def tell(self, *messages: object) -> Callable[[], None]:
+        """Something that happens: the supervisor sends these."""
+
+        def send() -> None:
+            for message in messages:
+                self.supervisor.send(message, 1.0)
+
+        return send
+
+    def salvaged(self) -> list[dict[str, int]]:
+        return [message.facts for message in self.supervisor.receive_all() if isinstance(message, Report)]
+
+    def log(self, *kinds: str) -> list[str]:
+        return [line for line in self.learner.log if line.split()[0] in kinds]
+
+
+@pytest.fixture
+def bench():
+    made: list[Bench] = []
+
+    def make(**settings: object) -> Bench:
+        made.append(Bench(**{key.replace("__", "."): value for key, value in settings.items()}))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for channel in one.channels:
+            channel.close()
+
+
+def lost(collector: int) -> Command:
+    return Command("lost", {"collector": collector})
+
+
+def joined(collector: int) -> Command:
+    return Command("joined", {"collector": collector, "incarnation": 1})
+
+
+# Rounds
+
+
+def test_round_takes_groups_over_in_their_order_whoever_was_first(bench):
+    b = bench(run__schedule="lockstep", run__steps=16, replay__ratio=0.25)
+    b.groups.mute = {0, 1, 2, 3}
+    b.groups.then = [lambda g=g: b.groups.arrive(g, 0) for g in (3, 1, 0)]
+
+    def last() -> None:
+        b.groups.mute = set()
+        b.groups.arrive(2, 0)
+
+    b.groups.then.append(last)
+    Rounds(b.training).run()
+    assert b.log("commit")[:4] == ["commit 0.0", "commit 1.0", "commit 2.0", "commit 3.0"]
+    assert b.learner.updates == 4
+    assert b.groups.busy[:4] == [[0, 1, 2, 3], [0, 1, 2], [0, 2], [2]]
+
+
+def test_collector_lost_in_the_middle_of_a_round_and_joined_again(bench):
+    b = bench(run__schedule="lockstep", run__steps=40, replay__ratio=0.25)
+    b.groups.mute = {1, 3}
+    b.learner.writing = {1: 3, 3: 1}
+
+    def lose() -> None:
+        b.groups.mute = {2}
+        b.tell(lost(1))()
+
+    def come_back() -> None:
+        b.groups.mute = set()
+        b.groups.arrive(2, 1)
+        b.tell(joined(1))()
+
+    b.groups.then = [lose, come_back]
+    Rounds(b.training).run()
+    # The first round ends without it, the second has none of its groups, the third has them again.
+    assert b.log("commit", "salvage")[:4] == ["commit 0.0", "salvage 1", "salvage 3", "commit 2.0"]
+    assert b.log("commit")[2:8] == ["commit 0.1", "commit 2.1", "commit 0.2", "commit 1.2", "commit 2.2", "commit 3.2"]
+    assert b.salvaged() == [{"collector": 1, "transitions": 4}]
+
+
+def test_what_a_lost_collector_had_committed_comes_before_what_is_salvaged(bench):
+    b = bench(run__schedule="lockstep", run__steps=16)
+    b.groups.mute = {0, 1, 3}
+
+    def last_words() -> None:
+        b.groups.arrive(3, 0)  # on its way when its process died
+        b.tell(lost(1), Stop("enough"))()
+
+    b.groups.then = [lambda: b.groups.arrive(0, 0), last_words]
+    b.groups.stop = list
+    Rounds(b.training).run()
+    assert b.log("commit", "salvage") == ["commit 0.0", "commit 3.0", "salvage 1", "salvage 3", "commit 2.0"]
+
+
+def test_both_collectors_lost_at_once(bench):
+    b = bench(run__schedule="lockstep", run__steps=16)
+    b.groups.mute = {0, 1, 2, 3}
+
+    def come_back() -> None:
+        b.groups.mute = set()
+        b.tell(joined(0))()
+
+    b.groups.then = [b.tell(lost(1), lost(0)), come_back]
+    Rounds(b.training).run()
+    assert b.log("salvage") == ["salvage 1", "salvage 3", "salvage 0", "salvage 2"]
+    assert b.groups.busy[1] == []  # nobody is there to be waited for
+    assert b.log("commit")[:2] == ["commit 0.1", "commit 2.1"]
+
+
+@pytest.mark.parametrize("schedule", ["lockstep", "async"])
+def test_collector_lost_while_the_run_stops(bench, schedule):
+    b = bench(run__schedule=schedule)
+    b.groups.mute = {1, 3}
+    b.learner.writing = {1: 2}
+    b.groups.then = [b.tell(Stop("interrupted")), b.tell(lost(1))]
+    run = Rounds(b.training) if schedule == "lockstep" else FreeRun(b.training)
+    run.run()
+    assert b.log("salvage") == ["salvage 1", "salvage 3"]
+    assert b.salvaged() == [{"collector": 1, "transitions": 2}]
+    assert b.training.stop_reason == "interrupted"
+    assert not b.groups.then
+
+
+def test_stop_does_not_wait_for_the_end_of_a_round(bench):
+    b = bench(run__schedule="lockstep")
+    b.groups.mute = {2}
+    b.groups.then = [b.tell(Stop("interrupted")), lambda: b.groups.arrive(2, 0, last=True)]
+    Rounds(b.training).run()
+    assert b.learner.updates <= 1 + 8
+    assert "commit 2.0" in b.log("commit")
+
+
+# Free runs
+
+
+def test_warm_up_is_bounded_by_the_window_alone(bench):
+    b = bench(run__schedule="async", run__steps=200, replay__learning_starts=24, collect__window_chunks=2)
+    b.groups.mute = {0, 1, 2, 3}
+    free = FreeRun(b.training)
+    free._grant()
+    assert sorted(b.groups.granted) == [(group, 2, 1) for group in range(4)]
+    for group in range(4):
+        free.on_commit(Commit(0, group, 0, 1, last=False, lanes=()))
+        free._grant()
+        assert b.groups.granted[-1] == (group, 3, 1)  # each chunk that arrives is replaced at once
+
+
+def test_lost_credit_goes_to_others(bench):
+    b = bench(run__schedule="async", run__steps=16, collect__window_chunks=4)
+    b.groups.mute = {1, 3}
+    b.groups.then = [b.tell(lost(1))]
+    FreeRun(b.training).run()
+    assert b.learner.env_steps == 16
+    assert {line.split(".")[0] for line in b.log("commit")} == {"commit 0", "commit 2"}
+
+
+def test_joined_again_goes_on_where_it_was(bench):
+    b = bench(run__schedule="async", run__steps=64)
+    free = FreeRun(b.training)
+    free.on_commit(Commit(0, 1, 0, 1, last=False, lanes=()))
+    free.on_lost(b.groups.lost(1))
+    free.on_joined(b.groups.joined(1, 1))
+    free._grant()
+    assert (1, 3, 1) in b.groups.granted
+    assert [commit.chunk for commit in b.groups.arriving if commit.group == 1] == [1, 2]
+
+
+def test_first_update_comes_with_the_commit_that_makes_it_possible(bench):
+    b = bench(run__schedule="async", run__steps=32, replay__learning_starts=12, replay__ratio=0.25)
+    FreeRun(b.training).run()
+    first = b.learner.log.index("update")
+    assert b.learner.log[:first].count("update") == 0
+    assert b.learner.updates == 1 + (b.learner.env_steps - 12) // 4
+
+
+def test_free_running_ends_with_collecting(bench):
+    b = bench(run__schedule="async", run__steps=16, replay__free_running=True)
+    b.groups.mute = {0, 1, 2, 3}
+    b.groups.then = [lambda: b.groups.arrive(0, 0)]
+    b.groups.stop = list
+    update = b.learner.update
+
+    def updated() -> None:
+        update()
+        assert b.learner.updates < 100, "never ends"
+        if b.learner.updates % 3 == 0:
+            b.groups.arrive(b.learner.updates // 3, 0)
+
+    b.learner.update = updated
+    FreeRun(b.training).run()
+    assert b.learner.env_steps == 16
+    assert b.learner.updates == 9  # while more steps were wanted
