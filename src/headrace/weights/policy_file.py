@@ -34,7 +34,7 @@ def save_policy(
     folder = checkpoints / str(version)
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f".{_NAME}.{os.getpid()}"
-    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}  # keeps a shape of ()
     save_file(whole, part, metadata={name: str(value) for name, value in (*facts.items(), ("version", version))})
     with part.open("rb") as file:
         os.fsync(file.fileno())

@@ -1,0 +1,55 @@
+"""The queue of evaluations."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.runtime.scores import EvaluationQueue
+
+
+def facts(version: int | None, mean: float = 1.0) -> dict[str, object]:
+    steps = None if version is None else version * 100
+    return {"version": version, "env_steps": steps, "mean_reward": mean, "interval": (0.0, 2.0), "episodes": 3}
+
+
+def test_one_at_a_time_and_the_baseline_first():
+    queue = EvaluationQueue(baseline=True, enabled=True)
+    queue.order({"version": 1, "env_steps": 100, "updates": 7})
+    assert queue.next() == {"version": None, "env_steps": None}
+    assert queue.next() is None
+    assert not queue.idle
+    assert queue.finished(facts(None, -5.0)) is queue.random_baseline
+    assert queue.next() == {"version": 1, "env_steps": 100}
+    queue.finished(facts(1))
+    assert queue.idle
+    assert [(point.version, point.env_steps, point.mean_reward) for point in queue.points] == [(1, 100, 1.0)]
+
+
+@pytest.mark.parametrize("ordered", [3, 4, 7])
+def test_slow_evaluator_skips_the_oldest_but_one_and_always_plays_the_newest(ordered):
+    queue = EvaluationQueue(baseline=False, enabled=True)
+    for version in range(1, ordered + 1):
+        queue.order({"version": version, "env_steps": version * 100})
+    played = []
+    while (order := queue.next()) is not None:
+        played.append(order["version"])
+        queue.finished(facts(order["version"]))
+    assert played == [1, ordered - 1, ordered]
+    assert queue.skipped == ordered - 3
+
+
+def test_lost_evaluator_gets_its_order_again_before_the_others():
+    queue = EvaluationQueue(baseline=False, enabled=True)
+    queue.order({"version": 1, "env_steps": 100})
+    queue.order({"version": 2, "env_steps": 200})
+    first = queue.next()
+    queue.lost()
+    queue.lost()  # nothing is running any more
+    assert queue.next() == first == {"version": 1, "env_steps": 100}
+
+
+def test_without_an_evaluator_nothing_waits():
+    queue = EvaluationQueue(baseline=True, enabled=False)
+    queue.order({"version": 1, "env_steps": 100})
+    assert queue.idle
+    assert queue.next() is None
