@@ -1,0 +1,80 @@
+"""Evaluations: complete episodes, the same ones every time, seen as in training."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.core.errors import EnvironmentRaised, ObservationMismatch
+from headrace.envs.toy import Target, sampler
+from headrace.runtime.config import load_config
+from headrace.runtime.evaluation import Player, Scores
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from run_envs import Traced, gambler
+
+
+def config(**settings):
+    return load_config("pendulum-td3", {key.replace("__", "."): value for key, value in settings.items()})
+
+
+class Echo:
+    """Acts with the newest number it sees."""
+
+    def __init__(self) -> None:
+        self.seen: list[np.ndarray] = []
+
+    def act(self, obs, noise=None):
+        assert noise is None, "evaluations are greedy"
+        self.seen.append(obs["obs"].copy())
+        return {"action": obs["obs"].reshape(1, -1)[:, -1:].astype(np.float32)}
+
+
+def test_answering_right_gets_the_known_best_return():
+    assert Player(Target(limit=7), config(), "target", Echo()).play(3) == Scores((7.0, 7.0, 7.0))
+
+
+def test_random_play_is_the_same_every_time_also_with_global_generators():
+    first, second = (Player(gambler(), config(), "gambler").play(5) for _ in range(2))
+    env = gambler()
+    player = Player(env, config(), "gambler")
+    player.play(2)
+    assert first == second == player.play(5)
+    assert len(set(first.returns)) == 5
+    assert Player(gambler(), config(run__seed=1), "gambler").play(5) != first
+
+
+def test_short_episodes_are_not_favoured():
+    scores = Player(sampler("dict", limit=4), config(), "sampler").play(6)
+    assert scores.returns == (10.0,) * 6
+
+
+def test_stacked_frames_begin_with_the_first_one_repeated():
+    echo = Echo()
+    Player(Traced(limit=4), config(env__frame_stack=3), "traced", echo).play(1)
+    assert [seen[0, :, 1].tolist() for seen in echo.seen] == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3]]
+
+
+def test_interval():
+    assert Scores((3.0,)).interval is None
+    low, high = Scores((1.0, 3.0)).interval
+    assert low == pytest.approx(2 - 1.96)
+    assert high == pytest.approx(2 + 1.96)
+    assert Scores((1.0, 3.0)).facts() == {"mean_reward": 2.0, "interval": (low, high), "episodes": 2}
+
+
+@pytest.mark.parametrize(("at", "call"), [(3, "step"), (0, "reset")])
+def test_environment_that_raises(at, call):
+    with pytest.raises(EnvironmentRaised) as caught:
+        Player(Traced(fault="fail", at=at), config(), "park").play(1)
+    assert caught.value.what == f"park in an evaluation raised ValueError in {call}()"
+    assert caught.value.facts == {"error": "ValueError: burn map corrupt, tile 7", "step": at}
+
+
+def test_observation_that_does_not_fit():
+    with pytest.raises(ObservationMismatch, match="found: float64 array of shape"):
+        Player(Traced(fault="wrong_shape", at=2), config(), "park").play(1)
