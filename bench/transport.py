@@ -93,7 +93,7 @@ class Lanes:
         """In the child: what a collector does with what its environment returned."""
         obs, actions = ready_made()
         block, writer, check = self.block, LaneWriter(self.block, 0), ObservationCheck(OBS, "bench")
-        verify, as_reward, as_flag, write = check.check, check.reward, check.flag, writer.step
+        verify, transition, write = check.check, check.transition, writer.step_arrays
         commits.put(Commit(0, 0, 0, 0, last=False, lanes=(LaneCommit(0, 0, 0),)).pack())
         limit = t = 0
         for chunk in range(chunks):
@@ -106,8 +106,8 @@ class Lanes:
                     writer.begin_episode([verify(obs[0], 0, 0)])
                 t += 1
                 last = t == EPISODE or (step == self.chunk - 1 and chunk == chunks - 1)
-                ended = as_flag("terminated", last, 0, t), as_flag("truncated", False, 0, t)  # noqa: FBT003
-                write([actions[t - 1]], as_reward(1.0, 0, t), ended, [verify(obs[t], 0, t)], 0)
+                seen, reward, ended = transition((obs[t], 1.0, last, False), 0, t)
+                write(actions[t - 1], reward, ended, seen, 0)
                 if last:
                     t = 0
             lane = LaneCommit(writer.row, writer.transitions - transitions, block.checksum(0, begun, writer.row))
@@ -152,7 +152,7 @@ def fill(queue: Any, rows: int) -> None:
 def main() -> None:
     given = arguments(
         "Rows a second from a collector process into the replay.",
-        rows=1_000_000, peer_rows=40_000, chunk=64, window=4, rounds=5,
+        rows=1_000_000, peer_rows=40_000, chunk=256, window=4, rounds=5,
     )  # fmt: skip
     lanes = Lanes(given.rows, given.chunk, given.window)
     ours, theirs = take_turns(given.rounds, lanes.rate, lambda: queue_rate(given.peer_rows))

@@ -193,3 +193,31 @@ def test_rows_that_somebody_holds_keep_the_memory() -> None:
         1,
         2,
     ]
+
+
+@pytest.mark.parametrize("frame_stack", [1, 3])
+def test_the_short_way_for_single_arrays_stores_the_same_bytes(frame_stack: int) -> None:
+    """Over wraps of the ring, mirrored rows and ends of episodes."""
+    stored = []
+    for short in (True, False):
+        lanes = block(frame_stack=frame_stack)
+        writer = LaneWriter(lanes, 0)
+        assert writer.one_array_each
+        for number in range(4 * lanes.geometry.ring_rows):
+            if number % 4 == 0:
+                writer.begin_episode(value(-number))
+            ended = (number % 8 == 3, number % 8 == 7)
+            if short:
+                writer.step_arrays(np.int64(number % 3), 0.5 * number, ended, value(number)[0], number)
+            else:
+                writer.step([np.int64(number % 3)], 0.5 * number, ended, value(number), number)
+        stored.append((bytes(lanes.buffer), writer.row, writer.transitions, writer.t, writer.episode))
+    assert stored[0] == stored[1]
+
+
+def test_the_short_way_refuses_a_wrong_size_too() -> None:
+    writer = LaneWriter(block(), 0)
+    writer.begin_episode(value(0))
+    with pytest.raises(ObservationMismatch, match="obs has not the size"):
+        writer.step_arrays(np.int64(1), 0.0, RUNNING, np.zeros(3, np.float32), 0)
+    assert writer.transitions == 0

@@ -196,13 +196,14 @@ class Collector:
             self._action_space, {leaf.path: part for leaf, part in zip(leaves, action, strict=True)}, "action"
         )  # fmt: skip
         try:
-            obs, reward, terminated, truncated, _ = lane.env.step(value)
+            *returned, _ = lane.env.step(value)
         except Exception as error:  # user code may raise anything; it is passed on with its place
             raise raised(error, "step", self.group.environment, lane.number, writer.transitions + 1) from error
-        check, at = self._check, (lane.number, writer.transitions + 1)
-        checked = check.check(obs, *at)
-        ended = check.flag("terminated", terminated, *at), check.flag("truncated", truncated, *at)
-        writer.step(action, check.reward(reward, *at), ended, self._parts(checked), self._reader.version)
+        obs, reward, ended = self._check.transition(returned, lane.number, writer.transitions + 1)
+        if writer.one_array_each and type(obs) is np.ndarray:
+            writer.step_arrays(action[0], reward, ended, obs, self._reader.version)
+        else:
+            writer.step(action, reward, ended, self._parts(obs), self._reader.version)
         if ended[0] or ended[1]:
             lane.running = False
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ from headrace.core.specs import Leaf, assemble, leaves
 from headrace.envs import registration
 
 Environment = gymnasium.Env[Any, Any]
+GOES_ON = (False, False)
+"""Neither terminated nor truncated; one object, because it is made for nearly every step."""
 EnvFactory = Callable[..., Environment]
 
 
@@ -236,6 +238,32 @@ class ObservationCheck:
         if self._fast and type(value) is np.ndarray and value.dtype is self._dtype and value.shape == self._shape:
             return value
         return self._check_leaves(value, lane, step)
+
+    def transition(self, returned: Sequence[Any], lane: int, step: int) -> tuple[Any, float, tuple[bool, bool]]:
+        """What ``step()`` returned, without info, in the form it is stored in: observation, reward, ends.
+
+        The same as `check`, `reward` and twice `flag`, in one call where everything fits at first sight.
+
+        Raises:
+            ObservationMismatch: One of the values does not fit.
+        """
+        obs, reward, terminated, truncated = returned
+        if (
+            self._fast
+            and type(obs) is np.ndarray
+            and obs.dtype is self._dtype
+            and obs.shape == self._shape
+            and type(reward) is float
+            and terminated is False
+            and truncated is False
+        ):
+            return obs, reward, GOES_ON
+        obs, number = self.check(obs, lane, step), self.reward(reward, lane, step)
+        return (
+            obs,
+            number,
+            (self.flag("terminated", terminated, lane, step), self.flag("truncated", truncated, lane, step)),
+        )
 
     def reward(self, value: Any, lane: int, step: int) -> float:
         """A reward as a float: a number, an array without dimensions, or one of shape (1,).

@@ -19,8 +19,11 @@ from headrace.core.errors import DataLossError, ObservationMismatch
 from headrace.core.specs import Leaf
 from headrace.lanes.layout import FINAL, HEAD, HEADER_BYTES, STEP, Geometry, end_word, place_word, step_struct
 
-_GOES_ON = (False, False)
-_RUNS_ON = end_word(STEP)
+_GOES_ON = end_word(STEP)
+
+
+def _end(ended: tuple[bool, bool]) -> int:
+    return end_word(STEP, terminated=ended[0], truncated=ended[1])
 
 
 class LaneBlock:
@@ -113,7 +116,9 @@ class LaneWriter:
         self._head = self._base + g.head_offset
         self._leaves = (*g.action, *g.observation)
         self._sizes = [int(fields[leaf.path][0].itemsize) for leaf in self._leaves]
-        self._plain = len(g.action) == len(g.observation) == 1
+        self.one_array_each = len(g.action) == len(g.observation) == 1
+        """Whether `step_arrays` may be used."""
+        self._last_slot = self._ring - 1
         self._action_size, self._obs_size = self._sizes[0], self._sizes[-1]
         self._obs_places = [int(fields[leaf.path][1]) for leaf in g.observation]
         self._write_head = HEAD.pack_into
@@ -123,11 +128,18 @@ class LaneWriter:
         """Number of the row the next transition goes to."""
         last = self._rows[(self.row - 1) % self._ring]
         self.transitions: int = int(last["transitions"]) if self.row > g.first_row else 0
-        self.t = 0
-        self.episode: int = self._number[1] - 1
-        """Number of the running episode, from 0."""
-        self._episode_word = place_word(self.episode, 0)
+        self._place = place_word(max(0, self._number[1] - 1), 0)
         self._refuse_unended(g.first_row)
+
+    @property
+    def t(self) -> int:
+        """Steps made in the running episode."""
+        return self._place & 0xFFFFFFFF
+
+    @property
+    def episode(self) -> int:
+        """Number of the running episode, from 0; -1 before the first."""
+        return int(self._number[1]) - 1
 
     def begin_episode(self, obs: Sequence[Any]) -> None:
         """Store the observation an episode begins with.
@@ -143,10 +155,8 @@ class LaneWriter:
         self._put_obs(slot, parts)
         if slot < self._mirror:
             self._rows[self._ring + slot] = self._rows[slot]
-        self.t = 0
-        self.episode += 1
-        self._episode_word = place_word(self.episode, 0)
-        self._number[1] = self.episode + 1
+        self._place = place_word(self._number[1], 0)
+        self._number[1] += 1
 
     def step(
         self, action: Sequence[Any], reward: float, ended: tuple[bool, bool], obs: Sequence[Any], version: int
@@ -163,35 +173,49 @@ class LaneWriter:
         Raises:
             ObservationMismatch: A value has more or fewer bytes than its leaf. Nothing was stored.
         """
-        row, t, transitions = self.row, self.t, self.transitions + 1
-        slot = row % self._ring
-        at = self._head + slot * self._size
-        place = self._episode_word + t
-        end = _RUNS_ON if ended == _GOES_ON else end_word(STEP, terminated=ended[0], truncated=ended[1])
-        # struct would cut or pad bytes that do not fit, silently; hence the comparison. The case of one array
-        # each is written out because unpacking a list costs a tenth of the whole step.
-        if self._plain:
-            did, led = action[0].tobytes(), obs[0].tobytes()
-            if len(did) != self._action_size or len(led) != self._obs_size:
-                self._refuse_sizes(self._leaves, (did, led))
-            self._write(self._bytes, at, reward, version, transitions, place, end, did, led)
-        else:
-            parts = self._parts(0, (*action, *obs))
-            self._write(self._bytes, at, reward, version, transitions, place, end, *parts)
-        self.transitions = transitions
+        parts = self._parts(0, (*action, *obs))
+        slot, transitions, end = self.row % self._ring, self.transitions + 1, _end(ended)
+        self._write(self._bytes, self._head + slot * self._size, reward, version, transitions, self._place, end, *parts)
+        self._after_step(slot, ended, parts[len(action) :], version)
+
+    def step_arrays(self, action: Any, reward: float, ended: tuple[bool, bool], obs: Any, version: int) -> None:
+        """`step` for spaces that are one array each; the same, at two thirds of the time.
+
+        Only where `one_array_each` is true.
+        """
+        slot = self.row % self._ring
+        terminated, truncated = ended
+        did, led = action.tobytes(), obs.tobytes()
+        # struct would cut or pad bytes that do not fit, silently.
+        if len(did) != self._action_size or len(led) != self._obs_size:
+            self._refuse_sizes(self._leaves, (did, led))
+        if terminated or truncated or not self._mirror <= slot < self._last_slot:
+            self.step((action,), reward, ended, (obs,), version)
+            return
+        self.transitions = transitions = self.transitions + 1
+        place = self._place
+        self._write(
+            self._bytes, self._head + slot * self._size, reward, version, transitions, place, _GOES_ON, did, led
+        )
+        self._place = place + 1
+        self.row = row = self.row + 1
+        self._number[0] = row
+
+    def _after_step(self, slot: int, ended: tuple[bool, bool], obs: Sequence[bytes], version: int) -> None:
+        """What follows once a transition's row is filled; the row number moves last."""
+        self.transitions += 1
+        self._place += 1
+        self.row += 1
         after = slot + 1
         if after == self._ring:
             after = 0  # what was just written behind the ring's end is the mirror of its first row
-            self._put_obs(0, [value.tobytes() for value in obs])
-        self.t = t + 1
-        self.row = row = row + 1
-        if end != _RUNS_ON:
+            self._put_obs(0, obs)
+        if ended[0] or ended[1]:
             at = self._head + after * self._size
-            self._write_head(self._bytes, at, 0.0, version, transitions, place + 1, FINAL)
-            self.row = row = row + 1
-        if after <= self._mirror:  # the row or the one after it is mirrored
-            self._copy_to_mirror(slot, after)
-        self._number[0] = row
+            self._write_head(self._bytes, at, 0.0, version, self.transitions, self._place, FINAL)
+            self.row += 1
+        self._copy_to_mirror(slot, after)
+        self._number[0] = self.row
 
     def _parts(self, first: int, values: Sequence[Any]) -> list[bytes]:
         """Bytes of values, which belong to the leaves from place ``first`` on."""
