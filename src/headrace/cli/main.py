@@ -13,6 +13,7 @@ import click
 
 from headrace.cli.evaluate import evaluate
 from headrace.cli.listing import show_list
+from headrace.cli.monitor import monitor
 from headrace.cli.train import train
 from headrace.core.config import nearest
 from headrace.core.errors import ConfigError, HeadraceError
@@ -52,6 +53,7 @@ def main() -> None:
 main.add_command(train)
 main.add_command(evaluate)
 main.add_command(show_list)
+main.add_command(monitor)
 
 
 def _exit_code(command: Callable[[], Any]) -> int:
