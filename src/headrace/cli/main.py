@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from headrace.cli.debug_run import debug_run
+from headrace.cli.doctor import doctor
 from headrace.cli.evaluate import evaluate
 from headrace.cli.listing import show_list
 from headrace.cli.monitor import monitor
@@ -52,6 +54,8 @@ def main() -> None:
 
 main.add_command(train)
 main.add_command(evaluate)
+main.add_command(doctor)
+main.add_command(debug_run)
 main.add_command(show_list)
 main.add_command(monitor)
 

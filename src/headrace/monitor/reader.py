@@ -1,0 +1,243 @@
+"""Reads a run from outside: its board, its files, and what the system says about its processes. Changes nothing.
+
+No process of the run is asked, so it works when all of them are stuck or gone. The configuration is read as a plain
+table: neither the user's code nor the run's version of Headrace is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from headrace.core.errors import RunDirectoryError
+from headrace.ipc.channel import poll_fds
+from headrace.monitor.snapshot import Disk, Memory, Snapshot
+from headrace.runtime.rundir import RunDirectory
+from headrace.telemetry.board import Activity, Board, SlotView
+from headrace.telemetry.header import Header, process_start, this_machine
+from headrace.telemetry.looks import Look, Plan, Process
+
+BETWEEN_S = 0.8
+"""Seconds between the two looks that give rates."""
+
+_TAIL_BYTES = 256 * 1024
+_CGROUP = Path("/sys/fs/cgroup")
+_LIMITS = {
+    Activity.START: "start_s",
+    Activity.ENV_CONSTRUCT: "start_s",
+    Activity.ENV_RESET: "reset_s",
+    Activity.ENV_STEP: "step_s",
+    Activity.ENV_CLOSE: "stop_s",
+    Activity.POLICY: "step_s",
+    Activity.COMMIT: "wait_s",
+    Activity.UPDATE: "update_s",
+    Activity.PUBLISH: "update_s",
+    Activity.CHECKPOINT: "checkpoint_s",
+    Activity.EVALUATE: "evaluate_s",
+    Activity.WAIT_CREDIT: "wait_s",
+    Activity.WAIT_ROWS: "wait_s",
+}
+
+
+def _pause(seconds: float) -> None:
+    poll_fds({}, seconds)
+
+
+def read_run(path: str | Path, *, between_s: float = BETWEEN_S, pause: Callable[[float], None] = _pause) -> Snapshot:
+    """Look at a run: live, stuck, dead, finished, or copied from another machine.
+
+    Args:
+        path: The run directory.
+        between_s: Seconds between the two looks at a live run; it takes little longer than that.
+        pause: Lets that time pass.
+
+    Raises:
+        RunDirectoryError: There is no run in it, or its summary is damaged.
+    """
+    run = RunDirectory.open(path)
+    summary = run.read_summary()
+    found = Snapshot(
+        plan=read_plan(run.config_file),
+        summary=summary,
+        events=_tail(run.events_file),
+        this_host=socket.gethostname()[:63],
+        disk=_disk(run.path) if summary is None else None,
+    )
+    with ExitStack() as stack:
+        try:
+            board = stack.enter_context(Board.open(run.board_file))
+        except RunDirectoryError:
+            return replace(found, live=_locked(run.lock_file))
+        return _look_at(found, board, run, between_s, pause)
+
+
+def _look_at(
+    found: Snapshot, board: Board, run: RunDirectory, between_s: float, pause: Callable[[float], None]
+) -> Snapshot:
+    header = board.header
+    same_boot = header.machine.partition(" ")[0] == this_machine().partition(" ")[0]
+    ended = found.summary is not None
+    # In another container of this machine processes cannot be seen, but the clock is the same and the lock tells.
+    live = not ended and (header.supervisor_alive() if header.here else same_boot and _locked(run.lock_file))
+    if not live:
+        last_ns = _last_sign_ns(header, board.read_all(), found.events)
+        silent_s = (time.monotonic_ns() - last_ns) / 1e9 if same_boot else None
+        look = Look(last_ns, board.read_all(), processes(header, board.read_all()) if header.here else {})
+        return replace(found, looks=(look,), header=header, here=header.here, live=False, silent_s=silent_s)
+    first = take_look(board)
+    pause(between_s)
+    looks = (first, take_look(board))
+    return replace(
+        found, looks=looks, header=header, here=header.here, events=_tail(run.events_file),
+        summary=run.read_summary(), memory=machine_memory(),
+    )  # fmt: skip
+
+
+def take_look(board: Board) -> Look:
+    """The board of a live run, and its processes, as they are now."""
+    views = board.read_all()
+    return Look(time.monotonic_ns(), views, processes(board.header, views) if board.header.here else {})
+
+
+def processes(header: Header, views: list[SlotView]) -> dict[str, Process]:
+    """What the system says about every process on the board that has a number."""
+    numbers = {view.id: (view.pid, view.pid_start) for view in views if view.pid > 0}
+    for view in views:
+        if view.kind == "supervisor":
+            numbers[view.id] = (header.supervisor_pid, header.supervisor_start)
+    return {name: _process(pid, start) for name, (pid, start) in numbers.items()}
+
+
+def _process(pid: int, start: int) -> Process:
+    if start and process_start(pid) != start:  # it ended, and another one may have its number
+        return Process(pid, alive=False)
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            status = process.status()
+            times, memory = process.cpu_times(), process.memory_info()
+    except psutil.NoSuchProcess:
+        return Process(pid, alive=False)
+    except psutil.Error:  # of another user: it is there, and that is all we may know
+        return Process(pid, alive=True)
+    return Process(
+        pid,
+        alive=status not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD},
+        stopped=status in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP},
+        cpu_s=times.user + times.system,
+        rss_bytes=memory.rss,
+    )
+
+
+def machine_memory() -> Memory:
+    """What is left of the machine's memory, or of the container's if that has less."""
+    machine = psutil.virtual_memory()
+    total, available = int(machine.total), int(machine.available)
+    try:
+        limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
+        used = int((_CGROUP / "memory.current").read_text(encoding="ascii"))
+        # File pages count as used and are given up first when memory is needed.
+        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines())
+        left = limit - used + int(stat.get("inactive_file", 0))
+    except (OSError, ValueError):
+        return Memory(available, total)
+    return Memory(max(0, min(available, left)), min(total, limit))
+
+
+def read_plan(config_file: Path) -> Plan:
+    """What a run's ``config.toml`` lets one expect; a file that cannot be read says nothing."""
+    try:
+        table = tomllib.loads(config_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return Plan()
+    deadlines, replay = _section(table, "deadlines"), _section(table, "replay")
+    limits = {activity: float(deadlines[key]) for activity, key in _LIMITS.items() if _is_number(deadlines.get(key))}
+    return Plan(
+        limits=limits,
+        learning_starts=_whole(replay.get("learning_starts")),
+        capacity=_whole(replay.get("capacity")),
+        ratio=None if replay.get("free_running") else _number(replay.get("ratio")),
+        group_size=_whole(_section(table, "env").get("group_size")) or 1,
+        max_restarts=_whole(_section(table, "supervision").get("max_restarts")),
+        restart_window_s=_number(_section(table, "supervision").get("restart_window_s")) or 300.0,
+    )
+
+
+def _last_sign_ns(header: Header, views: list[SlotView], events: Any) -> int:
+    """When the run last wrote anything; every later time on its board would be invented."""
+    signs = [header.created_ns, *(view.since_ns for view in views)]
+    signs += [header.created_ns + int(float(event["t_s"]) * 1e9) for event in events if _is_number(event.get("t_s"))]
+    return max(signs)
+
+
+def _tail(path: Path) -> tuple[dict[str, Any], ...]:
+    """The last events; of a file of any length."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ()
+    found = []
+    for line in lines[1 if size > _TAIL_BYTES else 0 : -1]:  # a first half and an unfinished last one are left out
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict):
+            found.append(event)
+    return tuple(found)
+
+
+def _disk(path: Path) -> Disk | None:
+    try:
+        usage = shutil.disk_usage(path)
+        read_only = bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+        owned = path.stat().st_uid == os.geteuid()
+    except OSError:
+        return None
+    problem = None
+    if read_only:
+        problem = "its file system is read-only"
+    elif owned and not os.access(path, os.W_OK | os.X_OK):
+        problem = "its permissions do not allow it"
+    return Disk(usage.free, usage.total, problem)
+
+
+def _locked(lock_file: Path) -> bool:
+    """Whether somebody holds the run's lock. Asks the system's list: trying the lock could disturb a run that starts."""
+    try:
+        inode = str(lock_file.stat().st_ino)
+        held = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return False
+    return any(" FLOCK " in line and inode in line.replace(":", " ").split() for line in held)
+
+
+def _section(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = table.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if _is_number(value) else None
+
+
+def _whole(value: Any) -> int | None:
+    return int(value) if _is_number(value) else None
