@@ -71,7 +71,7 @@ _FINISHED = re.compile(
 
 def kind_of(line: str) -> Kind:
     """What kind of message this is. Numbers with names (``td_error=0.3``, ``timeout: 10``) are no messages."""
-    words = _QUIET.sub(" ", _PAIR.sub(" ", line[:READ_CHARACTERS]))
+    words = _QUIET.sub(" ", _PAIR.sub(_without_number, line[:READ_CHARACTERS]))
     if words.startswith("Traceback (most recent"):
         return Kind.OTHER  # the exception follows on a line of its own
     for kind, pattern in (
@@ -83,6 +83,11 @@ def kind_of(line: str) -> Kind:
         if pattern.search(words):
             return kind
     return Kind.OTHER
+
+
+def _without_number(pair: re.Match[str]) -> str:
+    """Nothing, but for ``KeyError: 0``, which is no number with a name."""
+    return pair[0] if pair["name"].endswith(("Error", "Exception")) else " "
 
 
 def normalised(line: str) -> str:

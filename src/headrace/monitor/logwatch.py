@@ -154,6 +154,7 @@ class LogWatch:
             self._silence(now_s),
             self._repeated(),
             self._episodes_away(now_s),
+            self._no_progress(now_s),
             self._not_updating(),
             self._constant(),
             self._not_finite(),
