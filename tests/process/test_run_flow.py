@@ -28,18 +28,18 @@ class Watch:
     """Environment steps and updates."""
     waits: list[tuple[str, str | None]] = field(default_factory=list)
     """Collectors that waited for credit, and on whom."""
-    private_bytes: list[dict[str, int]] = field(default_factory=list)
-    """Memory of each process that it shares with nobody."""
+    resident_bytes: list[dict[str, int]] = field(default_factory=list)
+    """Memory of each process. Private memory alone would grow with every page that a fork had shared and touches."""
 
     def look(self, observer: Observer, facts: Mapping[str, Any]) -> None:
         self.counts.append((facts["env_steps"], facts["updates"]))
         views = observer._board.read_all()
         self.waits += [(view.id, view.waits_on) for view in views if view.activity is Activity.WAIT_CREDIT]
         pids = {view.id: view.pid for view in views if view.kind in ("learner", "collector")}
-        self.private_bytes.append({})
+        self.resident_bytes.append({})
         for name, pid in {**pids, "supervisor": os.getpid()}.items():
             try:
-                self.private_bytes[-1][name] = psutil.Process(pid).memory_full_info().uss
+                self.resident_bytes[-1][name] = psutil.Process(pid).memory_info().rss
             except psutil.Error:  # it has left already; the last report comes at the very end
                 continue
 
@@ -89,15 +89,14 @@ def test_free_running_ends_with_the_last_step(runs):
 
 
 def assert_flat(watch: Watch) -> None:
-    """No process has grown by more than an eighth, or 8 MiB, in the last two thirds of the run."""
-    whole = [seen for seen in watch.private_bytes if len(seen) == 4]
-    third, last = whole[len(whole) // 3], whole[-1]
+    """No process has grown by more than 2 MiB in the last two thirds of the run, before what it does at its end."""
+    whole = [seen for seen in watch.resident_bytes if len(seen) == 4]
+    third, last = whole[len(whole) // 3], whole[-2]
     grown = {name: last[name] - third[name] for name in third}
-    limit = {name: max(third[name] // 8, 8 << 20) for name in third}
-    assert all(grown[name] < limit[name] for name in third), grown
+    assert max(grown.values()) < 2 << 20, grown
 
 
-@pytest.mark.parametrize("seconds", [9, pytest.param(120, marks=[pytest.mark.learning, pytest.mark.timeout(300)])])
+@pytest.mark.parametrize("seconds", [6, pytest.param(120, marks=[pytest.mark.learning, pytest.mark.timeout(300)])])
 def test_memory_stays(runs, watch, seconds):
     run = runs.train(
         ENV, run__steps=10_000_000, run__run_duration_s=float(seconds), replay__capacity=3000, replay__ratio=0.1,
@@ -105,5 +104,5 @@ def test_memory_stays(runs, watch, seconds):
     assert run.completed
     assert_books(run)
     assert run.summary["books"]["evicted"] > 3000
-    assert len(watch.private_bytes) > seconds
+    assert len(watch.resident_bytes) > seconds
     assert_flat(watch)
