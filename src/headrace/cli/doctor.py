@@ -70,6 +70,7 @@ def plain(table: Table) -> str:
 
 
 def _process(one: Stage) -> str:
-    if not one.pid:
-        return NOTHING
+    """Its number, and whether there is no such process although there should be."""
+    if not one.pid or (one.activity is None and not one.alive):
+        return NOTHING  # it has ended, as it should
     return str(one.pid) if one.alive is not False else f"{one.pid} gone"

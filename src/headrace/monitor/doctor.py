@@ -101,7 +101,8 @@ def shares(looks: Sequence[Look], plan: Plan) -> tuple[Share, ...]:
         plan: Of the run.
     """
     flow = Flow(looks, plan)
-    return tuple(_share(flow, view) for view in flow.views.values())
+    # The supervisor only waits, or is the one that looks.
+    return tuple(_share(flow, view) for view in flow.views.values() if view.kind != "supervisor")
 
 
 def _share(flow: Flow, view: SlotView) -> Share:

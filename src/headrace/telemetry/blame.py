@@ -321,7 +321,7 @@ def _well(flow: Flow) -> Blame:
     """Nobody is to blame: say who sets the pace."""
     learners, collectors = flow.of_kind("learner", "trainer"), flow.of_kind("collector")
     if learners and not any(view.state in ALIVE for view in learners):
-        busy = [f"{view.id} is inside {place(view)} since {times(view, flow)}" for view in flow.alive()]
+        busy = [f"{view.id} has been inside {place(view)} for {times(view, flow)}" for view in flow.alive()]
         return Blame(Condition.HEALTHY, f"training is over; {names(busy) or 'the run is closing down'}")
     if flow.span_s <= 0.0:
         doing = [f"{view.id} was inside {place(view)} for {times(view, flow)}" for view in flow.alive()]
@@ -332,7 +332,7 @@ def _well(flow: Flow) -> Blame:
     sentence = (
         f"the run gets on: {steps / flow.span_s:,.0f} environment steps/s and {updates / flow.span_s:,.0f} updates/s"
     )
-    return Blame(Condition.HEALTHY, sentence + _pace(flow, learners, collectors), evidence=_wait_lines(flow))
+    return Blame(Condition.HEALTHY, sentence + _pace(flow, learners, collectors))
 
 
 _RULES: tuple[Callable[[Flow], Blame | None], ...] = (

@@ -48,9 +48,9 @@ def activity_of(view: SlotView) -> str:
 
 
 def place(view: SlotView) -> str:
-    """What it is busy with, and where: ``env.step of lane 3, step 1742``."""
+    """What it is busy with, and where: ``env.step of lane 3, step 1742``; ``update 1305``."""
     lane = f" of lane {view.lane}" if view.lane >= 0 else ""
-    step = f"{',' if lane else ' of'} step {view.step}" if view.step >= 0 else ""
+    step = f"{', step' if lane else ''} {view.step}" if view.step >= 0 else ""
     return activity_of(view) + lane + step
 
 

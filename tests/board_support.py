@@ -1,0 +1,42 @@
+"""Boards as tests want them: views, looks and plans without a process or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.telemetry.board import COUNTERS, Activity, SlotView, State
+from headrace.telemetry.looks import Look, Plan, Process
+
+START_NS = 1_000 * 10**9
+"""Of every run in these tests, on the board's clock."""
+
+PLAN = Plan(
+    limits={Activity.ENV_STEP: 30.0, Activity.UPDATE: 60.0, Activity.START: 60.0, Activity.WAIT_ROWS: 120.0},
+    learning_starts=1_000,
+    capacity=10_000,
+    ratio=1.0,
+    group_size=2,
+    max_restarts=5,
+    restart_window_s=300.0,
+)
+
+
+def component(name: str, activity: Activity = Activity.NONE, since_s: float = 0.0, **more: Any) -> SlotView:
+    """A component in ``activity`` since so many seconds after the start of the run; ``more``: fields and counters."""
+    counts = {key: more.pop(key) for key in list(more) if key in COUNTERS}
+    kind = more.pop("kind", name.partition("-")[0])
+    state = State.WAITING if activity.name.startswith("WAIT_") else State.RUNNING
+    fields = {
+        "index": 0, "pid": 0, "incarnation": 0, "state": state, "lane": -1, "step": -1, "waits_on": None,
+        "need": 0, "have": 0, "deadline_s": 0.0,
+    } | more  # fmt: skip
+    return SlotView(
+        id=name, kind=kind, activity=activity, since_ns=START_NS + int(since_s * 1e9),
+        counters=dict.fromkeys(COUNTERS, 0) | counts, **fields,
+    )  # fmt: skip
+
+
+def look(at_s: float, *views: SlotView, processes: Mapping[str, Process] | None = None) -> Look:
+    """The board so many seconds after the start of the run."""
+    return Look(START_NS + int(at_s * 1e9), views, processes or {})

@@ -1,0 +1,300 @@
+"""The doctor's verdict on everything that is known about a run, in whole sentences."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from board_support import PLAN, START_NS, component, look
+from headrace.cli.doctor import in_words
+from headrace.core.errors import ConfigError
+from headrace.monitor.doctor import diagnose, diagnose_stretch, shares
+from headrace.monitor.snapshot import Disk, Memory, Snapshot
+from headrace.runtime.config import load_config
+from headrace.telemetry.blame import Condition
+from headrace.telemetry.board import Activity, State
+from headrace.telemetry.header import Header
+from headrace.telemetry.looks import Process
+
+HEADER = Header("run-7", 4, 10, 77, START_NS, 1_700_000_000, "this boot", "fox")
+GB = 10**9
+
+
+def at(now_s: float, steps: int, *, since_s: float | None = None, rss_bytes: int = GB):
+    """A run that gets on."""
+    since_s = now_s - 0.1 if since_s is None else since_s
+    processes = {
+        "supervisor": Process(10, alive=True, rss_bytes=GB // 10),
+        "learner": Process(11, alive=True, rss_bytes=GB),
+        "collector-0": Process(12, alive=True, cpu_s=now_s, rss_bytes=rss_bytes),
+    }
+    return look(
+        now_s,
+        component("supervisor", Activity.WAIT_CHILD, now_s - 0.1),
+        component("learner", Activity.UPDATE, since_s, step=steps, env_steps=steps, updates=steps, pid=11),
+        component("collector-0", Activity.ENV_STEP, since_s, lane=1, step=steps, env_steps=steps, pid=12),
+        processes=processes,
+    )
+
+
+WELL = Snapshot(
+    looks=(at(99.0, 5_000), at(100.0, 5_120)), header=HEADER, plan=PLAN, this_host="fox",
+    disk=Disk(50 * GB, 100 * GB), memory=Memory(8 * GB, 16 * GB),
+)  # fmt: skip
+IDLE = replace(WELL, looks=(at(99.0, 5_000, since_s=98.5), at(100.0, 5_000, since_s=98.5)))
+"""Nothing was counted between the looks, and nothing is old enough to be blamed for that."""
+GETS_ON = "the run gets on: 120 environment steps/s and 120 updates/s"
+
+
+def event(kind: str, t_s: float, name: str = "collector-0", text: str = "", **facts):
+    return {"kind": kind, "t_s": t_s, "component": name, "text": text or f"{name} {kind}"} | facts
+
+
+def test_a_run_that_gets_on():
+    found = diagnose(WELL)
+    assert found.to_json() == {
+        "verdict": GETS_ON,
+        "culprit": None,
+        "state": "healthy",
+        "stages": [
+            {
+                "component": "supervisor", "state": "waiting", "activity": "wait.child", "since_s": 0.1,
+                "waits_on": None, "rate": None,
+            },
+            {
+                "component": "learner", "state": "running", "activity": "update", "since_s": 0.1,
+                "waits_on": None, "rate": 120.0,
+            },
+            {
+                "component": "collector-0", "state": "running", "activity": "env.step", "since_s": 0.1,
+                "waits_on": None, "rate": 120.0,
+            },
+        ],
+        "evidence": [],
+        "remedy": "",
+    }  # fmt: skip
+    assert found.exit_code == 0
+
+
+# Runs that are over.
+
+
+def test_finished():
+    summary = {"outcome": "completed", "error": None, "wall_s": 12.34, "env_steps": 400, "updates": 1}
+    found = diagnose(replace(WELL, summary=summary, live=False))
+    assert (found.state, found.culprit, found.exit_code) == (Condition.FINISHED, None, 0)
+    assert found.verdict == "the run completed after 12.3 s with 400 environment steps and 1 update"
+    found = diagnose(replace(WELL, summary=summary | {"outcome": "interrupted"}, live=False))
+    assert found.verdict == "the run was interrupted after 12.3 s with 400 environment steps and 1 update"
+
+
+SPENT = (
+    "[SUP-003] collector-0 ended and is not started again: it ended again after 1 restart within 300 s\n"
+    "  last time: run_envs:make in lane 0 raised ValueError in step()\n"
+    "  error: ValueError: burn map corrupt, tile 7\n"
+    "  lane: 0\n"
+    "  fix: read the last lines of logs/collector-0.log"
+)
+
+
+def test_failed_because_a_collector_kept_dying_of_an_exception():
+    summary = {"outcome": "failed", "error": SPENT, "wall_s": 12.34}
+    found = diagnose(replace(WELL, summary=summary, live=False, events=[event("fault", 12.0)]))
+    assert (found.state, found.culprit, found.exit_code) == (Condition.FAILED, "collector-0", 1)
+    assert found.verdict == (
+        "the run failed after 12.3 s: collector-0 ended and is not started again: it ended again after 1 restart "
+        "within 300 s; run_envs:make in lane 0 raised ValueError in step(); ValueError: burn map corrupt, tile 7"
+    )
+    assert found.remedy == "read the last lines of logs/collector-0.log"
+    assert found.evidence == ("lane: 0", "12.0 s after the start: collector-0 fault")
+
+
+def test_given_up():
+    error = "[SUP-002] collector-1 has been inside env.step for 31 s (limit 30 s)\n  fix: repair it"
+    verdict = event("verdict", 50.0, "collector-1", "collector-1 holds the run up")
+    told = [event("fault", 49.0, "learner"), verdict]
+    found = diagnose(replace(WELL, summary={"outcome": "stalled", "error": error, "wall_s": 50.0}, events=told))
+    assert (found.state, found.culprit) == (Condition.FAILED, "collector-1")
+    assert found.verdict == "the run gave up after 50.0 s: collector-1 has been inside env.step for 31 s (limit 30 s)"
+
+
+def test_a_failure_without_an_event_is_laid_on_whom_its_sentence_names():
+    error = "[SUP-001] learner ended although nobody asked it to: killed by SIGKILL\n  fix: read its log"
+    found = diagnose(replace(WELL, summary={"outcome": "failed", "error": error, "wall_s": 3.0}, live=False))
+    assert found.culprit == "learner"
+
+
+def test_a_killed_parent():
+    found = diagnose(replace(WELL, looks=(at(83.2, 5_000),), live=False, silent_s=300.4))
+    assert (found.state, found.culprit, found.exit_code) == (Condition.DEAD, "supervisor", 1)
+    assert found.verdict == (
+        "supervisor (pid 10) ended without a summary 83.2 s after the start of the run, 300 s ago: "
+        "it was killed, or the machine ran out of memory"
+    )
+    assert found.evidence[0] == "learner and collector-0 still run, and leave when they notice"
+    assert (
+        "at the last sign of life collector-0 had been inside env.step of lane 1, step 5000 for 0.1 s" in found.evidence
+    )
+
+
+def test_a_restarted_machine():
+    found = diagnose(replace(WELL, looks=(at(83.2, 5_000),), here=False, live=False))
+    assert (found.state, found.culprit) == (Condition.DEAD, None)
+    assert found.verdict == "the machine or container was restarted while the run went on, 83.2 s after its start"
+
+
+def test_a_copy_from_another_machine_tells_what_was():
+    copy = replace(WELL, looks=(at(83.2, 5_000, since_s=60.0),), here=False, live=False, this_host="hare")
+    found = diagnose(copy)
+    assert (found.state, found.culprit) == (Condition.STALLED, "collector-0")
+    assert found.verdict == (
+        "when this copy of a run on fox was made, 83.2 s after its start, collector-0 has been inside env.step "
+        "of lane 1, step 5000 for 23.2 s (limit 30 s)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("live", "state", "verdict"),
+    [
+        (True, Condition.STARTING, "the run is starting: it has no board yet"),
+        (False, Condition.DEAD, "the run ended before it had a board that can be read"),
+    ],
+)
+def test_a_run_without_a_board(live, state, verdict):
+    found = diagnose(Snapshot(live=live))
+    assert (found.state, found.verdict, found.stages) == (state, verdict, ())
+
+
+# What the system tells.
+
+
+def test_a_full_disk():
+    found = diagnose(replace(WELL, disk=Disk(3_100_000, 50 * GB)))
+    assert (found.state, found.culprit, found.exit_code) == (Condition.STARVED, None, 3)
+    assert found.verdict == (
+        "the disk of the run directory is full: 3 MB of 50.0 GB are free, so events, metrics and checkpoints are lost"
+    )
+
+
+def test_a_directory_that_cannot_be_written():
+    found = diagnose(replace(WELL, disk=Disk(50 * GB, 100 * GB, "its file system is read-only")))
+    assert found.verdict == (
+        "the run directory cannot be written (its file system is read-only), "
+        "so events, metrics and checkpoints are lost"
+    )
+
+
+def test_memory_that_is_nearly_used_up():
+    found = diagnose(
+        replace(WELL, memory=Memory(GB // 2, 16 * GB), looks=(at(99.0, 1), at(100.0, 2, rss_bytes=9 * GB)))
+    )
+    assert (found.state, found.culprit) == (Condition.STARVED, "collector-0")
+    assert found.verdict == (
+        "the machine runs out of memory: 500 MB of 16.0 GB are left, and collector-0 holds the most of this run, 9.0 GB"
+    )
+
+
+def test_memory_that_grows():
+    looks = (at(98.0, 5_000, rss_bytes=GB), at(100.0, 5_240, rss_bytes=GB + 400_000_000))
+    found = diagnose(replace(WELL, looks=looks))
+    assert (found.state, found.culprit) == (Condition.STARVED, "collector-0")
+    assert (
+        found.verdict == "collector-0 grows by 200 MB a second and holds 1.4 GB: the 8.0 GB that are left last 40.0 s"
+    )
+    slower = (looks[0], at(100.0, 5_240, rss_bytes=GB + 20_000_000))
+    assert diagnose(replace(WELL, looks=slower)).state is Condition.HEALTHY
+
+
+def test_a_component_that_is_restarted_and_gets_nowhere():
+    events = [event("restarted", second) for second in (10.0, 80.0, 90.0, 95.0)] + [event("fault", 94.0)]
+    found = diagnose(replace(IDLE, events=events))
+    assert (found.state, found.culprit) == (Condition.LIVELOCKED, "collector-0")
+    assert found.verdict == (
+        "collector-0 is started again and again and gets nowhere: 3 restarts within 60 s (5 within 300 s are allowed), "
+        "and no environment step or update within the last 1.0 s"
+    )
+    assert found.evidence == ("94.0 s after the start: collector-0 fault",)
+
+
+def test_restarts_that_climb_while_the_run_gets_on():
+    found = diagnose(replace(WELL, events=[event("restarted", second) for second in (10.0, 80.0, 95.0)]))
+    assert (found.state, found.culprit) == (Condition.HEALTHY, "collector-0")
+    assert found.verdict == (f"{GETS_ON}; collector-0 was restarted 3 times within 300 s, and more than 5 end the run")
+    assert diagnose(replace(WELL, events=[event("restarted", 10.0)])).verdict == GETS_ON
+
+
+def test_an_evaluation_that_falls_behind():
+    events = [event("checkpoint", second, "learner", version=second) for second in (10, 20, 30)]
+    events.insert(1, event("evaluated", 15, "evaluator", version=10))
+    found = diagnose(replace(WELL, events=events))
+    assert (found.state, found.culprit) == (Condition.HEALTHY, None)
+    assert found.verdict == f"{GETS_ON}; the evaluation is 2 policies behind"
+
+
+def test_warm_up_longer_than_the_buffer_is_refused_before_anything_starts():
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {"env.id": "Pendulum-v1", "replay.capacity": 5_000, "replay.learning_starts": 6_000})
+    assert str(caught.value).startswith(
+        "[CFG-001] the learner would wait for ever: it starts after more steps than the replay can hold\n"
+    )
+
+
+# A stretch of time.
+
+
+def stuck_from(second: int, until: int = 20):
+    """A run whose collector stands still from some second on."""
+    return [at(float(now), 100 * min(now, second), since_s=float(min(now, second)) - 0.1) for now in range(until)]
+
+
+def test_what_held_a_stretch_up_for_half_of_it_is_its_verdict():
+    found = diagnose_stretch(replace(WELL, looks=stuck_from(4), plan=PLAN))
+    assert (found.state, found.culprit) == (Condition.STALLED, "collector-0")
+    assert found.verdict.startswith("collector-0 has been inside env.step of lane 1, step 400 for 15.1 s (limit 30 s)")
+    assert found.evidence[0] == "so at 11 of 19 looks"
+
+
+def test_what_held_a_stretch_up_for_a_while_is_told_beside_the_verdict():
+    looks = [*stuck_from(10, 17), *(at(float(now), 100 * now) for now in range(17, 40))]
+    found = diagnose_stretch(replace(WELL, looks=looks))
+    assert (found.state, found.culprit) == (Condition.HEALTHY, None)
+    assert found.verdict == "the run gets on: 100 environment steps/s and 100 updates/s"
+    assert found.evidence == (
+        (
+            "stalled at 2 of 39 looks: collector-0 has been inside env.step of lane 1, step 1000 for 6.1 s (limit 30 s) "
+            "and uses 100% of a core: it spins without getting on"
+        ),
+    )
+
+
+def test_the_shares_of_a_stretch():
+    def views(second: int):
+        waits = second % 4 == 0
+        activity = Activity.WAIT_CREDIT if waits else Activity.ENV_STEP
+        return (
+            component("supervisor", Activity.WAIT_CHILD, second),
+            component("collector-0", activity, second, env_steps=10 * second, waits_on="learner" if waits else None),
+            component("learner", Activity.START, 0.0, state=State.STARTING),
+        )
+
+    table = shares([look(float(second), *views(second)) for second in range(8)], PLAN)
+    assert [(one.component, one.rate, one.busy_with, one.waited_on) for one in table] == [
+        ("collector-0", 10.0, {"env.step": 0.75, "wait.credit": 0.25}, {"learner": 0.25}),
+        ("learner", 0.0, {"start": 1.0}, {}),
+    ]
+
+
+# How it is drawn.
+
+
+def test_in_words():
+    found = diagnose(replace(WELL, looks=(at(99.0, 5_000, since_s=80.0), at(100.0, 5_000, since_s=80.0))))
+    text = in_words(found)
+    lines = text.splitlines()
+    assert lines[0].split() == ["component", "state", "activity", "since", "rate", "waits", "on", "pid"]
+    assert lines[3].split() == ["collector-0", "running", "env.step", "20.0", "s", "0.0/s", "-", "12"]
+    assert f"stalled: {found.verdict}" in lines
+    assert lines[-2:] == ["what to do", f"  {found.remedy}"]
+    assert json.loads(json.dumps(found.to_json()))["culprit"] == "collector-0"
