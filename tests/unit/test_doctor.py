@@ -244,7 +244,7 @@ def test_warm_up_longer_than_the_buffer_is_refused_before_anything_starts():
 # A stretch of time.
 
 
-def stuck_from(second: int, until: int = 20):
+def stuck_from(second: int, until: int = 30):
     """A run whose collector stands still from some second on."""
     return [at(float(now), 100 * min(now, second), since_s=float(min(now, second)) - 0.1) for now in range(until)]
 
@@ -252,18 +252,18 @@ def stuck_from(second: int, until: int = 20):
 def test_what_held_a_stretch_up_for_half_of_it_is_its_verdict():
     found = diagnose_stretch(replace(WELL, looks=stuck_from(4), plan=PLAN))
     assert (found.state, found.culprit) == (Condition.STALLED, "collector-0")
-    assert found.verdict.startswith("collector-0 has been inside env.step of lane 1, step 400 for 15.1 s (limit 30 s)")
-    assert found.evidence[0] == "so at 11 of 19 looks"
+    assert found.verdict.startswith("collector-0 has been inside env.step of lane 1, step 400 for 25.1 s (limit 30 s)")
+    assert found.evidence[0] == "so at 16 of 29 looks"
 
 
 def test_what_held_a_stretch_up_for_a_while_is_told_beside_the_verdict():
-    looks = [*stuck_from(10, 17), *(at(float(now), 100 * now) for now in range(17, 40))]
+    looks = [*stuck_from(10, 22), *(at(float(now), 100 * now) for now in range(22, 40))]
     found = diagnose_stretch(replace(WELL, looks=looks))
     assert (found.state, found.culprit) == (Condition.HEALTHY, None)
     assert found.verdict == "the run gets on: 100 environment steps/s and 100 updates/s"
     assert found.evidence == (
         (
-            "stalled at 2 of 39 looks: collector-0 has been inside env.step of lane 1, step 1000 for 6.1 s (limit 30 s) "
+            "stalled at 2 of 39 looks: collector-0 has been inside env.step of lane 1, step 1000 for 11.1 s (limit 30 s) "
             "and uses 100% of a core: it spins without getting on"
         ),
     )

@@ -44,7 +44,7 @@ DEFAULT_LIMITS: Mapping[Activity, float] = {
 """Seconds, where the run's configuration does not tell."""
 
 _OTHER_LIMIT_S = 30.0
-_SOFT = 6.0
+_SOFT = 3.0
 _SOFT_AT_LEAST_S = 1.0
 
 

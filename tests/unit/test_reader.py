@@ -1,0 +1,245 @@
+"""What the doctor reads from a run directory and from the system, without changing either."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headrace.core.errors import RunDirectoryError
+from headrace.monitor import reader
+from headrace.monitor.doctor import diagnose
+from headrace.monitor.reader import read_plan, read_run
+from headrace.runtime.config import dump_toml, load_config
+from headrace.runtime.rundir import RunDirectory
+from headrace.telemetry.blame import Condition
+from headrace.telemetry.board import Activity, Board, State, process_start
+from headrace.telemetry.events import EventLog
+from headrace.telemetry.header import pack_header
+from headrace.telemetry.looks import Plan
+
+COMPONENTS = [("supervisor", "supervisor"), ("learner", "learner"), ("collector-0", "collector")]
+
+
+@pytest.fixture
+def run(tmp_path) -> Iterator[RunDirectory]:
+    config = load_config(None, {"env.id": "Pendulum-v1", "deadlines.step_s": 7.0, "replay.learning_starts": 123})
+    with RunDirectory.create(tmp_path / "run", config) as place:
+        yield place
+
+
+@pytest.fixture
+def board(run) -> Iterator[Board]:
+    with Board.create(run.board_file, COMPONENTS) as board:
+        board.slot("supervisor").set_state(State.RUNNING)
+        for name, _ in COMPONENTS[1:]:
+            slot = board.slot(name)
+            slot.begin(0)
+            slot.set_pid(os.getpid())
+            slot.set_state(State.RUNNING)
+        board.slot("learner").waiting(Activity.WAIT_ROWS, on="collector-0", need=1)
+        board.slot("collector-0").enter(Activity.ENV_STEP, 3, 17)
+        yield board
+
+
+def rewritten(board: Board, **changes: object) -> None:
+    """Give the board another head, as if it came from elsewhere."""
+    data = bytearray(board.path.read_bytes())
+    pack_header(replace(board.header, **changes), data)
+    board.path.write_bytes(data)
+
+
+def another_process(board: Board) -> None:
+    """As if the supervisor had ended and somebody else had its number."""
+    rewritten(board, supervisor_start=board.header.supervisor_start + 1)
+
+
+def contents(path: Path) -> dict[str, tuple[bytes, int]]:
+    files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+    return {str(file): (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
+
+
+def test_a_live_run_is_looked_at_twice(run, board):
+    paused = []
+
+    def pause(seconds: float) -> None:
+        paused.append(seconds)
+        board.slot("learner").count("env_steps", 40)
+
+    found = read_run(run.path, between_s=0.5, pause=pause)
+    assert paused == [0.5]
+    assert (found.live, found.here, found.header.run_id) == (True, True, board.header.run_id)
+    first, second = found.looks
+    assert [look.views[1].counters["env_steps"] for look in found.looks] == [0, 40]
+    assert second.now_ns > first.now_ns
+    process = second.processes["collector-0"]
+    assert (process.pid, process.alive, process.stopped) == (os.getpid(), True, False)
+    assert process.rss_bytes > 2**20
+    assert found.memory.total_bytes >= found.memory.available_bytes > 0
+    assert found.disk.total_bytes > 0
+
+
+def test_nothing_is_changed(run, board):
+    before = contents(run.path)
+    diagnose(read_run(run.path, pause=lambda _: None))
+    assert contents(run.path) == before
+
+
+def test_what_the_configuration_lets_one_expect(run):
+    plan = read_plan(run.config_file)
+    assert plan.limit_s(Activity.ENV_STEP) == 7.0
+    assert plan.limit_s(Activity.UPDATE) == 60.0
+    assert (plan.learning_starts, plan.capacity, plan.ratio) == (123, 1_000_000, 1.0)
+    assert (plan.max_restarts, plan.restart_window_s) == (5, 300.0)
+
+
+@pytest.mark.parametrize(
+    "text", [None, "no [toml", 'replay = 3\ndeadlines = "x"\n', '[replay]\ncapacity = "many"\nratio = true\n']
+)
+def test_a_configuration_of_any_other_kind_says_nothing(tmp_path, text):
+    path = tmp_path / "config.toml"
+    if text is not None:
+        path.write_text(text)
+    assert read_plan(path) == Plan()
+
+
+def test_free_running_has_no_ratio(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text(dump_toml(load_config(None, {"env.id": "Pendulum-v1", "replay.free_running": True})))
+    assert read_plan(path).ratio is None
+
+
+def test_a_component_whose_number_belongs_to_somebody_else_now_is_gone(run, board):
+    words = board.words
+    at = (4096 + 2 * 512 + 184) // 8
+    words[at] = process_start(os.getpid()) + 1
+    found = diagnose(read_run(run.path, pause=lambda _: None))
+    assert (found.state, found.culprit) == (Condition.DEAD, "collector-0")
+    assert found.verdict.startswith(f"collector-0 (pid {os.getpid()}) is gone while the board says running")
+    assert [stage.state for stage in found.stages] == ["running", "waiting", "gone"]
+
+
+def test_of_a_killed_run_the_last_sign_of_life_counts_and_nobody_waits(run, board):
+    with EventLog(run.events_file, started_s=board.header.created_ns / 1e9 - 5.0) as events:
+        events.emit("fault", "collector-0", "collector-0 had hiccups")
+    another_process(board)
+
+    def pause(seconds: float) -> None:
+        raise AssertionError("there is nothing to wait for")
+
+    found = read_run(run.path, pause=pause)
+    assert (found.live, found.here, len(found.looks)) == (False, True, 1)
+    assert found.run_s == pytest.approx(5.0, abs=0.5)
+    assert 0.0 <= found.silent_s + 5.0 < 60.0
+    verdict = diagnose(found)
+    assert (verdict.state, verdict.culprit) == (Condition.DEAD, "supervisor")
+    assert any("collector-0 had hiccups" in line for line in verdict.evidence)
+
+
+def test_a_copy_on_another_machine(run, board):
+    rewritten(board, machine="another boot", host="fox")
+    found = read_run(run.path)
+    assert (found.live, found.here, found.silent_s, found.looks[0].processes) == (False, False, None, {})
+    verdict = diagnose(found)
+    assert verdict.verdict.startswith("when this copy of a run on fox was made, 0.0 s after its start, ")
+    assert [stage.alive for stage in verdict.stages] == [None, None, None]
+
+
+def test_this_machine_after_a_restart(run, board):
+    rewritten(board, machine="another boot")
+    verdict = diagnose(read_run(run.path))
+    assert verdict.state is Condition.DEAD
+    assert verdict.verdict.startswith("the machine or container was restarted while the run went on, ")
+
+
+def test_a_live_run_in_another_container_of_this_machine_is_known_by_its_lock(run, board):
+    boot = board.header.machine.partition(" ")[0]
+    rewritten(board, machine=f"{boot} pid:[1]", host="fox")
+    found = read_run(run.path, pause=lambda _: None)
+    assert (found.live, found.here, len(found.looks)) == (True, False, 2)
+    assert found.looks[1].processes == {}
+    run.close()  # gives the lock back
+    assert not read_run(run.path, pause=lambda _: None).live
+
+
+def test_a_run_that_has_no_board_yet_and_one_that_never_had_one(run):
+    assert diagnose(read_run(run.path)).state is Condition.STARTING
+    run.close()
+    assert diagnose(read_run(run.path)).state is Condition.DEAD
+
+
+def test_a_damaged_board_hides_no_summary(run, board):
+    board.path.write_bytes(b"rubbish")
+    run.write_summary({"outcome": "completed", "error": None, "wall_s": 3.0, "env_steps": 5, "updates": 2})
+    found = diagnose(read_run(run.path))
+    assert (found.state, found.stages) == (Condition.FINISHED, ())
+
+
+def test_a_folder_without_a_run_is_an_error(tmp_path):
+    with pytest.raises(RunDirectoryError, match="holds no run"):
+        read_run(tmp_path)
+
+
+def test_of_a_long_event_file_the_end_is_read(run, board, monkeypatch):
+    monkeypatch.setattr(reader, "_TAIL_BYTES", 200)
+    lines = [
+        json.dumps({"kind": "fault", "t_s": float(n), "component": "learner", "text": f"no {n}"}) for n in range(50)
+    ]
+    run.events_file.write_text("\n".join([*lines, "[1]", "rubbish", '{"half": ']))
+    found = read_run(run.path, pause=lambda _: None)
+    assert [event["text"] for event in found.events] == ["no 48", "no 49"]
+
+
+def test_a_full_or_forbidden_directory(run, board, monkeypatch):
+    monkeypatch.setattr("headrace.monitor.reader.os.access", lambda *_: False)
+    found = diagnose(read_run(run.path, pause=lambda _: None))
+    assert found.state is Condition.STARVED
+    assert found.verdict.startswith("the run directory cannot be written (its permissions do not allow it)")
+
+
+def test_the_limit_of_a_container_counts_as_the_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(reader, "_CGROUP", tmp_path)
+    unlimited = reader.machine_memory()
+    for name, text in (
+        ("memory.max", "4194304\n"),
+        ("memory.current", "3145728\n"),
+        ("memory.stat", "inactive_file 1024\n"),
+    ):
+        (tmp_path / name).write_text(text)
+    limited = reader.machine_memory()
+    assert (limited.total_bytes, limited.available_bytes) == (4_194_304, 1_049_600)
+    assert unlimited.total_bytes > limited.total_bytes
+
+
+def test_the_doctor_is_soon_done_and_loads_no_torch_and_nothing_of_the_user(run, board):
+    code = textwrap.dedent("""
+        import json, sys
+        from headrace.cli.main import main
+        try:
+            main(sys.argv[1:])
+        finally:
+            sys.stderr.write(json.dumps([name for name in ("torch", "headrace.algorithms.td3") if name in sys.modules]))
+    """)
+    command = [sys.executable, "-c", code, "doctor", str(run.path), "--json"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert json.loads(ended.stderr) == []
+    found = json.loads(ended.stdout)
+    assert set(found) == {"verdict", "culprit", "state", "stages", "evidence", "remedy"}
+    assert set(found["stages"][0]) == {"component", "state", "activity", "since_s", "waits_on", "rate"}
+    assert (
+        ended.returncode == {"warming-up": 0, "stalled": 3}[found["state"]]
+    )  # after 2.3 s in env.step it is the latter
+
+
+def test_a_pause_ends():
+    before_ns = time.monotonic_ns()
+    reader._pause(0.01)
+    assert time.monotonic_ns() - before_ns >= 9_000_000
