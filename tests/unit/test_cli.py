@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from headrace.cli import ending as ending_module
 from headrace.cli.drawing import LineView, LiveView, curve, line, table
-from headrace.cli.ending import books_line, ending
+from headrace.cli.ending import books_line, ending, typed
 from headrace.cli.main import main
 from headrace.core.clock import FakeClock
 from headrace.core.errors import ComponentStalled
@@ -404,7 +405,20 @@ def test_curve_survives_equal_and_undefined_returns():
 # The ending
 
 
-def test_ending_in_full():
+def test_what_to_type_next_names_a_command_the_shell_finds(monkeypatch, tmp_path):
+    bin_dir = tmp_path / "bin"
+    bin_dir.mkdir()
+    (bin_dir / "headrace").touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(bin_dir / "python"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert typed("headrace") == "bin/headrace"
+    monkeypatch.setenv("PATH", str(bin_dir))
+    assert typed("headrace") == "headrace"
+
+
+def test_ending_in_full(monkeypatch):
+    monkeypatch.setattr(ending_module, "typed", str)
     text = ending(SUMMARY, Path("runs/x"))
     assert text.splitlines()[:7] == [
         "completed after 12.3 s: 15,000 environment steps, 14,000 updates",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +13,8 @@ from headrace.cli.drawing import curve
 from headrace.runtime.progress import EvaluationPoint
 
 _NEXT = {
-    "completed": "headrace eval {run}    tensorboard --logdir {run}/tensorboard",
-    "interrupted": "headrace eval {run}    tensorboard --logdir {run}/tensorboard",
+    "completed": "{headrace} eval {run}    {tensorboard} --logdir {run}/tensorboard",
+    "interrupted": "{headrace} eval {run}    {tensorboard} --logdir {run}/tensorboard",
     "failed": "read {run}/events.jsonl and {run}/logs for what led to it",
     "stalled": "read {run}/stacks and {run}/events.jsonl for where it stood still",
 }
@@ -34,8 +37,18 @@ def ending(summary: Mapping[str, Any], run: Path) -> str:
     lines.append(f"  {'run':<14}{run}")
     upcoming = _NEXT.get(str(summary.get("outcome")))
     if upcoming is not None:
-        lines.append(f"  {'next':<14}{upcoming.format(run=run)}")
+        commands = {command: typed(command) for command in ("headrace", "tensorboard")}
+        lines.append(f"  {'next':<14}{upcoming.format(run=run, **commands)}")
     return "\n".join(lines)
+
+
+def typed(command: str) -> str:
+    """How a command of this installation is typed: its name where the shell finds it, else its path."""
+    here = Path(sys.executable).parent / command
+    found = shutil.which(command)
+    if found is not None and Path(found).resolve() == here.resolve():
+        return command
+    return os.path.relpath(here) if here.is_relative_to(Path.cwd()) else str(here)
 
 
 def books_line(books: Mapping[str, Any]) -> str:
