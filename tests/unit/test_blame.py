@@ -128,11 +128,12 @@ def test_a_ring_is_no_deadlock_while_another_collector_is_at_work():
     assert found.condition is Condition.HEALTHY
 
 
-def spent(cpu_s: float | None) -> list[Look]:
+def spent(cpu_s: float | None, *, runnable: bool = False) -> list[Look]:
     views = (rows(88.0, env_steps=5_000), stepping("collector-0", 87.6))
+    before, after = (Process(12, alive=True, cpu_s=used, runnable=runnable) for used in (1.0, cpu_s))
     return [
-        look(99.0, *views, processes=running()),
-        look(100.0, *views, processes=running(**{"collector-0": Process(12, alive=True, cpu_s=cpu_s)})),
+        look(99.0, *views, processes=running(**{"collector-0": before})),
+        look(100.0, *views, processes=running(**{"collector-0": after})),
     ]
 
 
@@ -154,6 +155,11 @@ def test_a_component_that_is_stuck_spins_or_waits(cpu_s, clause):
     )
     assert "py-spy dump" in found.remedy
     assert "raise deadlines.step_s" in found.remedy
+
+
+def test_a_loop_on_a_busy_machine_gets_less_than_a_core():
+    found = blame(spent(1.4, runnable=True), PLAN)
+    assert " and uses 40% of a core: it spins without getting on, and learner waits for it" in found.sentence
 
 
 def test_a_learner_in_a_long_update():

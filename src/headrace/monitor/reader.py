@@ -135,6 +135,7 @@ def _process(pid: int, start: int) -> Process:
         pid,
         alive=status not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD},
         stopped=status in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP},
+        runnable=status == psutil.STATUS_RUNNING,
         cpu_s=times.user + times.system,
         rss_bytes=memory.rss,
     )

@@ -389,7 +389,8 @@ def _processor(flow: Flow, view: SlotView) -> str:
     share = flow.cpu_share(view.id)
     if share is None:
         return ""
-    if share >= _ONE_CORE:
+    # On a busy machine a loop gets less than a core, but it always wants one.
+    if share >= _ONE_CORE or (share > _NO_CORE and flow.always_runnable(view.id)):
         return f" and uses {share:.0%} of a core: it spins without getting on"
     if share <= _NO_CORE:
         return f" and uses {share:.0%} of a core: it waits for something outside the run"

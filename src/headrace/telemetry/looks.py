@@ -56,6 +56,8 @@ class Process:
     alive: bool
     stopped: bool = False
     """By SIGSTOP, Ctrl-Z or a debugger."""
+    runnable: bool = False
+    """Whether it had something to compute at that moment, and may only have waited for a free core."""
     cpu_s: float | None = None
     """Processor seconds it has used since it began."""
     rss_bytes: int | None = None
@@ -180,6 +182,10 @@ class Flow:
         if first.cpu_s is None or last.cpu_s is None:
             return None
         return max(0.0, (last.cpu_s - first.cpu_s) / self.span_s)
+
+    def always_runnable(self, component: str) -> bool:
+        """Whether its process had something to compute at every look."""
+        return all((process := look.processes.get(component)) is not None and process.runnable for look in self.looks)
 
     def waits(self) -> dict[str, str]:
         """The wait-for graph: who needs something from whom."""
