@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
@@ -127,8 +127,8 @@ class Findings:
     def __bool__(self) -> bool:
         return bool(self.open or self.ended)
 
-    def _close(self, seen: Iterable[tuple[str, str]], now_s: float) -> Iterator[Spell]:
-        for key in self.open.keys() - set(seen):
+    def _close(self, seen: Container[tuple[str, str]], now_s: float) -> Iterator[Spell]:
+        for key in [key for key in self.open if key not in seen]:
             spell = self.open.pop(key)
             spell.ended_s = now_s
             self.ended.append(spell)

@@ -172,7 +172,9 @@ class ProcessWatch:
     def _end(self, known: Watched, now_s: float) -> Iterator[Finding]:
         code = known.newest.exit_code
         since_s = known.ended_s()
-        settled = known.named or since_s - known.first_s >= SETTLED_S
+        # A zombie that was there at the first look, and stays, is no helper of a moment either.
+        stays = known.gone_since_s is None and now_s - since_s >= SETTLED_S
+        settled = known.named or stays or since_s - known.first_s >= SETTLED_S
         wrong = bool(code)
         if not settled and not wrong:
             return

@@ -80,7 +80,7 @@ class LogSession:
         self.notes: list[str] = []
         """What happened to the file since the last look, e.g. that it was truncated."""
         for pid in pids:
-            if not psutil.pid_exists(pid):
+            if not _exists(pid):
                 raise ConfigError(
                     f"there is no process {pid}", fix="name a running process; pgrep -af python lists some"
                 )
@@ -239,6 +239,13 @@ class LogSession:
             "began_s": round(spell.began_s - self._started_s, 1),
             "ended_s": None if spell.ended_s is None else round(spell.ended_s - self._started_s, 1),
         }
+
+
+def _exists(pid: int) -> bool:
+    try:
+        return bool(psutil.pid_exists(pid))
+    except OverflowError:  # larger than any pid of this system
+        return False
 
 
 def _json(value: float) -> float | None:

@@ -11,22 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from headrace.monitor.logfindings import Finding, Severity, WatchLimits, duration, number, quoted
-from headrace.monitor.lognumbers import (
-    BY_ITSELF_STILL,
-    EPISODES,
-    LOSSES,
-    SCORES,
-    STEPS,
-    STORES,
-    UPDATES,
-    Numbers,
-    Series,
-)
+from headrace.monitor.lognumberrules import MOST_NAMED, constant, not_finite, not_updating, stands_still, went
+from headrace.monitor.lognumbers import EPISODES, SCORES, STEPS, UPDATES, Numbers
 from headrace.monitor.logphrases import Kind, kind_of, leaf, normalised, numbers_in, stamp_in
 
 MOST_MESSAGES = 300
-MOST_NAMED = 5
-"""Findings of one rule that are told apart; the rest would only hide them."""
 MOST_GAP_S = 7 * 86400.0
 """Two lines whose times are further apart do not mean the same clock."""
 BINARY_SHARE = 0.1
@@ -155,9 +144,9 @@ class LogWatch:
             self._repeated(),
             self._episodes_away(now_s),
             self._no_progress(now_s),
-            self._not_updating(),
-            self._constant(),
-            self._not_finite(),
+            not_updating(self.numbers, self.limits),
+            constant(self.numbers, self.limits),
+            not_finite(self.numbers),
             self._ended_after_error(),
             self._unreadable_file(),
         )
@@ -235,7 +224,7 @@ class LogWatch:
         away_s = now_s - (self._episodes.last_s if self._episodes.last_s is not None else self._first_s)
         limit_s = self._episodes.limit_s(self.limits.episode_s, self.limits.patience)
         grown = self.numbers.grown_since(self._episode_seen_line, (STEPS,))
-        still = counter is not None and self._stands_still(counter, 10)
+        still = counter is not None and stands_still(counter, self.limits, 10)
         if grown is None or not (away_s > limit_s or still):
             return
         ended = f"{counter.name}={number(counter.last)}" if counter is not None else "the last one"
@@ -244,7 +233,7 @@ class LogWatch:
         yield Finding(
             kind="no-episode",
             severity=Severity.ERROR,
-            sentence=f"no episode has finished{since}{readings}, {ended}, while {_went(grown)}",
+            sentence=f"no episode has finished{since}{readings}, {ended}, while {went(grown)}",
             remedy="check that the environment ends at all (a time limit that sets truncated), and that ends are passed on"
             " by every wrapper and queue between it and this log",
         )
@@ -255,7 +244,7 @@ class LogWatch:
         counters = [series for series in self.numbers.series.values() if _counts(series.name) and series.is_counter]
         away_s = now_s - self._progress.last_s
         limit_s = self._progress.limit_s(self.limits.silence_s, self.limits.patience)
-        still = bool(counters) and all(self._stands_still(series, 1) for series in counters)
+        still = bool(counters) and all(stands_still(series, self.limits) for series in counters)
         if not counters or not (away_s > limit_s or still):
             return
         at = ", ".join(f"{series.name}={number(series.last)}" for series in counters[:3])
@@ -269,68 +258,6 @@ class LogWatch:
             remedy="the part that writes the log lives, the part that trains does not: give all its processes with --pid,"
             " and read what the others log",
         )
-
-    def _not_updating(self) -> Iterator[Finding]:
-        for series in self.numbers.called(UPDATES):
-            if not self._stands_still(series, 1):
-                continue
-            start = series.run_start()
-            grown = self.numbers.grown_since(start, (EPISODES, STEPS))
-            if grown is None or grown[0] == series.name:
-                continue
-            stores = [store for store in self.numbers.called(STORES) if store.run >= self.limits.still_readings]
-            where = "".join(f"; {store.name} stands at {number(store.last)}" for store in stores[:2])
-            never = series.last == 0 and series.highest == 0
-            yield Finding(
-                kind="not-training",
-                subject=series.name,
-                severity=Severity.ERROR,
-                sentence=f"{series.name}={number(series.last)} in the last {series.run:,} readings while {_went(grown)}: "
-                f"{'training has never begun' if never else 'training has stopped'}{where}",
-                remedy="episodes are played but do not reach the trainer: look at whatever moves rows from the collectors'"
-                " queue into the buffer (is that thread or process alive?), then compare the number of rows that training"
-                " waits for with what the buffer holds and can hold",
-            )
-
-    def _constant(self) -> Iterator[Finding]:
-        named = 0
-        for series in self.numbers.series.values():
-            name = leaf(series.name)
-            is_loss, is_score = bool(LOSSES.fullmatch(name)), bool(SCORES.fullmatch(name)) or name.startswith("burned")
-            if BY_ITSELF_STILL.fullmatch(name) or not (is_loss or is_score) or not self._stands_still(series, 1):
-                continue
-            named += 1
-            if named > MOST_NAMED:
-                return
-            yield Finding(
-                kind="constant",
-                subject=series.name,
-                severity=Severity.WARNING,
-                sentence=f"{series.name} is exactly {number(series.last)} in "
-                + (
-                    f"all {series.run:,} readings"
-                    if series.run == series.count
-                    else f"the last {series.run:,} readings; it had other values before"
-                ),
-                remedy="a loss that never moves is one that nobody computes: find where it is logged, and whether an update"
-                " happens at all"
-                if is_loss
-                else "look for a place that puts a fixed value where something failed (an except branch, a time-out, a"
-                " stand-in environment), and print what the environment really returns",
-            )
-
-    def _not_finite(self) -> Iterator[Finding]:
-        broken = [series for series in self.numbers.series.values() if series.not_finite]
-        for series in sorted(broken, key=lambda each: each.not_finite_line)[:MOST_NAMED]:
-            yield Finding(
-                kind="not-finite",
-                subject=series.name,
-                severity=Severity.ERROR,
-                sentence=f"{series.name} is {series.last} since line {series.not_finite_line}"
-                f" ({series.not_finite:,} reading{'s' if series.not_finite > 1 else ''})",
-                remedy="stop here: what is trained from now on is lost. Go back to a checkpoint from before that line, and"
-                " check rewards and observations for values that are not finite",
-            )
 
     def _ended_after_error(self) -> Iterator[Finding]:
         errors = [message for message in self.messages.values() if message.kind is Kind.ERROR]
@@ -354,10 +281,6 @@ class LogWatch:
                 remedy="name the file that standard output goes to; event files of TensorBoard and checkpoints are no logs",
             )
 
-    def _stands_still(self, series: Series, times: int) -> bool:
-        """Whether a number has not moved for much longer than it ever did before."""
-        return series.run >= max(times * self.limits.still_readings, 3 * series.longest_run)
-
 
 def date_lines(lines: Sequence[str], newest_s: float) -> list[float]:
     """When lines that were there already came: by the times they carry, the last of them at ``newest_s``.
@@ -379,8 +302,3 @@ def date_lines(lines: Sequence[str], newest_s: float) -> list[float]:
 
 def _counts(name: str) -> bool:
     return any(pattern.fullmatch(leaf(name)) for pattern in (STEPS, EPISODES, UPDATES))
-
-
-def _went(grown: tuple[str, float, float]) -> str:
-    name, before, now = grown
-    return f"{name} went from {number(before)} to {number(now)}"
