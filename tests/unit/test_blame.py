@@ -269,7 +269,10 @@ def test_a_start_that_takes_longer_than_it_may():
     ("stored", "rest"),
     [
         (240, "; 120 more come in each second, so it starts in about 6.3 s"),
-        (120, ", and none came in within the last 1.0 s"),
+        (
+            120,
+            ", and none came in within the last 1.0 s; collector-0 has been inside env.step of lane 3, step 61 for 0.1 s",
+        ),
     ],
 )
 def test_warming_up(stored, rest):
@@ -280,6 +283,15 @@ def test_warming_up(stored, rest):
     found = blame(looks, PLAN)
     assert (found.condition, found.culprit) == (Condition.WARMING_UP, None)
     assert found.sentence == f"the learner starts at 1,000 environment steps and has {stored:,}{rest}"
+
+
+def test_a_slow_warm_up_is_no_starvation():
+    waits = rows(80.0, env_steps=64)
+    looks = [
+        look(99.0, waits, stepping("collector-0", 98.2, step=40)),
+        look(100.0, waits, stepping("collector-0", 99.2, step=41)),
+    ]
+    assert blame(looks, PLAN).condition is Condition.WARMING_UP
 
 
 def test_starvation_by_slow_environments():

@@ -269,6 +269,20 @@ def test_what_held_a_stretch_up_for_a_while_is_told_beside_the_verdict():
     )
 
 
+@pytest.mark.parametrize(
+    ("every", "told"),
+    [(5, ("collector-0 was found in the step of lane 2 at 17 of 20 looks: it is the slow one",)), (2, ())],
+)
+def test_the_slow_lane_of_a_stretch(every, told):
+    def views(second: int):
+        lane = 2 if second % every else second // every % 3
+        learner = component("learner", Activity.UPDATE, second, env_steps=second, updates=second)
+        return learner, component("collector-0", Activity.ENV_STEP, second, lane=lane, env_steps=second)
+
+    found = diagnose_stretch(Snapshot(looks=[look(float(second), *views(second)) for second in range(20)], plan=PLAN))
+    assert found.evidence == told
+
+
 def test_the_shares_of_a_stretch():
     def views(second: int):
         waits = second % 4 == 0

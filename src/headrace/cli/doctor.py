@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,10 +64,9 @@ def _table(stages: Sequence[Stage]) -> str:
 
 def plain(table: Table) -> str:
     """A table as text without colours, for terminals and files alike."""
-    console = Console(width=_WIDTH, no_color=True, force_terminal=False, highlight=False)
-    with console.capture() as capture:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+    drawn = io.StringIO()
+    Console(file=drawn, width=_WIDTH, no_color=True, force_terminal=False, highlight=False).print(table)
+    return "\n".join(line.rstrip() for line in drawn.getvalue().splitlines()) + "\n"
 
 
 def _process(one: Stage) -> str:

@@ -206,9 +206,12 @@ def _restarts(snapshot: Snapshot, within_s: float) -> Counter[str]:
 
 def _unevaluated(snapshot: Snapshot) -> int:
     """Policies frozen for evaluation after the newest one that was evaluated."""
-    done = [int(event.get("version") or 0) for event in snapshot.events if event.get("kind") == "evaluated"]
-    frozen = [int(event.get("version") or 0) for event in snapshot.events if event.get("kind") == "checkpoint"]
-    return sum(version > max(done, default=0) for version in frozen)
+    versions: dict[str, list[int]] = {"evaluated": [], "checkpoint": []}
+    for event in snapshot.events:
+        version = event.get("version")
+        if isinstance(version, int):  # of random actions it is null
+            versions.get(str(event.get("kind")), []).append(version)
+    return sum(version > max(versions["evaluated"], default=0) for version in versions["checkpoint"])
 
 
 def recent_faults(snapshot: Snapshot) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from headrace.monitor import checks
 from headrace.monitor.snapshot import Diagnosis, Snapshot, Stage
 from headrace.telemetry.blame import Blame, Condition, blame
-from headrace.telemetry.board import SlotView, State
+from headrace.telemetry.board import Activity, SlotView, State
 from headrace.telemetry.looks import ALIVE, IDLE, Flow, Look, Plan
 
 _BEFORE: tuple[Callable[[Snapshot], Blame | None], ...] = (
@@ -21,6 +22,9 @@ _BEFORE: tuple[Callable[[Snapshot], Blame | None], ...] = (
     checks.no_room,
 )
 """What explains a run whatever its board says."""
+
+
+_ENOUGH_LOOKS = 10
 
 
 def diagnose(snapshot: Snapshot) -> Diagnosis:
@@ -142,7 +146,28 @@ def diagnose_stretch(snapshot: Snapshot) -> Diagnosis:
             )
         lines.append(f"{condition.value} at {count} of {len(pairs)} looks: {last.sentence}")
     found = _verdict(whole)
-    return _diagnosis(replace(found, evidence=(*lines, *found.evidence)), stages(whole))
+    return _diagnosis(
+        replace(found, evidence=(*lines, *_slow_lanes(looks, snapshot.plan.group_size), *found.evidence)), stages(whole)
+    )
+
+
+def _slow_lanes(looks: Sequence[Look], group_size: int) -> list[str]:
+    """Lanes in whose step a component was found more often than in those of its other lanes, and not by chance."""
+    places: dict[str, Counter[int]] = {}
+    for look in looks:
+        for view in look.views:
+            if view.activity is Activity.ENV_STEP and view.state in ALIVE:
+                places.setdefault(view.id, Counter())[view.lane] += 1
+    found = []
+    for component, lanes in places.items():
+        (lane, most), total = lanes.most_common(1)[0], lanes.total()
+        fair = 1.0 / max(group_size, len(lanes))
+        chance = 3.0 * math.sqrt(total * fair * (1.0 - fair))
+        if total >= _ENOUGH_LOOKS and most > total * fair + chance:
+            found.append(
+                f"{component} was found in the step of lane {lane} at {most} of {total} looks: it is the slow one"
+            )
+    return found
 
 
 def _trains(look: Look) -> bool:

@@ -178,7 +178,7 @@ def read_plan(config_file: Path) -> Plan:
 def _last_sign_ns(header: Header, views: list[SlotView], events: Any) -> int:
     """When the run last wrote anything; every later time on its board would be invented."""
     signs = [header.created_ns, *(view.since_ns for view in views)]
-    signs += [header.created_ns + int(float(event["t_s"]) * 1e9) for event in events if _is_number(event.get("t_s"))]
+    signs += [header.created_ns + int(event["t_s"] * 1e9) for event in events]
     return max(signs)
 
 
@@ -197,7 +197,7 @@ def _tail(path: Path) -> tuple[dict[str, Any], ...]:
             event = json.loads(line)
         except ValueError:
             continue
-        if isinstance(event, dict):
+        if isinstance(event, dict) and _is_number(event.get("t_s")):
             found.append(event)
     return tuple(found)
 
@@ -224,7 +224,8 @@ def _locked(lock_file: Path) -> bool:
         held = Path("/proc/locks").read_text(encoding="ascii").splitlines()
     except OSError:
         return False
-    return any(" FLOCK " in line and inode in line.replace(":", " ").split() for line in held)
+    # 1: FLOCK  ADVISORY  WRITE 4711 08:01:123456 0 EOF
+    return any(" FLOCK " in line and line.split()[-3].rpartition(":")[2] == inode for line in held)
 
 
 def _section(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -200,7 +200,7 @@ def _stuck(flow: Flow) -> Blame | None:
         f"{view.id} has been inside {place(view)} for {seconds(flow.age_s(view))} "
         f"(limit {plan.limit_s(view.activity):g} s){_processor(flow, view)}{_and_waiters(flow, view.id)}"
     )
-    others = tuple(f"{one.id} has been inside {place(one)} for {times(one, flow)}" for one in stuck if one is not view)
+    others = tuple(_is_in(flow, one) for one in stuck if one is not view)
     return Blame(
         Condition.STALLED, sentence, view.id, (*_barrier(flow, view), *others, *_wait_lines(flow)), _free(view)
     )
@@ -272,32 +272,6 @@ def _starting(flow: Flow) -> Blame | None:
     return None
 
 
-def _starved(flow: Flow) -> Blame | None:
-    """The learner has waited for rows for long, and those who make them are slow."""
-    for learner in flow.of_kind("learner", "trainer"):
-        if learner.activity not in {Activity.WAIT_ROWS, Activity.WAIT_RESULTS} or not _long(flow, learner):
-            continue
-        makers = [view for view in flow.of_kind("collector") if view.state in ALIVE] or [
-            flow.views[name] for name in (learner.waits_on,) if name in flow.views
-        ]
-        slow = [view for view in makers if view.activity not in IDLE and not view.waits_on]
-        if not slow:
-            continue
-        view = max(slow, key=flow.age_s)
-        steps = [flow.work_rate(maker) or 0.0 for maker in makers]
-        rate = f", and {names([maker.id for maker in makers])} make {sum(steps):,.1f} environment steps/s"
-        pace = rate if flow.span_s and view.kind == "collector" else ""
-        return Blame(
-            Condition.STARVED,
-            f"{learner.id} starves: it has waited {seconds(flow.age_s(learner))} for rows{pace}; "
-            f"{view.id} has been inside {place(view)} for {seconds(flow.age_s(view))}",
-            view.id,
-            (*_barrier(flow, view), *_wait_lines(flow)),
-            "make the environment's step faster, raise env.lanes and run.collectors, or lower collect.chunk_steps",
-        )
-    return None
-
-
 def _warming_up(flow: Flow) -> Blame | None:
     """Fewer environment steps are stored than the learner starts at."""
     starts = flow.plan.learning_starts
@@ -308,12 +282,33 @@ def _warming_up(flow: Flow) -> Blame | None:
         sentence = f"the learner starts at {starts:,} environment steps and has {have:,}"
         rate = flow.rate(learner, "env_steps")
         if rate:
-            sentence += (
-                f"; {rate:,.0f} more come in each second, so it starts in about {seconds((starts - have) / rate)}"
-            )
+            left_s = (starts - have) / rate
+            sentence += f"; {rate:,.0f} more come in each second, so it starts in about {seconds(left_s)}"
         elif rate is not None:
-            sentence += f", and none came in within the last {seconds(flow.span_s)}"
+            view = _slowest(flow, _makers(flow, learner))
+            where = f"; {_is_in(flow, view)}" if view is not None else ""
+            sentence += f", and none came in within the last {seconds(flow.span_s)}{where}"
         return Blame(Condition.WARMING_UP, sentence, evidence=_wait_lines(flow))
+    return None
+
+
+def _starved(flow: Flow) -> Blame | None:
+    """The learner has waited for rows for long, and those who make them are slow."""
+    for learner in flow.of_kind("learner", "trainer"):
+        makers = _makers(flow, learner)
+        view = _slowest(flow, makers)
+        if view is None or not _long(flow, learner):
+            continue
+        steps = sum(flow.work_rate(maker) or 0.0 for maker in makers)
+        rate = f", and {names([maker.id for maker in makers])} make {steps:,.1f} environment steps/s"
+        pace = rate if flow.span_s and view.kind == "collector" else ""
+        return Blame(
+            Condition.STARVED,
+            f"{learner.id} starves: it has waited {times(learner, flow)} for rows{pace}; {_is_in(flow, view)}",
+            view.id,
+            (*_barrier(flow, view), *_wait_lines(flow)),
+            "make the environment's step faster, raise env.lanes and run.collectors, or lower collect.chunk_steps",
+        )
     return None
 
 
@@ -321,7 +316,7 @@ def _well(flow: Flow) -> Blame:
     """Nobody is to blame: say who sets the pace."""
     learners, collectors = flow.of_kind("learner", "trainer"), flow.of_kind("collector")
     if learners and not any(view.state in ALIVE for view in learners):
-        busy = [f"{view.id} has been inside {place(view)} for {times(view, flow)}" for view in flow.alive()]
+        busy = [_is_in(flow, view) for view in flow.alive()]
         return Blame(Condition.HEALTHY, f"training is over; {names(busy) or 'the run is closing down'}")
     if flow.span_s <= 0.0:
         doing = [f"{view.id} was inside {place(view)} for {times(view, flow)}" for view in flow.alive()]
@@ -346,10 +341,28 @@ _RULES: tuple[Callable[[Flow], Blame | None], ...] = (
     _livelock,
     _silence,
     _starting,
-    _starved,
     _warming_up,
+    _starved,
     _well,
 )
+
+
+def _makers(flow: Flow, learner: SlotView) -> list[SlotView]:
+    """Whoever makes the rows it waits for; nobody if it does not wait for any."""
+    if learner.activity not in {Activity.WAIT_ROWS, Activity.WAIT_RESULTS}:
+        return []
+    collectors = [view for view in flow.of_kind("collector") if view.state in ALIVE]
+    return collectors or [flow.views[name] for name in (learner.waits_on,) if name in flow.views]
+
+
+def _slowest(flow: Flow, makers: Sequence[SlotView]) -> SlotView | None:
+    """Who has been at work on one thing for the longest."""
+    busy = [view for view in makers if view.activity not in IDLE and not view.waits_on]
+    return max(busy, key=flow.age_s, default=None)
+
+
+def _is_in(flow: Flow, view: SlotView) -> str:
+    return f"{view.id} has been inside {place(view)} for {times(view, flow)}"
 
 
 def _pace(flow: Flow, learners: Sequence[SlotView], collectors: Sequence[SlotView]) -> str:
