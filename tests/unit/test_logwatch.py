@@ -223,6 +223,15 @@ def test_the_axis_is_a_counter_of_steps():
     assert axis.name == "MetaEp"
 
 
+def test_counters_that_grow_in_turn_do_not_take_turns_as_the_axis():
+    numbers = Numbers()
+    for i in range(20):
+        for k, found in enumerate(({"iterations": i + 1.0}, {"loss": 0.5}, {"timesteps": i * 2048.0})):
+            numbers.add(3 * i + k, 0.0, found)
+    steps = [point.step for point in numbers.series["loss"].points]
+    assert steps == [None, None, *(i * 2048.0 for i in range(1, 19))]
+
+
 # dates
 
 

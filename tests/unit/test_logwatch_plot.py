@@ -13,6 +13,7 @@ from headrace.monitor.logplot import (
     MOST_PANELS,
     PAPER,
     WIDTH,
+    bounds,
     check_plot_path,
     draw,
     panels,
@@ -73,6 +74,13 @@ def test_a_picture_has_room_for_all_panels_and_ink_in_each(tmp_path, count):
 def test_a_restarted_counter_draws_no_line_back(tmp_path):
     found = numbers({"step": i % 50, "loss": float(i)} for i in range(100))
     assert draw(found, tmp_path / "a.png", PAPER)
+
+
+@pytest.mark.parametrize("value", [0.0003, 5e6, -2.0, 0.0])
+def test_a_value_that_never_moves_has_room_of_its_size(value):
+    low, high = bounds([value, value], 0.06)
+    assert low < value < high
+    assert high - low == pytest.approx(abs(value) or 1.0)
 
 
 def test_nothing_to_draw(tmp_path):

@@ -6,7 +6,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headrace.monitor.logphrases import leaf
 
@@ -18,13 +18,14 @@ RECENT = 256
 EPISODES = re.compile(
     r"(?:n_|num_|total_|finished_)?(?:episodes?|eps?_(?:done|finished|count)|games|meta_?ep|ep)(?:_(?:done|finished|count|num))?"
 )
-STEPS = re.compile(
-    r"(?:global|env|environment|total|train|training|agent)?_?(?:time_?)?steps?(?:_total)?|frames|total_timesteps"
-    r"|iter(?:ation)?s?|epochs?|progress"
-)
+_TIME_STEPS = r"(?:global|env|environment|total|train|training|agent)?_?(?:time_?)?steps?(?:_total)?|(?:env_?)?frames"
+_ROUNDS = r"iter(?:ation)?s?|epochs?|progress"
+STEPS = re.compile(f"{_TIME_STEPS}|{_ROUNDS}")
 UPDATES = re.compile(
     r"train(?:s|ed|_?steps?|ing_?steps?)?|(?:n|num|total)_updates|updates?|(?:grad(?:ient)?|learner|optim(?:iser|izer)?)_?steps?"
 )
+AXES = (EPISODES, re.compile(_ROUNDS), re.compile(_TIME_STEPS))
+"""What numbers are drawn over; the later the better."""
 STORES = re.compile(r".*(?:buffer|replay|queue|memory).*")
 SCORES = re.compile(r"(?:.*_)?(?:rew|rewards?|returns?|scores?)(?:_.*)?")
 LOSSES = re.compile(r"(?:.*_)?(?:loss|losses)(?:_.*)?")
@@ -123,6 +124,7 @@ class Numbers:
     series: dict[str, Series] = field(default_factory=dict)
     ignored: int = 0
     """Readings of names that came when there were too many already."""
+    _axis: str = ""
 
     def add(self, line: int, at_s: float, found: dict[str, float]) -> None:
         """Take the numbers of one line."""
@@ -132,19 +134,30 @@ class Numbers:
                     self.ignored += 1
                     continue
                 self.series[name] = Series(name)
-        axis = self.axis()
+        axis = self._choose_axis()
         step = found.get(axis.name, axis.last if axis.count else None) if axis is not None else None
         for name, value in found.items():
             if name in self.series:
                 self.series[name].add(line, Point(at_s, step, value))
 
     def axis(self) -> Series | None:
-        """The counter that the other numbers belong to: steps if the log has them, else episodes."""
-        for pattern in (STEPS, EPISODES):
-            found = [series for series in self.called(pattern) if series.falls <= 0.02 * series.count]
-            if found:
-                return max(found, key=lambda series: (series.is_counter, series.count, series.name))
-        return None
+        """The counter that the other numbers belong to: steps if the log has them, else rounds, else episodes."""
+        return self.series.get(self._axis)
+
+    def _choose_axis(self) -> Series | None:
+        """Keep the axis unless there is a better one: two counters that grow in turn must not take turns as the axis."""
+        best, rank = self.axis(), (False, -1)
+        if best is not None and best.falls <= 0.02 * best.count:
+            rank = best.is_counter, next(i for i, kind in enumerate(AXES) if kind.fullmatch(leaf(best.name)))
+        for i, kind in enumerate(AXES):
+            for series in self.called(kind):
+                if series.falls <= 0.02 * series.count and (series.is_counter, i) > rank:
+                    best, rank = series, (series.is_counter, i)
+        if best is not None and best.name != self._axis:
+            self._axis = best.name
+            for series in self.series.values():  # steps of another counter mean nothing on this axis
+                series.points = [replace(point, step=None) for point in series.points]
+        return best
 
     def called(self, pattern: re.Pattern[str]) -> Iterator[Series]:
         """Series whose name means this."""

@@ -171,8 +171,8 @@ def _panel(series: Series, axis: Series | None) -> Panel:
 
 
 def _draw_panel(pen: ImageDraw.ImageDraw, panel: Panel, left: int, top: int) -> None:
-    x_axis = Axis(*_bounds(panel.xs, 0.0), left + LEFT, left + WIDTH - RIGHT)
-    y_axis = Axis(*_bounds(panel.ys, 0.06), top + HEIGHT - BOTTOM, top + TOP)
+    x_axis = Axis(*bounds(panel.xs, 0.0), left + LEFT, left + WIDTH - RIGHT)
+    y_axis = Axis(*bounds(panel.ys, 0.06), top + HEIGHT - BOTTOM, top + TOP)
     small = _font(12)
     pen.text((left + LEFT, top + 14), _shortened(panel.title), fill=INK, font=_font(14))
     for value, text in _labelled(y_axis):
@@ -208,11 +208,12 @@ def _labelled(axis: Axis) -> list[tuple[float, str]]:
     return [(value, tick_text(value, step, biggest)) for value in values]
 
 
-def _bounds(values: Sequence[float], margin: float) -> tuple[float, float]:
+def bounds(values: Sequence[float], margin: float) -> tuple[float, float]:
+    """Where an axis begins and ends: a margin beyond the values, as a share of their spread."""
     low, high = min(values), max(values)
     room = (high - low) * margin
     if high - low <= 1e-9 * max(abs(low), abs(high)):  # one value only: the axis needs a length
-        room = max(abs(high) * 0.1, 0.5)
+        room = abs(high) / 2 or 0.5
     return low - room, high + room
 
 
