@@ -128,6 +128,24 @@ def test_a_ring_is_no_deadlock_while_another_collector_is_at_work():
     assert found.condition is Condition.HEALTHY
 
 
+def test_a_ring_is_no_deadlock_while_another_collector_gets_credit_now_and_then():
+    waits, stands = rows(97.0, env_steps=5_000, updates=9), credit("collector-0", 97.0)
+    looks = [
+        look(99.0, waits, stands, credit("collector-1", 98.9)),
+        look(100.0, waits, stands, credit("collector-1", 99.9)),
+    ]
+    assert blame(looks, PLAN).condition is Condition.HEALTHY
+
+
+def test_a_long_activity_in_which_something_is_counted_is_not_stuck():
+    def views(at_s: float, episodes: int) -> tuple[SlotView, ...]:
+        learner = component("learner", Activity.UPDATE, at_s, env_steps=5_000, updates=episodes)
+        return learner, component("evaluator", Activity.EVALUATE, -400.0, episodes=episodes)
+
+    assert blame([look(99.0, *views(98.9, 7)), look(100.0, *views(99.9, 8))], PLAN).condition is Condition.HEALTHY
+    assert twice(*views(99.9, 7)).culprit == "evaluator"
+
+
 def spent(cpu_s: float | None, *, runnable: bool = False) -> list[Look]:
     views = (rows(88.0, env_steps=5_000), stepping("collector-0", 87.6))
     before, after = (Process(12, alive=True, cpu_s=used, runnable=runnable) for used in (1.0, cpu_s))
@@ -189,6 +207,15 @@ def test_a_process_that_has_been_replaced_between_the_looks_is_not_gone():
     assert blame(looks, PLAN).condition is Condition.HEALTHY
 
 
+def test_a_process_that_has_just_ended_may_not_have_been_noticed_yet():
+    views = (
+        component("learner", Activity.UPDATE, 99.0, env_steps=5_000, updates=9),
+        stepping("collector-0", 99.0, pid=12),
+    )
+    gone = running(**{"collector-0": Process(12, alive=False)})
+    assert blame([look(99.2, *views, processes=running()), look(100.0, *views, processes=gone)], PLAN).condition.well
+
+
 def test_a_component_that_idles_while_somebody_waits_for_it():
     trainer = component("trainer", Activity.WAIT_ROWS, 60.0, waits_on="orchestrator", need=8)
     found = twice(trainer, component("orchestrator", Activity.IDLE, 59.0))
@@ -206,6 +233,15 @@ def test_a_stopped_supervisor():
         "supervisor is stopped by a signal (SIGSTOP, Ctrl-Z or a debugger), so nobody looks after the run; "
         "learner is stopped too"
     )
+
+
+def test_of_several_stopped_processes_the_one_that_others_wait_for_is_to_blame():
+    stopped = {name: Process(n, alive=True, stopped=True) for n, name in enumerate(["collector-0", "collector-1"])}
+    found = twice(
+        rows(98.0, on="collector-1", env_steps=5_000), stepping("collector-0", 98.0), stepping("collector-1", 98.0),
+        processes=running(**stopped),
+    )  # fmt: skip
+    assert found.culprit == "collector-1"
 
 
 def test_a_supervisor_that_does_not_look():
@@ -356,6 +392,13 @@ def test_one_look_is_enough_for_the_supervisor_that_gives_a_run_up():
     assert found.sentence == (
         "collector-0 has been inside env.step of lane 3, step 1742 for 91.0 s (limit 30 s), and learner waits for it"
     )
+
+
+def test_what_a_replacement_has_counted_counts_from_its_start():
+    before, after = component("collector-0", env_steps=500), component("collector-0", env_steps=20, incarnation=1)
+    flow = Flow([look(98.0, before), look(100.0, after)], PLAN)
+    assert flow.rise(after, "env_steps") == 20
+    assert flow.work_rate(after) == 10.0
 
 
 # The graph.
