@@ -435,9 +435,10 @@ def test_ending_in_full(monkeypatch):
     ]
 
 
-def test_ending_of_a_run_that_hardly_began():
+def test_ending_of_a_run_that_hardly_began(monkeypatch):
+    monkeypatch.setattr(ending_module, "typed", str)
     assert ending({"outcome": "failed"}, Path("x")) == (
-        "failed\n  run           x\n  next          read x/events.jsonl and x/logs for what led to it"
+        "failed\n  run           x\n  next          headrace doctor x    x/logs holds what every process printed"
     )
 
 

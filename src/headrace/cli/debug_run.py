@@ -13,7 +13,7 @@ from rich.table import Table
 
 from headrace.cli.doctor import in_words, plain
 from headrace.cli.drawing import NOTHING
-from headrace.cli.train import _overrides, import_from_here
+from headrace.cli.train import import_from_here, overrides_of
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.errors import RunDirectoryError
 from headrace.monitor.doctor import Share, diagnose_stretch, shares
@@ -42,7 +42,7 @@ def debug_run(config: str, run_dir: Path | None, as_json: bool, **given: Any) ->
     Exit codes as of `headrace doctor`.
     """
     import_from_here()
-    experiment = load_config(config, _overrides(given.pop("settings"), given))
+    experiment = load_config(config, overrides_of(given.pop("settings"), given))
     with RunDirectory.create(run_dir, experiment, name=f"debug-{Path(config).stem}") as place:
         from headrace.runtime.experiment import run_experiment
 

@@ -15,8 +15,8 @@ from headrace.runtime.progress import EvaluationPoint
 _NEXT = {
     "completed": "{headrace} eval {run}    {tensorboard} --logdir {run}/tensorboard",
     "interrupted": "{headrace} eval {run}    {tensorboard} --logdir {run}/tensorboard",
-    "failed": "read {run}/events.jsonl and {run}/logs for what led to it",
-    "stalled": "read {run}/stacks and {run}/events.jsonl for where it stood still",
+    "failed": "{headrace} doctor {run}    {run}/logs holds what every process printed",
+    "stalled": "{headrace} doctor {run}    {run}/stacks holds where it stood still",
 }
 
 

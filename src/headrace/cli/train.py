@@ -49,7 +49,7 @@ def train(config: str, run_dir: Path | None, resume: bool, quiet: bool, **given:
             fix="leave --resume out and give a new --run-dir; checkpoints of the old run stay where they are",
         )
     import_from_here()
-    experiment = load_config(config, _overrides(given.pop("settings"), given))
+    experiment = load_config(config, overrides_of(given.pop("settings"), given))
     with RunDirectory.create(run_dir, experiment, name=Path(config).stem) as place:
         summary = _run(experiment, place, quiet=quiet)
         click.echo(ending(summary, place.path))
@@ -76,7 +76,7 @@ def _run(experiment: ExperimentConfig, place: RunDirectory, *, quiet: bool) -> d
         raise
 
 
-def _overrides(settings: Sequence[str], given: dict[str, Any]) -> dict[str, object]:
+def overrides_of(settings: Sequence[str], given: dict[str, Any]) -> dict[str, object]:
     """Keys to change: ``--set`` as text, the short options with the type that click gave them."""
     overrides: dict[str, object] = {}
     for setting in settings:
