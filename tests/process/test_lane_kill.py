@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import signal
@@ -214,6 +215,80 @@ def test_killed_between_any_two_stores() -> None:
             seen.add(len(rows))
         assert {0, 2, 3, 10} <= seen  # from nothing at all to the whole of its credits
         replay.release()
+
+
+class DeadlyBooks:
+    """Kills its process at the n-th store of whoever changes the books; of several words at once, between any two."""
+
+    def __init__(self, replay: Replay, stores: int) -> None:
+        self.left = stores
+        books, block = replay.books, replay.block
+        books._columns = [Store(self, column) for column in books._columns]
+        books._mark, block.rows_written = Store(self, books._mark), Store(self, block.rows_written)
+        books._intended = Words(self, books._intended)
+
+    def count(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+class Words(Store):
+    def __setitem__(self, lane: int, values: Any) -> None:
+        for place, value in enumerate(values):
+            super().__setitem__((lane, place), value)
+
+
+@pytest.mark.parametrize("bad", [0, 4, 6, 7])
+@pytest.mark.parametrize("ended", [False, True])
+def test_learner_killed_between_any_two_stores_of_its_books(bad: int, ended: bool) -> None:
+    """It commits three transitions and salvages the four after them, the ``bad``-th of which is not finite."""
+    with shared_block() as block:
+        replay, died, rejected = Replay(block), 0, 0
+        for stores in range(100):
+            writer, episode, row = LaneWriter(block, 0), int(block.episodes_begun[0]), replay.books.row[0]
+            writer.begin_episode([observation(episode, 0)])
+            for t in range(7):
+                reward = float("nan") if t + 1 == bad else 0.0
+                end = (ended and t == 6, False)
+                writer.step([np.zeros(4, np.float32)], reward, end, [observation(episode, t + 1)], 0)
+                if t == 2:
+                    commit = LaneCommit(writer.row, 3, block.checksum(0, int(row), writer.row))
+            produced = 7 * (stores + 1)
+
+            def work(commit: LaneCommit = commit, stores: int = stores) -> NoReturn:
+                DeadlyBooks(replay, stores)
+                replay.commit(0, commit)
+                replay.salvage(0)
+                os._exit(0)
+
+            with Child(work) as child:
+                lived = child.reap() == 0
+            died += not lived
+            replay.books.settle(0)
+            books = replay.books.lane(0)
+            stored = books["committed"] + books["salvaged"]
+            assert balanced(books)
+            assert books["produced"] == produced
+            assert stored == replay.books.transitions_before(0, int(replay.books.row[0]))
+            assert stored + books["rejected"] - 7 * stores in (0, 3, 7)
+            salvaged(replay)  # what the killed one did not come to
+            rejected += 8 - bad if bad else 0
+            assert replay.books.lane(0)["rejected"] == rejected
+            check_samples_are_whole(replay)
+            if lived:
+                break
+        assert died > 20
+        replay.release()
+
+
+def check_samples_are_whole(replay: Replay) -> None:
+    """What may be sampled lies between its episode's beginning and its end or cut."""
+    rows = [replay._row(0, row) for row in range(int(replay.books.resident_from[0]), int(replay.books.row[0]))]
+    for before, after in itertools.pairwise(rows):
+        if before["kind"] == STEP:
+            assert (after["episode"], after["t"]) == (before["episode"], before["t"] + 1)
+            assert np.isfinite(before["reward"])
+    assert rows[-1]["kind"] in (FINAL, CUT)
 
 
 class Link:

@@ -16,13 +16,19 @@ BALANCED = {
 class FakeBooks:
     def __init__(self, *lanes: dict[str, int]) -> None:
         self.lanes = lanes
+        self.settled: list[int] = []
+
+    def settle(self, number: int) -> None:
+        self.settled.append(number)
 
     def lane(self, number: int) -> dict[str, int]:
         return dict(self.lanes[number])
 
 
 def test_totals_are_the_sums_of_the_lanes():
-    books = audit(FakeBooks(BALANCED, BALANCED), 2)
+    kept = FakeBooks(BALANCED, BALANCED)
+    books = audit(kept, 2)
+    assert kept.settled == [0, 1]  # what a killed learner had begun
     assert books == {
         "produced": 24, "committed": 16, "salvaged": 4, "evicted": 6, "resident": 14, "in_flight": 2,
         "rejected": {"not_finite": 2}, "balanced": True, "lanes": [BALANCED, BALANCED],

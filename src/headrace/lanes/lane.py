@@ -8,6 +8,7 @@ successor's observation, also when the worker is killed between any two instruct
 from __future__ import annotations
 
 import math
+import struct
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -40,15 +41,20 @@ class LaneBlock:
         g = geometry
         # An array over a memoryview would not keep it: reading a row after the memory is unmapped would be a crash.
         self._whole = np.frombuffer(buffer, np.uint8)
-        header = np.ndarray((g.lanes, 2, HEADER_BYTES // 16), np.int64, self._whole)
+        header = np.ndarray((g.lanes, 3, HEADER_BYTES // 24), np.int64, self._whole)
         self.rows_written = header[:, 0, 0]
         """Complete rows of each lane, as a row number; written by its collector."""
         self.episodes_begun = header[:, 0, 1]
         """Episodes begun in each lane; written by its collector."""
+        self.chunk_begun = header[:, 0, 2:4]
+        """Number of each lane's newest chunk, and transitions before it; written by its collector, for whoever has
+        to repeat what it did."""
         self.committed = header[:, 1, :]
         """The learner's books of each lane, see `headrace.lanes.replay`."""
         self.stopping = header[:, 1, 7]
         """Not zero: whoever writes the lane shall commit what it has and leave; written by the learner."""
+        self.intended = header[:, 2, :]
+        """What the learner is about to make of its books, see `headrace.lanes.replay`."""
         self.rows: NDArray[np.void] = np.ndarray((g.lanes, g.stride_rows), g.dtype, self._whole, g.rows_offset)
 
     def begin(self) -> None:
@@ -92,7 +98,8 @@ class LaneBlock:
 
     def release(self) -> None:
         """Drop all views, so that the shared memory below can be closed; rows that others hold keep it mapped."""
-        del self._whole, self.rows_written, self.episodes_begun, self.committed, self.stopping, self.rows, self.buffer
+        del self._whole, self.rows_written, self.episodes_begun, self.chunk_begun
+        del self.committed, self.stopping, self.intended, self.rows, self.buffer
 
 
 class LaneWriter:
@@ -120,6 +127,9 @@ class LaneWriter:
         """Whether `step_arrays` may be used."""
         self._last_slot = self._ring - 1
         self._action_size, self._obs_size = self._sizes[0], self._sizes[-1]
+        self._action_places = [int(fields[leaf.path][1]) for leaf in g.action]
+        self._action_at = self._base + self._action_places[0]
+        self._put_action = struct.Struct(f"{self._action_size}s").pack_into
         self._obs_places = [int(fields[leaf.path][1]) for leaf in g.observation]
         self._write_head = HEAD.pack_into
         self._write = step_struct(g.dtype, g.action, g.observation).pack_into
@@ -157,6 +167,27 @@ class LaneWriter:
             self._rows[self._ring + slot] = self._rows[slot]
         self._place = place_word(self._number[1], 0)
         self._number[1] += 1
+
+    def intend(self, action: Sequence[Any]) -> None:
+        """Store what is about to be done, per leaf, before it is: a step that never returns leaves it to be read.
+
+        The row stays incomplete; `step` fills it as if this had not been called.
+
+        Raises:
+            ObservationMismatch: A value has more or fewer bytes than its leaf. Nothing was stored.
+        """
+        at = self.row % self._ring * self._size
+        if self.one_array_each:  # the usual case, at half the time
+            did = action[0].tobytes()
+            if len(did) == self._action_size:
+                self._put_action(self._bytes, self._action_at + at, did)
+                return
+        parts = [value.tobytes() for value in action]
+        if [len(part) for part in parts] != self._sizes[: len(self._action_places)]:
+            self._refuse_sizes(self._leaves[: len(self._action_places)], parts)
+        for part, offset in zip(parts, self._action_places, strict=True):
+            start = self._base + at + offset
+            self._bytes[start : start + len(part)] = part
 
     def step(
         self, action: Sequence[Any], reward: float, ended: tuple[bool, bool], obs: Sequence[Any], version: int

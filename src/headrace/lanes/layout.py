@@ -4,7 +4,7 @@ A row is the observation's leaves, a packed head (`HEAD`) and the action's leave
 In that order what one step adds, from the head of its row to the observation of the next, is one piece of memory
 that a worker fills with one call. A block is
 
-    headers [lanes, 2, 64 bytes] | lane 0: ring + mirror | lane 1: ring + mirror | ...
+    headers [lanes, 3, 64 bytes] | lane 0: ring + mirror | lane 1: ring + mirror | ...
 
 A lane's ring is followed by copies of its first rows (the mirror), so that a window of rows that starts
 anywhere in the ring is one contiguous piece of memory.
@@ -47,8 +47,8 @@ _HEAD_FIELDS: tuple[tuple[str, str, int], ...] = (
     ("truncated", "?", 34),
 )
 ALIGNMENT = 64
-HEADER_BYTES = 128
-"""Per lane: one cache line the collector writes, one the learner writes."""
+HEADER_BYTES = 192
+"""Per lane: one cache line the collector writes, one the learner writes, and one with what the learner intends."""
 
 
 def place_word(episode: int, t: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,10 @@ from headrace.lanes.layout import CUT, HEAD, STEP, end_word, place_word
 
 _FIELDS = ("committed", "salvaged", "rejected", "evicted", "row", "resident_from")
 """Columns of a lane's books in shared memory, each written by the learner alone."""
+
+_COMMIT, _SALVAGE, _CUT = 1, 2, 3
+"""Marks of an intended change: the books alone; the lane's row number too, since its collector is gone; and also make
+the last row the end of a cut episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,47 @@ class LaneBooks:
         self.committed, self.salvaged = columns["committed"], columns["salvaged"]
         self.rejected, self.evicted = columns["rejected"], columns["evicted"]
         self.row, self.resident_from = columns["row"], columns["resident_from"]
+        self._columns = [columns[name] for name in _FIELDS]
+        self._intended, self._mark = block.intended[:, : len(_FIELDS) + 1], block.intended[:, -1]
+
+    def change(self, lane: int, values: Sequence[int], *, written: int | None = None, cut: bool = False) -> None:
+        """Change all books of a lane as one: whoever is killed in the middle leaves what `settle` completes.
+
+        Args:
+            lane: Which.
+            values: What each of `_FIELDS` shall be.
+            written: Complete rows of the lane, as a row number; None: that is still its collector's to say.
+            cut: Whether the last of these rows is to become the end of a cut episode.
+        """
+        self._intended[lane] = (*values, written or 0)
+        # The one store that decides: before it nothing has happened, from here on all of it will, if not by us.
+        self._mark[lane] = _COMMIT if written is None else _CUT if cut else _SALVAGE
+        self.settle(lane)
+
+    def settle(self, lane: int) -> None:
+        """Complete a change that was begun, if there is one. May itself be killed, and repeated."""
+        mark = int(self._mark[lane])
+        if not mark:
+            return
+        *values, written = (int(value) for value in self._intended[lane])
+        if mark == _CUT:
+            self._mark_cut(lane, written - 1)
+        if mark != _COMMIT:
+            self._block.rows_written[lane] = written
+        for column, value in zip(self._columns, values, strict=True):
+            column[lane] = value
+        self._mark[lane] = 0
+
+    def _mark_cut(self, lane: int, row: int) -> None:
+        """Close the running episode with a row of kind CUT, which already holds the last observation."""
+        g, block = self._block.geometry, self._block
+        last, slot = block.rows[lane, (row - 1) % g.ring_rows], row % g.ring_rows
+        at = g.rows_offset + (lane * g.stride_rows + slot) * g.dtype.itemsize + g.head_offset
+        place = place_word(int(last["episode"]), int(last["t"]) + 1)
+        head = 0.0, int(last["version"]), int(last["transitions"]), place, end_word(CUT)
+        HEAD.pack_into(block.buffer, at, *head)
+        if slot < g.mirror_rows:
+            block.rows[lane, g.ring_rows + slot] = block.rows[lane, slot]
 
     def transitions_before(self, lane: int, row: int) -> int:
         """Transitions of the lane in all complete rows before ``row``."""
@@ -70,7 +115,7 @@ class LaneBooks:
 
     def release(self) -> None:
         """Drop all views of the block."""
-        for name in (*_FIELDS, "_block"):
+        for name in (*_FIELDS, "_columns", "_intended", "_mark", "_block"):
             delattr(self, name)
 
 
@@ -125,8 +170,7 @@ class Replay:
                 found=f"{counted} transitions, checksum {found:08x}",
                 fix="keep the run directory and file a bug: this is never the user's fault",
             )
-        self.books.committed[lane] += counted
-        return self._advance(lane, start, commit.stop)
+        return self._advance(lane, commit.stop, committed=counted)
 
     def salvage(self, lane: int) -> tuple[Stretch, bool]:
         """Take over what a collector that is gone had written and not committed, and mark the cut.
@@ -141,12 +185,10 @@ class Replay:
         before = self.books.transitions_before(lane, start)
         good = self.books.transitions_before(lane, stop) - before
         lost = self.books.transitions_before(lane, written) - before - good
-        cut = self._mark_cut(lane, stop)
-        self.books.rejected[lane] += lost
-        self.books.salvaged[lane] += good
+        cut = stop > self.geometry.first_row and bool(self._row(lane, stop - 1)["kind"] == STEP)
+        # Without a cut too: rows that are rejected are no rows of the lane any more.
         end = stop + 1 if cut else stop
-        self.block.rows_written[lane] = end
-        return self._advance(lane, start, end), cut
+        return self._advance(lane, end, salvaged=good, rejected=lost, cut=cut), cut
 
     def _sound_rows(self, lane: int, start: int, stop: int) -> int:
         """The first row from ``start`` whose transition holds a value that is not finite, or ``stop``."""
@@ -166,27 +208,23 @@ class Replay:
         record: np.void = self.block.rows[lane, row % self.geometry.ring_rows]
         return record
 
-    def _mark_cut(self, lane: int, row: int) -> bool:
-        """Close the running episode with a row of kind CUT, which already holds the last observation."""
-        g = self.geometry
-        last = self._row(lane, row - 1)
-        if row == g.first_row or last["kind"] != STEP:
-            return False
-        slot = row % g.ring_rows
-        at = g.rows_offset + (lane * g.stride_rows + slot) * g.dtype.itemsize + g.head_offset
-        place = place_word(int(last["episode"]), int(last["t"]) + 1)
-        HEAD.pack_into(self.block.buffer, at, 0.0, int(last["version"]), int(last["transitions"]), place, end_word(CUT))
-        if slot < g.mirror_rows:
-            self.block.rows[lane, g.ring_rows + slot] = self.block.rows[lane, slot]
-        return True
+    def _advance(self, lane: int, stop: int, *, cut: bool = False, **more: int) -> Stretch:
+        """Take the rows up to ``stop`` over, and let the oldest go.
 
-    def _advance(self, lane: int, start: int, stop: int) -> Stretch:
-        g = self.geometry
-        self.books.row[lane] = stop
-        keep_from = stop - g.resident_rows
-        if keep_from > self.books.resident_from[lane]:
-            self.books.evicted[lane] = self._evicted(lane, keep_from)
-            self.books.resident_from[lane] = keep_from
+        Args:
+            lane: Which.
+            stop: Row number after the last one taken over.
+            cut: Whether that last one is to be made the end of a cut episode.
+            **more: What is to be added to ``committed``, ``salvaged`` and ``rejected``.
+        """
+        books, start = self.books, int(self.books.row[lane])
+        keep_from = max(stop - self.geometry.resident_rows, int(books.resident_from[lane]))
+        evicted = int(books.evicted[lane])
+        if keep_from > books.resident_from[lane]:
+            evicted = self._evicted(lane, keep_from)
+        counts = [int(getattr(books, name)[lane]) + more.get(name, 0) for name in ("committed", "salvaged", "rejected")]
+        written = stop if "salvaged" in more else None
+        books.change(lane, (*counts, evicted, stop, keep_from), written=written, cut=cut)
         self.generation += 1
         return Stretch(lane, self.block.pieces(lane, start, stop))
 

@@ -19,6 +19,9 @@ def audit(books: LaneBooks | None, lanes: int) -> dict[str, Any]:
         books: None if the run ended before there were lanes.
         lanes: Their number.
     """
+    if books is not None:
+        for lane in range(lanes):
+            books.settle(lane)  # the learner may have been killed in the middle of a change
     each = [books.lane(lane) for lane in range(lanes)] if books is not None else []
     names = ("produced", "committed", "salvaged", "evicted", "resident", "in_flight")
     total: dict[str, Any] = {name: sum(lane[name] for lane in each) for name in names}
