@@ -94,6 +94,9 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "faults", ", ".join(f"{kind} {count:,}" for kind, count in faults.items())
     if summary.get("restarts"):
         yield "restarts", f"{summary['restarts']:,}"
+    for found in summary.get("warnings") or ():
+        if found["severity"] == "warning":
+            yield "suspicious", found["text"]
 
 
 def _flow(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

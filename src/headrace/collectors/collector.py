@@ -6,7 +6,7 @@ The same object runs under every schedule: in the learner's process, or in a col
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,11 @@ from headrace.envs.contract import ObservationCheck
 from headrace.lanes.credits import Commit, LaneCommit
 from headrace.lanes.derive import observe
 from headrace.lanes.lane import LaneBlock, LaneWriter
-from headrace.lanes.layout import STEP
+from headrace.lanes.layout import INFO_KEYS, STEP
 from headrace.telemetry.board import Activity, Slot
 from headrace.weights.snapshot import SnapshotReader
+
+_ODD_KEYS = frozenset(INFO_KEYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +198,11 @@ class Collector:
             self._action_space, {leaf.path: part for leaf, part in zip(leaves, action, strict=True)}, "action"
         )  # fmt: skip
         try:
-            *returned, _ = lane.env.step(value)
+            *returned, info = lane.env.step(value)
         except Exception as error:  # user code may raise anything; it is passed on with its place
             raise raised(error, "step", self.group.environment, lane.number, writer.transitions + 1) from error
+        if info and not _ODD_KEYS.isdisjoint(info):
+            self._count_odd(lane.number, info)
         obs, reward, ended = self._check.transition(returned, lane.number, writer.transitions + 1)
         if writer.one_array_each and type(obs) is np.ndarray:
             writer.step_arrays(action[0], reward, ended, obs, self._reader.version)
@@ -206,6 +210,13 @@ class Collector:
             writer.step(action, reward, ended, self._parts(obs), self._reader.version)
         if ended[0] or ended[1]:
             lane.running = False
+
+    def _count_odd(self, lane: int, info: Mapping[str, Any]) -> None:
+        """Count keys by which the environment says that it failed; a value of False, None or "" says nothing."""
+        for place, key in enumerate(INFO_KEYS):
+            value = info.get(key)
+            if value is not None and np.any(value):
+                self._block.info_counts[lane, place] += 1
 
     def _reset(self, lane: _Lane) -> None:
         writer = lane.writer

@@ -80,6 +80,8 @@ class EnvConfig(Section):
     """Lanes that share one policy call. Part of the result; must divide ``lanes``."""
     max_episode_steps: int | None = Field(default=None, ge=1)
     """Truncate episodes after so many steps, on top of the environment's own limit."""
+    continuing: bool = False
+    """Episodes are not expected to end; without it a long run in which none ends is warned about."""
     frame_stack: int = Field(default=1, ge=1, le=64)
     """Frames a policy sees at once, oldest first; stored once, stacked when read."""
     cast_observations: bool = False

@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 
 from headrace.core.errors import DataLossError, ObservationMismatch
 from headrace.core.specs import Leaf
-from headrace.lanes.layout import FINAL, HEAD, HEADER_BYTES, STEP, Geometry, end_word, place_word, step_struct
+from headrace.lanes.layout import (
+    FINAL,
+    HEAD,
+    HEADER_BYTES,
+    INFO_KEYS,
+    STEP,
+    Geometry,
+    end_word,
+    place_word,
+    step_struct,
+)
 
 _GOES_ON = end_word(STEP)
 
@@ -49,6 +59,11 @@ class LaneBlock:
         self.chunk_begun = header[:, 0, 2:4]
         """Number of each lane's newest chunk, and transitions before it; written by its collector, for whoever has
         to repeat what it did."""
+        self.info_counts: NDArray[np.int32] = np.ndarray(
+            (g.lanes, len(INFO_KEYS)), np.int32, self._whole, 32, (HEADER_BYTES, 4)
+        )
+        """Steps of each lane in which a key of `INFO_KEYS` was set in ``info``; written by its collector, in the rest
+        of its cache line."""
         self.committed = header[:, 1, :]
         """The learner's books of each lane, see `headrace.lanes.replay`."""
         self.stopping = header[:, 1, 7]
@@ -98,7 +113,7 @@ class LaneBlock:
 
     def release(self) -> None:
         """Drop all views, so that the shared memory below can be closed; rows that others hold keep it mapped."""
-        del self._whole, self.rows_written, self.episodes_begun, self.chunk_begun
+        del self._whole, self.rows_written, self.episodes_begun, self.chunk_begun, self.info_counts
         del self.committed, self.stopping, self.intended, self.rows, self.buffer
 
 

@@ -46,6 +46,8 @@ _HEAD_FIELDS: tuple[tuple[str, str, int], ...] = (
     ("terminated", "?", 33),
     ("truncated", "?", 34),
 )
+INFO_KEYS = ("error", "exception", "fallback", "dummy", "timeout", "failed")
+"""Keys of ``info`` by which environments say that they failed; steps in which one is true are counted per lane."""
 ALIGNMENT = 64
 HEADER_BYTES = 192
 """Per lane: one cache line the collector writes, one the learner writes, and one with what the learner intends."""

@@ -15,6 +15,7 @@ from headrace.lanes.rate_limiter import RateLimiter
 from headrace.lanes.replay import Replay, Stretch
 from headrace.lanes.samplers import UniformSampler
 from headrace.learners.episodes import EpisodeBooks
+from headrace.learners.suspicion import Suspicion
 from headrace.telemetry.board import Activity, Slot
 from headrace.weights.snapshot import Snapshots
 
@@ -53,6 +54,8 @@ class LearnerParts:
     batch_size: int
     gamma: float
     slot: Slot = field(repr=False)
+    suspicion: Suspicion | None = field(default=None, repr=False)
+    """Looks at every row that arrives; None: nobody does."""
 
 
 class Learner:
@@ -64,6 +67,7 @@ class Learner:
         self.algorithm = parts.algorithm
         self.limiter = parts.limiter
         self.episodes = EpisodeBooks(parts.replay.geometry.lanes)
+        self.suspicion = parts.suspicion
         self.lag = PolicyLag()
         self.env_steps = 0
         """Transitions committed or salvaged."""
@@ -116,6 +120,9 @@ class Learner:
     def _take_in(self, stretches: Sequence[Stretch]) -> None:
         for stretch in stretches:
             self.episodes.add(stretch)
+            if self.suspicion is not None:
+                for piece in stretch.rows:
+                    self.suspicion.add(stretch.lane, piece)
         self.env_steps = self.replay.env_steps
         geometry = self.replay.geometry
         rows = np.concatenate([piece for stretch in stretches for piece in stretch.rows])
@@ -158,5 +165,7 @@ class Learner:
 
     def release(self) -> None:
         """Drop all views of the shared memory."""
+        if self.suspicion is not None:
+            self.suspicion.release()
         self.replay.release()
         self._parts.snapshots.release()

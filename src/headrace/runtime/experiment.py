@@ -257,6 +257,10 @@ class Experiment:
                 self._stop(f"evaluation.target {target:g} is reached")
             name = "random actions" if facts["version"] is None else f"policy {facts['version']}"
             self._say("evaluated", child_id, f"{name}: mean return {facts['mean_reward']:.2f}", **facts)
+        elif kind == "suspicious":
+            warns = facts["severity"] == "warning"
+            self._say(kind, child_id, facts["text"], tell=warns, finding=facts["kind"], severity=facts["severity"],
+                      facts=facts["facts"])  # fmt: skip
         elif kind == "salvaged":
             self._on_salvaged(f"collector-{facts['collector']}", facts["transitions"])
         else:

@@ -18,6 +18,12 @@ _WINDOW_S = 5.0
 _SHOW_EVERY_S = 0.25
 
 
+def warnings_in(facts: Mapping[str, Any]) -> int | None:
+    """How many warnings about the data stand; None where the learner does not look."""
+    found = facts.get("warnings")
+    return None if found is None else sum(one["severity"] == "warning" for one in found)
+
+
 class Observer:
     """Collects what components report and hands it on.
 
@@ -83,6 +89,7 @@ class Observer:
             "headrace/policy_lag": facts["lag"]["mean"],
             "headrace/policy_version": facts["version"],
             "headrace/episodes": facts["episodes"]["finished"],
+            "headrace/data_warnings": warnings_in(facts),
             **facts["values"],
         }
         self._metrics.write(facts["env_steps"], facts["updates"], self.wall_s, values)

@@ -74,6 +74,7 @@ def summarize(
         "updates": outcome["updates"],
         "books": dict(books),
         "episodes": learner.get("episodes"),
+        "warnings": learner.get("warnings", []),
         "replay_ratio": {
             "declared": None if config.replay.free_running else config.replay.ratio,
             "measured": learner.get("ratio"),

@@ -18,6 +18,8 @@ from headrace.lanes.rate_limiter import RateLimiter
 from headrace.lanes.replay import Replay
 from headrace.lanes.samplers import UniformSampler
 from headrace.learners.learner import Learner, LearnerParts
+from headrace.learners.oddities import Expected
+from headrace.learners.suspicion import Suspicion
 from headrace.runtime.asynchronous import run_async
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.groups import Groups, InlineGroups, RemoteGroups, attached_pipes
@@ -119,6 +121,12 @@ class Training:
         if now - self._reported_s >= _REPORT_EVERY_S and not self._control.unsent:
             self._reported_s = now
             self._control.try_send(Report("metrics", self.facts() | {"values": self.learner.algorithm.metrics()}))
+            self._tell_suspicions()
+
+    def _tell_suspicions(self) -> None:
+        """Each once, and again when it changes."""
+        for finding in self.learner.suspicion.news() if self.learner.suspicion is not None else ():
+            self._say(Report("suspicious", finding.plain()))
 
     def _lost(self, schedule: Schedule, collector: int) -> None:
         """Its process has been reaped: take what it had committed, then what it had only written."""
@@ -181,12 +189,16 @@ class Training:
             "lag": {"mean": learner.lag.mean, "max": learner.lag.max},
             "ratio": learner.limiter.measured(learner.env_steps, learner.updates),
             "first_update_at": learner.first_update_at,
+            "warnings": [finding.plain() for finding in learner.suspicion.findings] if learner.suspicion else [],
         }
 
     def finish(self) -> None:
         """The last policy, the last counts."""
         if self.config.evaluation.episodes:
             self.freeze()
+        if self.learner.suspicion is not None:
+            self.learner.suspicion.close()
+            self._tell_suspicions()
         facts = self.facts() | {
             "weights_sha256": self.learner.algorithm.weights_sha256(),
             "values": self.learner.algorithm.metrics(),
@@ -243,8 +255,25 @@ def build_learner(payload: LearnerPayload, fds: dict[str, int], slot: Slot) -> t
         batch_size=config.algorithm.batch_size,
         gamma=config.algorithm.gamma,
         slot=slot,
+        suspicion=suspicion(config, payload, replay),
     )
     return Learner(parts), layout
+
+
+def suspicion(config: ExperimentConfig, payload: LearnerPayload, replay: Replay) -> Suspicion:
+    """Who looks whether the environments make data up."""
+    return Suspicion(
+        replay.geometry.dtype,
+        config.env.lanes,
+        payload.spaces.observation,
+        payload.spaces.action,
+        Expected(
+            continuing=config.env.continuing,
+            max_episode_steps=config.env.max_episode_steps,
+            acting_from=max(config.collect.random_steps, config.replay.learning_starts),
+        ),
+        replay.block.info_counts,
+    )
 
 
 def rate_limiter(config: ExperimentConfig) -> RateLimiter:
