@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
-from headrace.core.errors import ChannelClosed, ComponentError, HeadraceError
+from headrace.core.errors import ChannelClosed, ComponentError, EnvironmentFault, HeadraceError
 from headrace.ipc.forkserver import Child, ForkServer
 from headrace.ipc.stacks import StackDump
+from headrace.supervision.evidence import NativeDump, Usage, usage, write_evidence
 from headrace.supervision.messages import Done, Failed, Ready, Report, ToChild
 from headrace.supervision.policy import ALIVE, Life, Phase
 from headrace.supervision.spec import BecameReady, ChildSpec, Event, Exited, Overdue, Reported, describe_exit
@@ -16,8 +17,14 @@ from headrace.telemetry.board import Activity, Slot, State
 DUMP_S = 1.0
 """Seconds a stuck child is given to write its stacks."""
 
-_TAIL_LINES = 30
+_TAIL_LINES = 50
 _TAIL_BYTES = 16384
+_ENVIRONMENT = {
+    Activity.ENV_CONSTRUCT: "construct",
+    Activity.ENV_RESET: "reset",
+    Activity.ENV_STEP: "step",
+    Activity.ENV_CLOSE: "close",
+}
 
 
 class SupervisedChild:
@@ -48,6 +55,9 @@ class SupervisedChild:
         self._done = False
         self._late: Overdue | None = None
         self._dump: StackDump | None = None
+        self._native: NativeDump | None = None
+        self.used: Usage | None = None
+        """The newest sample of what it uses."""
         self._log_from = self._log.stat().st_size if self._log.exists() else 0
         self._started_s = now_s
 
@@ -145,13 +155,26 @@ class SupervisedChild:
         """It missed a deadline: have it write its stacks. `go_on_dumping` then kills it."""
         self.life.move(Phase.DUMPING)
         self._late = late
+        self.sample()
+        write_evidence(self._stacks, f"{self._who}: {late}", self.used, self._tail)
         if self._child is not None:
             self._dump = StackDump(self._child.send_signal, self._child.pid, self._stacks, DUMP_S)
 
     def go_on_dumping(self) -> None:
         """Kill it once its stacks are written, or its time for that is over."""
-        if self.life.phase is Phase.DUMPING and (self._dump is None or self._dump.finished()):
+        if self.life.phase is not Phase.DUMPING or (self._dump is not None and not self._dump.finished()):
+            return
+        if self._native is None and self.pid:
+            self._native = NativeDump(self.pid, self._stacks)
+        if self._native is None or self._native.finished():
             self.kill()
+
+    def sample(self) -> None:
+        """Note what it uses now, on the board too."""
+        used = usage(self.pid) if self.pid else None
+        if used is not None:
+            self.used = used
+            self.slot.count("rss_bytes", used.rss_bytes)
 
     def end(self) -> Exited:
         """Its process has ended, and what it had said was received: the event that tells so."""
@@ -159,10 +182,14 @@ class SupervisedChild:
         exit_code = self._child.exit_code if self._child is not None else None
         event = self._exited(-1 if exit_code is None else exit_code)
         self.slot.set_state(State.ENDED if event.expected else State.FAILED)
+        self.slot.count("rss_bytes", 0)
         if not event.expected:
             self.slot.add("faults")
-        if event.stacks is None:
+            if event.stalled is None:  # or it was written before the kill
+                write_evidence(self._stacks, f"{self._who}: {event.how}", self.used, event.log_tail)
+        elif event.stalled is None:
             self._stacks.unlink(missing_ok=True)
+        self.due_s = 0.0
         self.close()
         return event
 
@@ -172,17 +199,44 @@ class SupervisedChild:
 
     def close(self) -> None:
         """Give its descriptors back."""
+        if self._native is not None:
+            self._native.close()
         if self._child is not None:
             self._child.close()
 
+    @property
+    def _who(self) -> str:
+        return f"{self.spec.id}, incarnation {self.life.incarnation}, pid {self.pid}"
+
+    @property
+    def _tail(self) -> list[str]:
+        return tail(self._log, self._log_from)
+
+    def _place(self) -> tuple[str | None, int, int]:
+        """The call of an environment it ended in, the lane and the step; (None, -1, -1) if it was in none.
+
+        The step is the lane's number of transitions before the call, except for what an environment raised.
+        """
+        if isinstance(self._error, EnvironmentFault):
+            # By now its slot shows the clearing up that followed.
+            lane, step = self._error.facts.get("lane"), self._error.facts.get("step")
+            if isinstance(lane, int) and isinstance(step, int):
+                return "raised", lane, step
+        activity, lane, step = self.slot.resume()
+        call = _ENVIRONMENT.get(activity)
+        return (call, lane, step) if call is not None else (None, -1, -1)
+
     def _exited(self, exit_code: int) -> Exited:
-        dumped = self._dump is not None and self._dump.finished() and self._dump.succeeded
+        if self._dump is not None:
+            self._dump.finished()  # looks once more, at what it wrote before it was killed
+        dumped = self._dump is not None and self._dump.succeeded
         how = describe_exit(exit_code)
         stalled = str(self._late) if self._late is not None else None
         if stalled is not None:
             how = "killed by the supervisor because it missed a deadline"
             if self._dump is not None and self._dump.was_stopped:
                 stalled += "; its process had been stopped by a signal"
+        call, lane, step = self._place()
         return Exited(
             id=self.spec.id,
             exit_code=exit_code,
@@ -194,7 +248,11 @@ class SupervisedChild:
             stalled=stalled,
             stuck_in=self._dump.where() if self._dump is not None and dumped else None,
             stacks=self._stacks if dumped else None,
-            log_tail=tail(self._log, self._log_from),
+            log_tail=self._tail,
+            call=call,
+            lane=lane,
+            step=step,
+            used=self.used,
             incarnation=self.life.incarnation,
             pid=self.pid,
         )

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from signal import SIGKILL
 
 from headrace.core.errors import ComponentError, ConfigError, EnvironmentFault, EnvironmentRaised, HeadraceError
-from headrace.supervision.spec import ChildSpec, Exited, GiveUp, Instruction, Nothing, Overdue, Restart, RestartBudget
+from headrace.supervision.spec import (
+    ChildSpec,
+    Exited,
+    GiveUp,
+    Instruction,
+    LeaveOut,
+    Nothing,
+    Overdue,
+    Restart,
+    RestartBudget,
+)
 from headrace.telemetry.board import Activity, SlotView
 
 
@@ -130,15 +141,28 @@ class RestartPolicy:
             reason = f"it ended again after {len(recent)} restart{plural} within {budget.window_s:g} s"
             if budget.max_restarts == 0:
                 reason = "it may not be started again"
+            if spec.expendable:
+                return LeaveOut(spec.id, reason)
+            if spec.significant:
+                return GiveUp(spec.id, reason, spent=budget.max_restarts > 0)
         return GiveUp(spec.id, reason) if spec.significant else Nothing(spec.id, reason)
+
+    def forgive(self, child_id: str) -> None:
+        """What made a child end is out of the way: its budget is whole again."""
+        self._granted_s.pop(child_id, None)
 
     def _hopeless(self, child_id: str, exited: Exited) -> str | None:
         """Why another start would end the same way; None if it might not."""
         if repeats(exited.error):
             return "trying again would fail again"
-        if child_id not in self._ever_ready:
+        if child_id not in self._ever_ready and not _killed_from_outside(exited):
             return "it has never become ready"
         return None
+
+
+def _killed_from_outside(exited: Exited) -> bool:
+    """Whether somebody else killed it, most often for want of memory, which another start may find again."""
+    return exited.exit_code == -SIGKILL and exited.error is None and exited.stalled is None
 
 
 def repeats(error: HeadraceError | None) -> bool:

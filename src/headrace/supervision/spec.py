@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError
+from headrace.supervision.evidence import Usage
 from headrace.telemetry.board import Activity
 
 
@@ -42,6 +43,8 @@ class ChildSpec:
     """From the request to stop until it is killed."""
     significant: bool = True
     """Whether the run ends with it when it cannot be started again."""
+    expendable: bool = False
+    """Whether the run goes on without it once its budget is spent; not if a start cannot help at all."""
     budget: RestartBudget | None = None
     """Its own; None: the supervisor's."""
 
@@ -113,6 +116,14 @@ class Exited:
     """The stacks, if there are any."""
     log_tail: list[str] = field(default_factory=list)
     """The last lines this incarnation printed."""
+    call: str | None = None
+    """What of an environment it was in: construct, reset, step, close, or ``raised`` (its error says in which)."""
+    lane: int = -1
+    """Whose environment; -1 if it was in none."""
+    step: int = -1
+    """Transitions of that lane before the call; for ``raised``, what its error says."""
+    used: Usage | None = None
+    """The last that is known of its use of resources."""
     incarnation: int = 0
     pid: int = 0
 
@@ -159,6 +170,16 @@ class GiveUp:
 
     id: str
     reason: str
+    spent: bool = field(default=False, compare=False)
+    """Whether it was started again before, as often as it may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOut:
+    """Instruction: its budget is spent; go on without what it did, and say so."""
+
+    id: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +190,7 @@ class Nothing:
     reason: str = ""
 
 
-Instruction = Restart | GiveUp | Nothing
+Instruction = Restart | GiveUp | LeaveOut | Nothing
 
 
 def describe_exit(exit_code: int) -> str:

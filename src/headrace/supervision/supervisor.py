@@ -16,6 +16,7 @@ from headrace.core.errors import ConfigError, HeadraceError
 from headrace.ipc.channel import Deadline
 from headrace.ipc.forkserver import ForkServer
 from headrace.supervision.child import SupervisedChild
+from headrace.supervision.evidence import Own, Sampler
 from headrace.supervision.messages import Stop, ToChild
 from headrace.supervision.policy import WATCHED, Phase, RestartPolicy
 from headrace.supervision.spec import (
@@ -68,7 +69,8 @@ class Supervisor:
         self._fork_server = fork_server
         self._board = board
         self._clock = clock
-        self._policy = RestartPolicy(budget)
+        self.policy = RestartPolicy(budget)
+        """Decides what follows from an exit."""
         self._children = {
             spec.id: SupervisedChild(spec, board.slot(spec.id), Path(logs_dir), Path(stacks_dir)) for spec in specs
         }
@@ -81,6 +83,7 @@ class Supervisor:
         self._watchdog = Watchdog(self._children, board)
         self._events: list[Event] = []
         self._slot = board.slot("supervisor") if "supervisor" in board.ids else None
+        self._sampler = Sampler([*self._children.values(), Own(self._slot)], clock)
 
     def start_all(self) -> None:
         """Start every child, in the order of the specs.
@@ -134,7 +137,7 @@ class Supervisor:
         child = self._child(exited.id)
         if self._fork_server.error is not None and not exited.expected:
             return GiveUp(exited.id, "the fork server is gone, so nothing can be started again")
-        decision = self._policy.decide(child.spec, exited, self._clock.now())
+        decision = self.policy.decide(child.spec, exited, self._clock.now())
         if isinstance(decision, Restart):
             child.due_s = self._clock.now() + decision.after_s
         return decision
@@ -226,10 +229,11 @@ class Supervisor:
             for event in child.receive():
                 self._events.append(event)
                 if child.life.was_ready:
-                    self._policy.note_ready(child.spec.id)
+                    self.policy.note_ready(child.spec.id)
             if child.alive and child.pid in ended:
                 self._events.append(child.end())
         self._start_delayed()
+        self._sampler.look()
         self._events += self._watchdog.look(self._clock.now())
 
     def _start_delayed(self) -> None:

@@ -93,7 +93,7 @@ class Activity(IntEnum):
         return f"{first}.{rest}" if rest and first in {"env", "wait"} else self.name.lower().replace("_", " ")
 
 
-SUPERVISOR_COUNTERS = ("restarts", "faults")
+SUPERVISOR_COUNTERS = ("rss_bytes", "restarts", "faults")
 """Counters that only the supervisor writes."""
 
 COUNTERS = (
@@ -109,7 +109,6 @@ COUNTERS = (
     "retries",
     "dropped",
     "rejected",
-    "rss_bytes",
     *SUPERVISOR_COUNTERS,
 )
 """Names of the counters of every slot, in the order of their words. ``version`` and ``rss_bytes`` are gauges."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -125,6 +126,15 @@ def loops(context: ChildContext) -> NoReturn:
         slot.enter(Activity.ENV_STEP, lane=2, step=7)
     while True:
         pass
+
+
+def holds_the_lock(context: ChildContext) -> None:
+    """Call C code inside a step that keeps the interpreter lock for ever; no Python code of this process runs again."""
+    slot = _begin(context)
+    if slot is not None:
+        slot.enter(Activity.ENV_STEP, lane=2, step=7)
+    sys.stdout.write("going down\n")
+    re.compile(r"(a+)+$").match("a" * 64 + "b")  # 2^64 attempts, none of which gives the lock back
 
 
 def chatters(context: ChildContext) -> NoReturn:
