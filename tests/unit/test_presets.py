@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-import headrace
+import headrace.runtime.presets as presets_module
 from headrace.core.errors import ConfigError
 from headrace.envs.contract import build_environment
 from headrace.runtime.config import load_config
@@ -59,11 +59,11 @@ def test_installed_package_carries_its_presets(tmp_path, monkeypatch):
     (package / "configs").mkdir(parents=True)
     (package / "configs" / "one.toml").write_text("# The first line.\n[run]\n")
     (package / "configs" / "two.toml").write_text("[run]\n")
-    monkeypatch.setattr(headrace, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(presets_module, "__file__", str(package / "runtime" / "presets.py"))
     assert {name: preset.description for name, preset in presets().items()} == {"one": "The first line.", "two": ""}
 
 
 def test_missing_presets_say_where_they_were_looked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(headrace, "__file__", str(tmp_path / "a" / "b" / "headrace" / "__init__.py"))
+    monkeypatch.setattr(presets_module, "__file__", str(tmp_path / "a" / "b" / "headrace" / "runtime" / "presets.py"))
     with pytest.raises(ConfigError, match=r"looked in: .*configs, .*configs"):
         preset_folder()

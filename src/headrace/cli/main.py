@@ -2,30 +2,61 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from typing import Any
 
 import click
 
-from headrace.cli.debug_run import debug_run
-from headrace.cli.doctor import doctor
-from headrace.cli.evaluate import evaluate
-from headrace.cli.listing import show_list
-from headrace.cli.monitor import monitor
-from headrace.cli.train import train
-from headrace.core.config import nearest
+from headrace.cli import early
+from headrace.cli.early import INTERRUPTED
 from headrace.core.errors import ConfigError, HeadraceError
 
 USAGE = 2
-INTERRUPTED = 130
+
+_COMMANDS = {
+    "debug-run": "headrace.cli.debug_run:debug_run",
+    "doctor": "headrace.cli.doctor:doctor",
+    "eval": "headrace.cli.evaluate:evaluate",
+    "list": "headrace.cli.listing:show_list",
+    "monitor": "headrace.cli.monitor:monitor",
+    "train": "headrace.cli.train:train",
+}
+"""Where each command is. It is imported when it is asked for: the others would only make it slow to answer."""
+_NOTHING_TO_END = frozenset({"eval", "list"})
+"""Commands that may be left at any moment, and import much while they run."""
 
 
 class Commands(click.Group):
     """The command line as a whole: an error of ours is told in its own words, without a traceback."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all commands."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name; None if there is none."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments begin with; a usage error, with the nearest names, if there is none."""
+        if args[0] not in _COMMANDS and not args[0].startswith("-"):
+            nearest = " or ".join(map(repr, difflib.get_close_matches(args[0], _COMMANDS)))
+            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {nearest}?" if nearest else ""))
+        found = super().resolve_command(ctx, args)
+        if found[0] not in _NOTHING_TO_END:
+            early.hand_over()
+        return found
 
     def main(
         self,
@@ -43,21 +74,16 @@ class Commands(click.Group):
         run = functools.partial(super().main, args, prog_name, complete_var, standalone_mode=False, **extra)
         if not standalone_mode:
             return run()
-        sys.exit(_exit_code(run))
+        code = _exit_code(run)
+        if early.guarded():
+            early.guard()  # what is left to do is Python's own, and would print a traceback when it is interrupted
+        sys.exit(code)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(version("headrace"), prog_name="headrace", message="%(prog)s %(version)s")
+@click.version_option(package_name="headrace", prog_name="headrace", message="%(prog)s %(version)s")
 def main() -> None:
     """Asynchronous reinforcement learning that does not hang, lose data, or learn something else."""
-
-
-main.add_command(train)
-main.add_command(evaluate)
-main.add_command(doctor)
-main.add_command(debug_run)
-main.add_command(show_list)
-main.add_command(monitor)
 
 
 def _exit_code(command: Callable[[], Any]) -> int:
@@ -74,6 +100,7 @@ def _exit_code(command: Callable[[], Any]) -> int:
         error.show()
         return USAGE
     except (KeyboardInterrupt, click.Abort):
+        click.echo(early.LINE, err=True)
         return INTERRUPTED
     except BrokenPipeError:
         # The reader (`| head`) has left. Without this the interpreter would complain once more at its exit.
@@ -84,6 +111,8 @@ def _exit_code(command: Callable[[], Any]) -> int:
 
 def _unknown_option(error: click.NoSuchOption) -> ConfigError:
     """As click's own message, but with the nearest option first instead of an alphabetical choice."""
+    from headrace.core.config import nearest  # pydantic takes long, and is needed for a mistake only
+
     command = error.ctx.command_path if error.ctx is not None else "headrace"
     known = [name for parameter in error.ctx.command.params for name in parameter.opts] if error.ctx is not None else []
     meant = nearest(error.option_name, [name for name in known if name.startswith("-")])

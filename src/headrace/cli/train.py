@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from headrace.cli import early
 from headrace.cli.drawing import make_view
 from headrace.cli.ending import ending
 from headrace.core.errors import ConfigError
@@ -50,6 +51,9 @@ def train(config: str, run_dir: Path | None, resume: bool, quiet: bool, **given:
         )
     import_from_here()
     experiment = load_config(config, overrides_of(given.pop("settings"), given))
+    with early.importing():
+        # Only now, so that a mistake in a file or a flag is told at once; and before there is a run directory.
+        import headrace.runtime.experiment  # noqa: F401
     with RunDirectory.create(run_dir, experiment, name=Path(config).stem) as place:
         summary = _run(experiment, place, quiet=quiet)
         click.echo(ending(summary, place.path))
@@ -60,7 +64,6 @@ def train(config: str, run_dir: Path | None, resume: bool, quiet: bool, **given:
 
 def _run(experiment: ExperimentConfig, place: RunDirectory, *, quiet: bool) -> dict[str, Any]:
     try:
-        # Imported late, so that a mistake in a file or a flag is told at once.
         from headrace.runtime.experiment import run_experiment
 
         with contextlib.ExitStack() as stack:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import headrace
 from headrace.core.config import nearest
 from headrace.core.errors import ConfigError
 
@@ -26,7 +25,7 @@ def preset_folder() -> Path:
     Raises:
         ConfigError: Neither place has them.
     """
-    package = Path(headrace.__file__).parent
+    package = Path(__file__).parents[1]
     places = (package / "configs", package.parents[1] / "configs")
     for place in places:
         if any(place.glob("*.toml")):

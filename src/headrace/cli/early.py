@@ -1,0 +1,70 @@
+"""Ctrl-C and SIGTERM while the command is still being imported: one line and exit code 130, never a traceback.
+
+An exception thrown into the middle of an import cannot be relied on: libraries turn it into errors of their own, and
+Python prints and forgets those that hit one of its callbacks. Nothing that would have to be ended in order has been
+started then, so the process leaves from the signal handler itself. ``headrace/__init__.py`` imports this module before
+anything else; in other programs than the ``headrace`` script it changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+INTERRUPTED = 130
+LINE = "interrupted"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def is_the_command(program: str) -> bool:
+    """Whether a program of this name is the ``headrace`` script, and not one that uses the library."""
+    return os.path.basename(program) in {"headrace", "headrace.exe"}  # noqa: PTH119 - pathlib is not imported yet
+
+
+def leave_at_once(number: int, frame: FrameType | None) -> None:
+    """Signal handler: say so and leave, without anything in between that could fail."""
+    os.write(2, f"{LINE}\n".encode())
+    os._exit(INTERRUPTED)
+
+
+def raise_interrupt(number: int, frame: FrameType | None) -> None:
+    """Signal handler: what Python does by itself for Ctrl-C, for SIGTERM as well."""
+    raise KeyboardInterrupt
+
+
+def guard() -> None:
+    """Let both signals end the process at once from here on. Whoever ignores them (nohup) goes on ignoring them."""
+    for number in _SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, leave_at_once)
+
+
+def guarded() -> bool:
+    """Whether this process is the command: its signals are handled by this module."""
+    return any(signal.getsignal(number) in (leave_at_once, raise_interrupt) for number in _SIGNALS)
+
+
+def hand_over() -> None:
+    """From here on both signals raise `KeyboardInterrupt`, so that what was begun is ended in order."""
+    for number in _SIGNALS:
+        if signal.getsignal(number) is leave_at_once:
+            signal.signal(number, raise_interrupt)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """While nothing is begun yet, and modules are imported that take long: as before `hand_over`."""
+    handed_over = [number for number in _SIGNALS if signal.getsignal(number) is raise_interrupt]
+    for number in handed_over:
+        signal.signal(number, leave_at_once)
+    yield
+    for number in handed_over:
+        signal.signal(number, raise_interrupt)
+
+
+if is_the_command(sys.argv[0] if sys.argv else ""):
+    guard()
