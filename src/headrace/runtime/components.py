@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from typing import Any
+
+import numpy as np
 
 from headrace.algorithms.registry import check_spaces
 from headrace.collectors.collector import raised
 from headrace.collectors.worker import CollectorWorker
 from headrace.core import seeding
-from headrace.envs.contract import ObservationCheck, build_environment, environment_name
+from headrace.core.errors import NonFiniteValue
+from headrace.core.specs import leaves
+from headrace.envs.contract import ObservationCheck, build_environment, environment_name, first_non_finite
 from headrace.ipc.channel import MessagePipe
 from headrace.ipc.child import ChildContext
 from headrace.lanes.credits import CREDIT_BYTES, commit_bytes
@@ -32,7 +37,7 @@ def probe(context: ChildContext) -> None:
     User code may hang or crash; here it takes nothing with it.
 
     Raises:
-        EnvironmentFault: It cannot be built, or breaks its contract at once.
+        EnvironmentFault: It cannot be built, or breaks its contract at once, NaN and infinity included.
         UnsupportedSpace: The algorithm cannot use its spaces.
     """
     basics: Basics = context.payload
@@ -51,9 +56,26 @@ def probe(context: ChildContext) -> None:
                 obs, _ = env.reset(seed=seeding.integer(config.run.seed, "environment", 0, 0))
             except Exception as error:  # user code may raise anything; it is passed on with its place
                 raise raised(error, "reset", name, 0, 0) from error
-            ObservationCheck(spaces.observation, name, cast=config.env.cast_observations).check(obs, 0, 0)
+            first = ObservationCheck(spaces.observation, name, cast=config.env.cast_observations).check(obs, 0, 0)
+            _refuse_non_finite(spaces, first, name)
             slot.enter(Activity.ENV_CLOSE, 0)
         context.control.send(Done({"spaces": spaces}), timeout_s=config.deadlines.start_s)
+
+
+def _refuse_non_finite(spaces: EnvSpaces, obs: Any, environment: str) -> None:
+    for leaf in leaves(spaces.observation, "obs"):
+        value = np.asarray(leaf.of(obs))
+        place = first_non_finite(value)
+        if place is not None:
+            raise NonFiniteValue(
+                f"{environment} in lane 0 returned a value that is not finite from its very first reset()",
+                field=leaf.path,
+                expected="finite numbers",
+                found=value,
+                lane=0,
+                step=0,
+                fix="find out why the environment returns it; nothing was stored",
+            )
 
 
 def collector(context: ChildContext) -> None:
