@@ -11,11 +11,15 @@ import random
 import select
 import signal
 import sys
+import threading
+import types
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+
+from headrace.testing import provoke
 
 
 def pause(seconds: float) -> None:
@@ -205,3 +209,30 @@ def returns_none() -> None:
 
 def returns_a_class() -> type[Traced]:
     return Traced
+
+
+class Held(Traced):
+    """Declares a space that cannot travel from one process to another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space.lock = threading.Lock()
+
+
+def held() -> Held:
+    return Held()
+
+
+def provoked(inner: str = "make", step_s: float = 0.0, **plan: Any) -> gymnasium.Env[Any, Any]:
+    """`Traced`, or `Levels`, that misbehaves as `provoke.Plan` says."""
+    where = provoke.Plan(**plan)
+    if where.place == "import":
+        # As a module of the user's own that does it at its top level.
+        source = f"import run_envs\nrun_envs.misbehave({where.kwargs!r})\n"
+        module = types.ModuleType("module_of_the_user")
+        exec(compile(source, "module_of_the_user.py", "exec"), module.__dict__)
+    return provoke.Factory({"make": make, "levels": levels}[inner], where)(step_s=step_s)
+
+
+def misbehave(plan: dict[str, Any]) -> None:
+    provoke.misbehave_while_building(provoke.Plan(**plan), "import")
