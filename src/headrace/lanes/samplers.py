@@ -31,7 +31,7 @@ class UniformSampler:
 
     def __init__(self, replay: Replay, generator: np.random.Generator) -> None:
         self._replay = replay
-        self._generator = generator
+        self.generator = generator
         self._generation = -1
         self._ends = np.zeros(0, np.int64)
         self._shifts = np.zeros(0, np.int64)
@@ -77,7 +77,7 @@ class UniformSampler:
                 fix="collect before sampling",
             )
         empty = np.flatnonzero(self._replay.kinds(places) != STEP)
-        places[empty] = every[self._generator.integers(len(every), size=len(empty))]
+        places[empty] = every[self.generator.integers(len(every), size=len(empty))]
         return places
 
     def _draw_rows(self, count: int) -> NDArray[np.int64]:
@@ -88,7 +88,7 @@ class UniformSampler:
             )
         # A uniform double times the total is uneven by one part in 2**53 / total: nothing that could be measured,
         # at a fifth of the time that exact bounded integers take.
-        return self._places((self._generator.random(count) * total).astype(np.int64))
+        return self._places((self.generator.random(count) * total).astype(np.int64))
 
     def _places(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Flat places of numbers below `rows`.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -68,6 +70,22 @@ class EpisodeBooks:
             self.truncated += int((rows["truncated"] & ~rows["terminated"]).sum())
         self._recent.extend(ended)
         return ended
+
+    def state(self) -> dict[str, Any]:
+        """All of it, as JSON knows it."""
+        return {
+            "reward_sum": self._reward_sum,
+            "length": self._length,
+            "recent": [[episode.lane, episode.reward_sum, episode.length] for episode in self._recent],
+            "counts": [self.terminated, self.truncated, self.cut],
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state` of as many lanes."""
+        self._reward_sum, self._length = list(state["reward_sum"]), list(state["length"])
+        self._recent.clear()
+        self._recent.extend(Episode(*values) for values in state["recent"])
+        self.terminated, self.truncated, self.cut = state["counts"]
 
     def _grow(self, lane: int, rewards: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> None:
         self._reward_sum[lane] += float(rewards.sum())

@@ -14,6 +14,7 @@ from headrace.lanes.layout import STEP
 from headrace.lanes.rate_limiter import RateLimiter
 from headrace.lanes.replay import Replay, Stretch
 from headrace.lanes.samplers import UniformSampler
+from headrace.learners.checkpoint import LearnerState
 from headrace.learners.episodes import EpisodeBooks
 from headrace.learners.suspicion import Suspicion
 from headrace.telemetry.board import Activity, Slot
@@ -162,6 +163,45 @@ class Learner:
         self.published_updates = self.updates
         parts.slot.count("version", version)
         return version
+
+    def state(self) -> LearnerState:
+        """What another learner needs to go on from here with the same lanes."""
+        facts = {
+            "rows": self.replay.books.row.tolist(),
+            "generator": self._parts.sampler.generator.bit_generator.state,
+            "episodes": self.episodes.state(),
+            "lag": [self.lag.total, self.lag.transitions, self.lag.max],
+            "sampled": self.sampled,
+            "first_update_at": self.first_update_at,
+        }
+        return LearnerState(self.algorithm.state(), facts)
+
+    def resume(self, state: LearnerState | None) -> int:
+        """Take the place of a learner that died, in lanes that hold what it had taken over.
+
+        Args:
+            state: The newest it had saved; None starts from fresh weights, with all experience.
+
+        Returns:
+            Rows it had taken over after saving, or before, that have been evicted since: their episodes are not
+            in the counts, nor their observations in the normaliser.
+        """
+        lanes = range(self.replay.geometry.lanes)
+        rows = [self.replay.geometry.first_row] * len(lanes)
+        if state is not None:
+            facts = state.facts
+            self.algorithm.load_state(state.arrays)
+            self._parts.sampler.generator.bit_generator.state = facts["generator"]
+            self.episodes.load_state(facts["episodes"])
+            self.lag = PolicyLag(*facts["lag"])
+            self.sampled, self.first_update_at = facts["sampled"], facts["first_update_at"]
+            rows = facts["rows"]
+        missed = 0
+        for lane in lanes:
+            start = max(rows[lane], int(self.replay.books.resident_from[lane]))
+            missed += start - rows[lane]
+            self._take_in([Stretch(lane, self.replay.block.pieces(lane, start, int(self.replay.books.row[lane])))])
+        return missed
 
     def release(self) -> None:
         """Drop all views of the shared memory."""
