@@ -35,18 +35,17 @@ class Filled:
 
     def add(self, lane: int, steps: int, episode_length: int) -> None:
         """Episodes of a length, committed in chunks of eight; the last one ends too."""
-        writer, left = self.writers[lane], steps
+        writer, left, last = self.writers[lane], steps, True
         while left:
             row, before = writer.row, writer.transitions
             for _ in range(min(8, left)):
-                if writer.t == 0:
+                if last:
                     writer.begin_episode([np.float64(self.number)])
                 left -= 1
                 last = writer.t + 1 == episode_length or not left
                 self.number += 1
                 writer.step([np.float64(0)], 0.0, (last, False), [np.float64(self.number)], 0)
                 if last:
-                    writer.t = 0
                     self.number += 1
             checksum = self.block.checksum(lane, row, writer.row)
             self.replay.commit(lane, LaneCommit(writer.row, writer.transitions - before, checksum))
