@@ -12,13 +12,27 @@ from headrace.core.clock import FakeClock
 from headrace.core.errors import EnvironmentRaised, NonFiniteValue
 from headrace.runtime.config import load_config
 from headrace.runtime.experiment import Experiment
+from headrace.runtime.incidents import Chronicle, Incidents
 from headrace.runtime.interrupts import Interrupts
 from headrace.runtime.observer import Observer
+from headrace.runtime.payloads import Basics
 from headrace.runtime.resources import Resources, components
 from headrace.runtime.scores import EvaluationQueue
 from headrace.supervision.messages import Command, Done, Report, Stop
-from headrace.supervision.spec import BecameReady, Event, Exited, GiveUp, Instruction, Overdue, Reported, Restart
-from headrace.telemetry.board import Board
+from headrace.supervision.policy import RestartPolicy
+from headrace.supervision.spec import (
+    BecameReady,
+    Event,
+    Exited,
+    GiveUp,
+    Instruction,
+    LeaveOut,
+    Overdue,
+    Reported,
+    Restart,
+    RestartBudget,
+)
+from headrace.telemetry.board import Activity, Board
 from headrace.telemetry.events import EventLog, read_events
 from headrace.telemetry.metrics import MetricsSink
 
@@ -35,6 +49,7 @@ class FakeSupervisor:
     living: set[str] = field(default_factory=lambda: {"learner", "collector-0", "collector-1", "evaluator"})
     done: list[str] = field(default_factory=list)
     instruction: Instruction = field(default_factory=lambda: Restart("", 0.0))
+    policy: RestartPolicy = field(default_factory=lambda: RestartPolicy(RestartBudget()))
 
     def start(self, child_id: str) -> None:
         self.done.append(f"start {child_id}")
@@ -65,8 +80,8 @@ class FakeSupervisor:
 class Scene:
     """An experiment in the middle of training."""
 
-    def __init__(self, tmp_path, stack) -> None:
-        config = load_config("pendulum-td3", {"deadlines.stop_s": 20.0, "run.collectors": 2})
+    def __init__(self, tmp_path, stack, settings) -> None:
+        config = load_config("pendulum-td3", {"deadlines.stop_s": 20.0, "run.collectors": 2, **settings})
         self.clock = FakeClock(100.0)
         board = stack(Board.create(tmp_path / "board", components(config)))
         self.events_file = tmp_path / "events.jsonl"
@@ -74,7 +89,10 @@ class Scene:
         metrics = stack(MetricsSink(tmp_path / "metrics.jsonl", tmp_path / "tensorboard"))
         self.queue = EvaluationQueue(baseline=False, enabled=True)
         observer = Observer(config, board, metrics, self.queue, self.clock, None)
-        self.experiment = Experiment(config, log, Resources(config), observer, self.queue, self.clock)
+        basics, resources, chronicle = Basics(config, tmp_path / "board"), Resources(config), Chronicle(log, observer)
+        incidents = Incidents(basics, resources, observer, chronicle, tmp_path, self.clock)
+        self.board, self.resources, self.observer = board, resources, observer
+        self.experiment = Experiment(basics, chronicle, resources, observer, self.queue, incidents, self.clock)
         self.supervisor = FakeSupervisor()
         self.experiment._supervisor = self.supervisor
         self.happen(BecameReady("learner", 0, {"layout": None}))
@@ -103,10 +121,15 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path):
+def settings():
+    """What a scene's run is told besides; a test that wants more parametrizes this."""
+    return {}
 
+
+@pytest.fixture
+def scene(tmp_path, settings):
     with ExitStack() as stack:
-        yield Scene(tmp_path, stack.enter_context)
+        yield Scene(tmp_path, stack.enter_context, settings)
 
 
 def died(child_id: str, **facts) -> Exited:
@@ -142,7 +165,8 @@ def test_hopeless_collector_ends_the_run_in_order_after_its_rows_are_saved(scene
 
 
 def test_spent_budget_is_told_also_after_a_single_restart(scene):
-    scene.supervisor.instruction = GiveUp("collector-1", "it ended again after 1 restart within 300 s")
+    reason = "it ended again after 1 restart within 300 s"
+    scene.supervisor.instruction = GiveUp("collector-1", reason, spent=True)
     error = EnvironmentRaised("raised", error="ValueError: tile 7", fix="mend it")
     scene.happen(died("collector-1", error=error), salvaged(1))
     assert scene.summary["error"] == (
@@ -246,3 +270,124 @@ def test_overdue_child_is_an_event_and_a_stalled_fault(scene):
         "collector-0 is overdue: env.step for 31 s (limit 30 s), lane 2, step 7; its stacks are written",
         "collector-0 env.step for 31 s (limit 30 s), lane 2, step 7",
     ]
+
+
+# What is left out
+
+
+DEGRADE = {"supervision.when_spent": "degrade"}
+
+
+@pytest.mark.parametrize("settings", [DEGRADE])
+def test_spent_collector_is_left_out_and_the_run_goes_on(scene):
+    scene.supervisor.instruction = LeaveOut("collector-1", "it ended again after 5 restarts within 300 s")
+    assert scene.happen(died("collector-1")) == ["tell learner lost", "tell learner left_out"]
+    assert scene.happen(salvaged(1)) == []
+    (event,) = [event for event in read_events(scene.events_file) if event["kind"] == "degraded"]
+    assert event["text"] == (
+        "the run goes on without collector-1 and its lanes 1, 3, 5: "
+        "collector-1 is not started again, it ended again after 5 restarts within 300 s"
+    )
+    assert (scene.resources.left_out, scene.observer.lanes_lost) == ({1, 3, 5}, 3)
+    assert scene.observer.message != event["text"]  # the newest word is that its rows are saved
+    assert scene.summary["outcome"] == "completed"
+    assert scene.summary["degraded"] == {
+        "lanes": [1, 3, 5],
+        "collectors": ["collector-1"],
+        "reason": "collector-1 is not started again, it ended again after 5 restarts within 300 s",
+    }
+
+
+@pytest.mark.parametrize("settings", [DEGRADE])
+def test_run_without_a_lane_fails(scene):
+    for number in (1, 0):
+        scene.supervisor.instruction = LeaveOut(f"collector-{number}", "it may not be started again")
+        scene.happen(died(f"collector-{number}"))
+    assert scene.happen(salvaged(1), salvaged(0)) == ["tell learner stop"]
+    assert scene.summary["exit_code"] == 1
+    assert scene.summary["error"].startswith(
+        "[SUP-003] collector-0 ended and is not started again: "
+        "collector-0 is not started again, it may not be started again, and no lane is left\n"
+    )
+
+
+@pytest.mark.parametrize("settings", [DEGRADE])
+def test_lane_that_fails_three_times_is_left_out_alone(scene):
+    done = []
+    for _ in range(3):
+        scene.supervisor.living.add("collector-1")
+        done.append(scene.happen(died("collector-1", call="step", lane=3, step=7), salvaged(1)))
+    assert done[:2] == [["tell learner lost", "restart collector-1"]] * 2
+    assert done[2] == ["tell learner lost", "tell learner left_out", "restart collector-1"]
+    assert scene.resources.left_out == {3}
+    reason = "the environment of lane 3 failed 3 times within 300 s"
+    assert scene.summary["degraded"] == {"lanes": [3], "collectors": [], "reason": reason}
+    assert scene.supervisor.policy.restarts("collector-1") == 0
+
+
+def test_by_default_a_lane_that_fails_again_and_again_is_not_left_out_but_named(scene):
+    for _ in range(4):
+        scene.supervisor.living.add("collector-1")
+        assert "tell learner left_out" not in scene.happen(died("collector-1", lane=3), salvaged(1))
+    scene.supervisor.instruction = GiveUp("collector-1", "it ended again after 4 restarts within 300 s", spent=True)
+    scene.happen(died("collector-1", lane=3), salvaged(1))
+    assert "\n  faults of this lane: 5\n" in scene.summary["error"]
+    assert scene.summary["degraded"] is None
+
+
+# What ends with the learner
+
+
+def test_dead_learner_tells_what_is_lost_and_what_is_left(scene):
+    scene.supervisor.instruction = GiveUp("learner", "it may not be started again")
+    scene.board.slot("learner").count("updates", 45)
+    scene.happen(Reported("learner", Report("frozen", {"version": 2, "env_steps": 6400, "updates": 30})))
+    scene.happen(died("learner"))
+    assert "\n  lost: 15 of 45 updates, the optimiser, and the replay\n" in scene.summary["error"]
+    assert (
+        "\n  newest policy: checkpoints/2, made after 30 updates and 6,400 environment steps\n"
+        in scene.summary["error"]
+    )
+    assert scene.summary["error"].endswith("`headrace eval RUN --version 2`")
+
+
+def test_dead_learner_without_a_policy_on_disk(scene):
+    scene.supervisor.instruction = GiveUp("learner", "it may not be started again")
+    scene.happen(died("learner"))
+    assert "\n  newest policy: none was written\n" in scene.summary["error"]
+
+
+@pytest.mark.parametrize("settings", [{"run.schedule": "inline"}])
+def test_inline_one_interrupt_ends_a_learner_that_hangs_in_an_environment(scene, monkeypatch):
+    slot = scene.board.slot("learner")
+    slot.enter(Activity.ENV_STEP, 3, 17)
+    monkeypatch.setattr("headrace.runtime.observer.time", NoTime(scene.board, scene.clock))
+    scene.interrupts.count = 1
+    assert scene.look() == ["tell learner stop"]
+    scene.clock.advance(1.9)
+    assert scene.look() == []
+    scene.clock.advance(0.2)
+    assert scene.look() == ["kill learner"]
+    assert scene.experiment._over
+    assert (scene.summary["outcome"], scene.summary["exit_code"]) == ("interrupted", 130)
+    told = [event["text"] for event in read_events(scene.events_file) if event["kind"] == "stopping"]
+    assert told[-1] == "learner is ended: it does not come back from env.step (lane 3, since 2.1 s)"
+
+
+@pytest.mark.parametrize("settings", [{"run.schedule": "inline"}])
+def test_inline_a_learner_that_gets_on_is_waited_for(scene):
+    scene.board.slot("learner").enter(Activity.UPDATE)
+    scene.interrupts.count = 1
+    scene.look()
+    scene.clock.advance(19.0)
+    assert scene.look() == []
+
+
+class NoTime:
+    """The board's clock, moved by the scene's."""
+
+    def __init__(self, board, clock) -> None:
+        self._began_ns, self._began_s, self._clock = board.read("learner").since_ns, clock.now(), clock
+
+    def monotonic_ns(self) -> int:
+        return self._began_ns + round((self._clock.now() - self._began_s) * 1e9)

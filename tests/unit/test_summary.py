@@ -55,7 +55,7 @@ def test_run_without_lanes_has_empty_books():
 def test_what_has_no_source_is_null_and_never_zero():
     config = load_config("pendulum-td3")
     outcome = {
-        "outcome": "failed", "error": "x", "exit_code": 1, "updates": 0, "wall_s": 1.23456, "training_s": None,
+        "outcome": "failed", "error": "x", "exit_code": 1, "updates": 0, "wall_s": 1.23456, "training_s": None, "degraded": None,
     }  # fmt: skip
     queue = EvaluationQueue(baseline=True, enabled=True)
     summary = summarize(config, outcome, {}, audit(None, 6), queue, {"died": 1, "restarts": 2})
@@ -68,7 +68,15 @@ def test_what_has_no_source_is_null_and_never_zero():
 
 def test_throughput_is_over_training_alone():
     config = load_config("pendulum-td3", {"run.schedule": "inline", "replay.ratio": 0.5})
-    outcome = {"outcome": "completed", "error": None, "exit_code": 0, "updates": 30, "wall_s": 9.0, "training_s": 2.0}
+    outcome = {
+        "outcome": "completed",
+        "error": None,
+        "exit_code": 0,
+        "updates": 30,
+        "wall_s": 9.0,
+        "training_s": 2.0,
+        "degraded": None,
+    }
     queue = EvaluationQueue(baseline=False, enabled=True)
     queue.finished({"version": 3, "env_steps": 60, "mean_reward": 1.5, "interval": None, "episodes": 1})
     summary = summarize(config, outcome, {"ratio": 0.5}, audit(FakeBooks(BALANCED), 1), queue, {})

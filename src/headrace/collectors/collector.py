@@ -143,6 +143,8 @@ class Collector:
             self._actor.load(self._reader.arrays)
         seeding.seed_global_generators(self.group.seed, "global", self.group.number, self.group.incarnation, chunk)
         begun = [(lane.writer.row, lane.writer.transitions) for lane in self._lanes]
+        for lane, (_, transitions) in zip(self._lanes, begun, strict=True):
+            self._block.chunk_begun[lane.number] = chunk, transitions
         try:
             for _ in range(steps):
                 if stopping is not None and stopping():
@@ -192,6 +194,7 @@ class Collector:
 
     def _step_lane(self, lane: _Lane, action: list[Any]) -> None:
         writer = lane.writer
+        writer.intend(action)  # before the board says so: whoever finds this step unfinished finds what it was
         self._slot.enter(Activity.ENV_STEP, lane.number, writer.transitions)
         leaves = self._block.geometry.action
         value = action[0] if not leaves[0].keys else assemble(

@@ -117,5 +117,5 @@ class CollectorWorker:
                 f"{self._slot.id} waited {wait_s:g} s for credit, and the learner did nothing meanwhile",
                 waits_on="learner",
                 learner_is_busy_with=self._board.read("learner").activity.label,
-                fix="see what the learner is doing: logs/learner.log; raise deadlines.wait_s if an update takes so long",
+                fix="see what the learner is doing: logs/learner.log; raise deadlines.credit_s if an update takes so long",
             )

@@ -179,35 +179,92 @@ class EvaluationConfig(Section):
 
 
 class DeadlinesConfig(Section):
-    """Seconds an activity may take before the component that is busy with it is called stalled."""
+    """Seconds an activity may take before the component that is busy with it is called stalled. None is infinite.
+
+    Whoever misses one has its stacks written and is killed; what follows is told in the section ``supervision``.
+    """
 
     start_s: float = Field(default=60.0, gt=0)
     """From the request to start until the component reports that it is ready, imports included."""
     reset_s: float = Field(default=60.0, gt=0)
     """One ``reset()`` of one environment."""
     step_s: float = Field(default=30.0, gt=0)
-    """One ``step()`` of one environment."""
+    """One ``step()`` of one environment, or one answer of the policy that acts."""
+    commit_s: float = Field(default=60.0, gt=0)
+    """Handing over one chunk of rows, or taking it over."""
+    credit_s: float | None = Field(default=None, gt=0)
+    """A collector waiting for credit gives up after so long if the learner did nothing at all meanwhile; one that does
+    not (it is frozen) is found a quarter later. Not set: ``wait_s``."""
+    rows_s: float | None = Field(default=None, gt=0)
+    """The learner waiting for rows gives up after so long if no collector it waits for did anything meanwhile. Not
+    set: twice the limit for credit, so that it outlives the replacement of frozen collectors."""
     update_s: float = Field(default=60.0, gt=0)
-    """One gradient step."""
+    """One gradient step, its batch included."""
+    publish_s: float = Field(default=60.0, gt=0)
+    """Publishing a policy, or loading a published one."""
     wait_s: float = Field(default=120.0, gt=0)
-    """Any wait on another component: rows, credits, a commit, weights."""
+    """Any other wait on another component: for commands, or for room in a channel."""
     evaluate_s: float = Field(default=600.0, gt=0)
     """One evaluation, all its episodes."""
     checkpoint_s: float = Field(default=60.0, gt=0)
     """Writing one checkpoint."""
     stop_s: float = Field(default=20.0, gt=0)
-    """From the request to stop until the component has left."""
+    """From the request to stop until the component has left; also closing one environment."""
+
+    @model_validator(mode="after")
+    def _learner_outlives_a_frozen_collector(self) -> Self:
+        if self.rows_limit_s <= FROZEN * self.credit_limit_s:
+            raise ConfigError(
+                "the learner would give up before a collector that is frozen is found",
+                rows_s=self.rows_limit_s,
+                credit_s=self.credit_limit_s,
+                fix=f"raise deadlines.rows_s above {FROZEN * self.credit_limit_s:g}, or lower deadlines.credit_s",
+            )
+        return self
+
+    @property
+    def credit_limit_s(self) -> float:
+        """``credit_s``, or what stands for it."""
+        return self.wait_s if self.credit_s is None else self.credit_s
+
+    @property
+    def rows_limit_s(self) -> float:
+        """``rows_s``, or what stands for it."""
+        return 2.0 * self.credit_limit_s if self.rows_s is None else self.rows_s
+
+
+FROZEN = 1.25
+"""How many times its own limit a wait may last before its component, which should have given up, is called frozen."""
 
 
 class SupervisionConfig(Section):
-    """When a component that died is started again."""
+    """What follows when a component dies or misses a deadline."""
 
     max_restarts: int = Field(default=5, ge=0)
-    """Restarts of one component allowed within ``restart_window_s``; one more ends the run."""
+    """Restarts of one component allowed within ``restart_window_s``; then its budget is spent."""
     restart_window_s: float = Field(default=300.0, gt=0)
     """Seconds after which a restart is forgiven."""
     backoff_s: float = Field(default=0.1, ge=0)
     """Pause before the first restart; doubles with each further one in the window."""
+    when_spent: Literal["fail", "degrade"] = "fail"
+    """What follows once the budget of a collector is spent. fail: the run ends. degrade: it goes on without those
+    lanes, and says so; it ends when no lane is left."""
+    lane_faults: int = Field(default=3, ge=1)
+    """degrade only: faults in one lane's environment within ``restart_window_s`` after which the lane's group alone is
+    left out, and its collector goes on with the others."""
+    learner_death: Literal["fail"] = "fail"
+    """What follows when the learner dies: the run ends and says what was lost."""
+
+    @model_validator(mode="after")
+    def _a_lane_would_never_be_left_out(self) -> Self:
+        if self.when_spent == "degrade" and self.lane_faults > self.max_restarts + 1:
+            raise ConfigError(
+                "no lane would ever be left out alone: the budget of its collector is spent before",
+                lane_faults=self.lane_faults,
+                max_restarts=self.max_restarts,
+                fix=f"set supervision.lane_faults to {self.max_restarts + 1} or less, or raise supervision.max_restarts",
+            )
+        return self
 
 
 # What a user reads when a section refuses a value.

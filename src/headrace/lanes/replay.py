@@ -89,13 +89,17 @@ class LaneBooks:
         g = self._block.geometry
         return int(self._block.rows[lane, (row - 1) % g.ring_rows]["transitions"]) if row > g.first_row else 0
 
+    def written(self, lane: int) -> int:
+        """Complete rows of the lane, as a row number."""
+        return int(self._block.rows_written[lane])
+
     def lane(self, lane: int) -> dict[str, int]:
         """One lane's books.
 
         ``produced``, ``in_flight`` and ``resident`` are found in the rows themselves, the others were counted while
         the run went on; that both agree is what `balanced` asks.
         """
-        written = int(self._block.rows_written[lane])
+        written = self.written(lane)
         produced = self.transitions_before(lane, written)
         in_flight = produced - self.transitions_before(lane, int(self.row[lane]))
         rejected = int(self.rejected[lane])

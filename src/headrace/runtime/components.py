@@ -104,6 +104,6 @@ def collector(context: ChildContext) -> None:
             collectors, payload.incarnation, credit_pipe, commit_pipe, context.control, board, slot
         )
         lane = group_lanes(config, payload.groups[0])[0]
-        worker.run(config.collect.chunk_steps, config.deadlines.wait_s, lambda: bool(block.stopping[lane]))
+        worker.run(config.collect.chunk_steps, config.deadlines.credit_limit_s, lambda: bool(block.stopping[lane]))
         slot.set_state(State.STOPPING)
         context.control.send(Done({}), timeout_s=config.deadlines.stop_s)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from headrace.core.clock import Clock, MonotonicClock
-from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError, RestartBudgetSpent
+from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError
 from headrace.ipc.forkserver import ForkServer
 from headrace.runtime.config import ExperimentConfig
+from headrace.runtime.incidents import Chronicle, Incidents
 from headrace.runtime.interrupts import Interrupts
 from headrace.runtime.observer import Observer
 from headrace.runtime.payloads import Basics, EnvFactory
@@ -29,6 +29,7 @@ from headrace.supervision.spec import (
     ForkServerLost,
     GiveUp,
     Instruction,
+    LeaveOut,
     Overdue,
     Reported,
     Restart,
@@ -75,8 +76,10 @@ def run_experiment(
             baseline=config.evaluation.random_baseline, enabled=config.evaluation.episodes > 0
         )
         observer = Observer(config, board, metrics, evaluations, clock, on_progress)
-        experiment = Experiment(config, events, resources, observer, evaluations, clock)
         basics = Basics(config, run_dir.board_file.absolute(), env_factory)
+        chronicle = Chronicle(events, observer)
+        incidents = Incidents(basics, resources, observer, chronicle, run_dir.path, clock)
+        experiment = Experiment(basics, chronicle, resources, observer, evaluations, incidents, clock)
         specs = child_specs(basics, resources, run_dir.checkpoints_dir.absolute())
         with Interrupts() as interrupts:
             try:
@@ -129,25 +132,30 @@ class Experiment:
     """Follows the events of one run and answers each.
 
     Args:
-        config: Of the run.
-        events: Where what happens is written.
+        basics: Of the run.
+        chronicle: Where what happens is told.
         resources: What the children share.
         observer: What is known about the run.
         evaluations: The evaluation queue.
+        incidents: Its faults.
         clock: Monotonic.
     """
 
     def __init__(
         self,
-        config: ExperimentConfig,
-        events: EventLog,
+        basics: Basics,
+        chronicle: Chronicle,
         resources: Resources,
         observer: Observer,
         evaluations: EvaluationQueue,
+        incidents: Incidents,
         clock: Clock,
     ) -> None:
-        self._config = config
-        self._events = events
+        self._config = basics.config
+        self._say = chronicle.say
+        self._incidents = incidents
+        self._checkpoint: dict[str, Any] | None = None
+        """Facts of the newest policy on disk."""
         self._resources = resources
         self._observer = observer
         self._evaluations = evaluations
@@ -209,6 +217,7 @@ class Experiment:
             "updates": observer.updates,
             "wall_s": observer.wall_s,
             "training_s": training_s,
+            "degraded": self._incidents.losses.summary(),
         }
         self._say("ended", "supervisor", f"run ended: {outcome}", outcome=outcome)
         return summarize(config, facts, observer.learner, books, self._evaluations, observer.faults)
@@ -248,6 +257,7 @@ class Experiment:
         if kind == "metrics":
             self._observer.on_facts(facts)
         elif kind == "frozen":
+            self._checkpoint = facts
             self._say("checkpoint", child_id, f"policy {facts['version']} at {facts['env_steps']:,} steps", **facts)
             self._evaluations.order(facts)
         elif kind == "evaluated":
@@ -286,18 +296,14 @@ class Experiment:
             if is_collector and has_learner and not event.done:  # it was ended because it did not leave in time
                 self._salvage(event.id, None)
             return
-        self._observer.faults["stalled" if event.stalled else "died"] += 1
-        self._say(
-            "fault", event.id, f"{event.id} {event.stalled or event.how}", pid=event.pid, tell=True,
-            exit_code=event.exit_code, incarnation=event.incarnation, error=event.error, log_tail=event.log_tail,
-        )  # fmt: skip
+        self._incidents.note(event)
         if is_collector and self._learner_done:
             return  # everything it had to give has arrived
         if event.id == "evaluator":
             self._evaluations.lost()
-        instruction = self._supervisor.decide(event)
+        instruction = self._incidents.decide(event, self._supervisor)
         if isinstance(instruction, GiveUp):
-            self.fail(_spent(event, instruction))
+            self.fail(self._incidents.error(event, instruction, self._checkpoint))
         if is_collector and has_learner:
             self._salvage(event.id, instruction)
         elif isinstance(instruction, Restart):
@@ -310,6 +316,9 @@ class Experiment:
     def _salvage(self, collector_id: str, then: Instruction | None) -> None:
         self._salvaging[collector_id] = then
         self._order(collector_id, "lost")
+        left_out = self._incidents.groups_left_out(collector_id)
+        if left_out:
+            self._order(collector_id, "left_out", groups=left_out)
 
     def _on_salvaged(self, child_id: str, transitions: int) -> None:
         text = f"{transitions:,} transitions of {child_id} salvaged"
@@ -317,7 +326,7 @@ class Experiment:
         instruction = self._salvaging.pop(child_id)
         if isinstance(instruction, GiveUp):
             self._stop("a component failed")
-        elif not self._learner_done and self._stop_due_s is None:
+        elif not isinstance(instruction, LeaveOut) and not self._learner_done and self._stop_due_s is None:
             self._restart(child_id)
 
     # What follows.
@@ -356,10 +365,21 @@ class Experiment:
         elif limit_s is not None and len(self._training_s) == 1 and now_s - self._training_s[0] >= limit_s:
             self._stop("run_duration_s is over")
         if now_s > self._leave_due_s and not self._learner_done:
-            self._leave_due_s = math.inf
-            self._supervisor.kill_all(collector_ids(self._config))
+            self._end_those_who_step()
         if self._stop_due_s is not None and now_s > self._stop_due_s and not self._learner_done:
             self.fail(self._not_stopped())
+            self._over = True
+
+    def _end_those_who_step(self) -> None:
+        """Whoever is still inside an environment now is not waited for any longer."""
+        ids = collector_ids(self._config)
+        if ids:
+            self._leave_due_s = math.inf
+            self._supervisor.kill_all(ids)
+        elif self._interrupted and (doing := self._observer.stuck_in_environment("learner", _GRACE_S)):
+            # Here the learner steps the environments itself, so it cannot finish before that call comes back.
+            self._say("stopping", "learner", f"learner is ended: it does not come back from {doing}", tell=True)
+            self._supervisor.kill_all(["learner"])
             self._over = True
 
     def _not_stopped(self) -> ComponentStalled:
@@ -377,31 +397,10 @@ class Experiment:
         if self._learner_done and (self._evaluations.idle or self._interrupted or self._error is not None):
             self._over = self._over or not set(self._supervisor.alive()) & set(collector_ids(self._config))
 
-    def _say(
-        self, kind: str, component: str, text: str, *, pid: int | None = None, tell: bool = False, **facts: object
-    ) -> None:
-        """Write an event; ``tell``: also show it to whoever looks."""
-        self._events.emit(kind, component, text, pid=pid if pid is not None else os.getpid(), **facts)
-        if tell:
-            self._observer.message = text
-
 
 def _own_failure(error: BaseException) -> ComponentDied:
     return ComponentDied(
         f"the supervisor, or whoever follows its progress, raised {type(error).__name__}",
         error=f"{type(error).__name__}: {error}",
         fix="see the traceback on the terminal; if it ends inside Headrace, file a bug",
-    )
-
-
-def _spent(event: Exited, instruction: GiveUp) -> HeadraceError:
-    """The error that ends the run."""
-    error = event.to_error()
-    if "ended again" not in instruction.reason:
-        return error
-    return RestartBudgetSpent(
-        f"{event.id} ended and is not started again: {instruction.reason}",
-        last_time=error.what,
-        **error.facts,
-        fix=f"read the last lines of logs/{event.id}.log; {error.fix}",
     )

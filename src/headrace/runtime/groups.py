@@ -50,6 +50,10 @@ class Groups(Protocol):
         """A collector has been started in the place of the lost one; its groups may be granted chunks again."""
         ...
 
+    def leave_out(self, groups: Sequence[int]) -> None:
+        """These groups never come back; their collector, if it does, comes without them."""
+        ...
+
     def stop(self) -> list[int]:
         """Tell every group to commit what it has and leave.
 
@@ -98,6 +102,9 @@ class InlineGroups:
         """See `Groups`."""
         return []
 
+    def leave_out(self, groups: Sequence[int]) -> None:
+        """See `Groups`; no group can be lost without the learner."""
+
     def stop(self) -> list[int]:
         """See `Groups`; every chunk that was begun has been taken, so nothing is left to commit."""
         return []
@@ -134,6 +141,7 @@ class RemoteGroups:
         self._present = set(range(len(owned)))
         self._left: set[int] = set()
         """Groups that have sent their last commit."""
+        self._left_out: set[int] = set()
         self._owner = {group: collector for collector, groups in enumerate(owned) for group in groups}
 
     def grant(self, group: int, chunk: int, limit: int, version: int) -> None:
@@ -160,23 +168,32 @@ class RemoteGroups:
             raise ComponentStalled(
                 f"the learner waited {self._wait_s:g} s for rows, and nobody it waited for did anything meanwhile",
                 waits_on=", ".join(f"{view.id} ({view.activity.label})" for view in views) or "supervisor",
-                fix="see what they are doing in logs/; raise deadlines.wait_s if a step may take so long",
+                fix="see what they are doing in logs/; raise deadlines.rows_s if a step may take so long",
             )
 
     def present(self) -> list[int]:
         """See `Groups`."""
-        return sorted(group for collector in self._present for group in self._owned[collector])
+        return sorted(group for collector in self._present for group in self._groups_of(collector))
 
     def lost(self, collector: int) -> list[int]:
         """See `Groups`."""
         self._present.discard(collector)
-        return list(self._owned[collector])
+        return self._groups_of(collector)
 
     def joined(self, collector: int, incarnation: int) -> list[int]:
         """See `Groups`."""
         self._incarnation[collector] = incarnation
         self._present.add(collector)
-        return list(self._owned[collector])
+        groups = self._groups_of(collector)
+        self._left.difference_update(groups)
+        return groups
+
+    def leave_out(self, groups: Sequence[int]) -> None:
+        """See `Groups`."""
+        self._left_out.update(groups)
+
+    def _groups_of(self, collector: int) -> list[int]:
+        return [group for group in self._owned[collector] if group not in self._left_out]
 
     def stop(self) -> list[int]:
         """See `Groups`."""

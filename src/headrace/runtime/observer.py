@@ -11,7 +11,7 @@ from headrace.core.clock import Clock
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.progress import ComponentProgress, EvaluationPoint, Progress
 from headrace.runtime.scores import EvaluationQueue
-from headrace.telemetry.board import Board, SlotView, State
+from headrace.telemetry.board import Activity, Board, SlotView, State
 from headrace.telemetry.metrics import MetricsSink
 
 _WINDOW_S = 5.0
@@ -59,6 +59,8 @@ class Observer:
         """The learner's newest facts."""
         self.faults: Counter[str] = Counter()
         """By kind, and ``restarts``."""
+        self.lanes_lost = 0
+        """Lanes the run goes on without."""
         self.message: str | None = None
         """The newest thing worth a sentence."""
 
@@ -89,10 +91,17 @@ class Observer:
             "headrace/policy_lag": facts["lag"]["mean"],
             "headrace/policy_version": facts["version"],
             "headrace/episodes": facts["episodes"]["finished"],
+            "headrace/lanes_lost": self.lanes_lost,
+            **self._memory(),
             "headrace/data_warnings": warnings_in(facts),
             **facts["values"],
         }
         self._metrics.write(facts["env_steps"], facts["updates"], self.wall_s, values)
+
+    def _memory(self) -> dict[str, float | None]:
+        """Resident bytes of every component that has a process."""
+        sizes = {view.id: view.counters["rss_bytes"] for view in self._board.read_all()}
+        return {f"headrace/rss_bytes/{name}": size or None for name, size in sizes.items()}
 
     def on_evaluation(self, facts: Mapping[str, Any]) -> EvaluationPoint:
         """An evaluation was finished."""
@@ -102,6 +111,14 @@ class Observer:
             values = {"eval/random_mean_reward": point.mean_reward}
         self._metrics.write(point.env_steps or 0, None, self.wall_s, values)
         return point
+
+    def stuck_in_environment(self, child_id: str, for_s: float) -> str | None:
+        """The call of an environment a component has been in for so long, in words; None if it is in none."""
+        view = self._board.read(child_id)
+        inside_s = view.age_s(time.monotonic_ns())
+        if view.activity not in {Activity.ENV_RESET, Activity.ENV_STEP, Activity.ENV_CLOSE} or inside_s < for_s:
+            return None
+        return f"{view.activity.label} (lane {view.lane}, since {inside_s:.1f} s)"
 
     def rates(self) -> tuple[float | None, float | None]:
         """Environment steps and updates per second over the last seconds; None without two reports."""

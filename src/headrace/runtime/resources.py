@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from headrace.core.config import DeadlinesConfig
+from headrace.core.config import FROZEN, DeadlinesConfig
 from headrace.ipc.channel import MessagePipe
 from headrace.ipc.shm import SharedBlock
 from headrace.lanes.credits import CREDIT_BYTES, commit_bytes
@@ -24,10 +24,6 @@ from headrace.runtime.payloads import (
 from headrace.supervision.spec import ChildSpec, RestartBudget
 from headrace.telemetry.board import Activity
 from headrace.weights.snapshot import SnapshotLayout
-
-_FROZEN = 1.25
-LEARNER_PATIENCE = 2.0
-"""How many times ``deadlines.wait_s`` the learner waits for rows; see `_limits`."""
 
 
 def collector_ids(config: ExperimentConfig) -> list[str]:
@@ -55,6 +51,8 @@ class Resources:
         self.layout: SnapshotLayout | None = None
         self.block: LaneBlock | None = None
         self.books: LaneBooks | None = None
+        self.left_out: set[int] = set()
+        """Groups that no collector is given any more."""
         self._shared: list[SharedBlock] = []
         self._pipes: list[tuple[MessagePipe, MessagePipe]] = []
 
@@ -111,6 +109,7 @@ def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list
     limits = _limits(config.deadlines)
     stop_s = config.deadlines.stop_s
     never = RestartBudget(max_restarts=0)
+    learner = {"fail": never}[config.supervision.learner_death]
 
     def spaces() -> EnvSpaces:
         assert resources.spaces is not None, "the probe comes first"
@@ -118,7 +117,8 @@ def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list
 
     def collector_payload(number: int, incarnation: int) -> CollectorPayload:
         assert resources.layout is not None, "the learner comes before the collectors"
-        return CollectorPayload(basics, spaces(), resources.layout, groups_of(config, number), incarnation)
+        groups = tuple(group for group in groups_of(config, number) if group not in resources.left_out)
+        return CollectorPayload(basics, spaces(), resources.layout, groups, incarnation)
 
     specs = [
         ChildSpec(
@@ -128,7 +128,7 @@ def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list
         ChildSpec(
             id="learner", kind="learner", target="headrace.runtime.training:main",
             payload=lambda _: LearnerPayload(basics, spaces(), checkpoints), fds=resources.learner_fds,
-            deadlines=limits, stop_timeout_s=stop_s, budget=never,
+            deadlines=limits, stop_timeout_s=stop_s, budget=learner,
         ),
     ]  # fmt: skip
     for number, child_id in enumerate(collector_ids(config)):
@@ -137,7 +137,7 @@ def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list
                 id=child_id, kind="collector", target="headrace.runtime.components:collector",
                 payload=partial(collector_payload, number),
                 fds=partial(resources.collector_fds, number),
-                deadlines=limits, stop_timeout_s=stop_s,
+                deadlines=limits, stop_timeout_s=stop_s, expendable=config.supervision.when_spent == "degrade",
             )
         )  # fmt: skip
     if config.evaluation.episodes:
@@ -145,7 +145,7 @@ def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list
             ChildSpec(
                 id="evaluator", kind="evaluator", target="headrace.runtime.evaluation:evaluator",
                 payload=lambda _: EvaluatorPayload(basics, spaces(), checkpoints),
-                deadlines={**limits, Activity.EVALUATE: config.deadlines.evaluate_s}, stop_timeout_s=stop_s,
+                deadlines=limits, stop_timeout_s=stop_s,
             )
         )  # fmt: skip
     return specs
@@ -154,22 +154,28 @@ def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list
 def _limits(deadlines: DeadlinesConfig) -> dict[Activity, float]:
     """Seconds an activity may last.
 
-    Whoever waits is not to blame, and gives up or looks up by itself after ``wait_s``. One that does not is frozen
+    Whoever waits is not to blame, and gives up or looks up by itself after its limit. One that does not is frozen
     (SIGSTOP, a debugger), and is found a little later; the learner waits longer still, so as to see it replaced.
     """
-    frozen_s = _FROZEN * deadlines.wait_s
+    frozen_s = FROZEN * deadlines.wait_s
+    waits = (Activity.WAIT_COMMANDS, Activity.WAIT_WEIGHTS, Activity.WAIT_ACTIONS, Activity.WAIT_RESULTS)
     return {
-        Activity.WAIT_CREDIT: frozen_s,
-        Activity.WAIT_COMMANDS: frozen_s,
-        Activity.WAIT_ROWS: 2 * LEARNER_PATIENCE * deadlines.wait_s,
+        **dict.fromkeys((*waits, Activity.WAIT_ACK), frozen_s),
+        Activity.WAIT_CREDIT: FROZEN * deadlines.credit_limit_s,
+        Activity.WAIT_ROWS: 2.0 * deadlines.rows_limit_s,
         Activity.START: deadlines.start_s,
         Activity.ENV_CONSTRUCT: deadlines.start_s,
         Activity.ENV_RESET: deadlines.reset_s,
         Activity.ENV_STEP: deadlines.step_s,
         Activity.ENV_CLOSE: deadlines.stop_s,
         Activity.POLICY: deadlines.step_s,
-        Activity.COMMIT: deadlines.wait_s,
+        Activity.COMMIT: deadlines.commit_s,
+        Activity.SAMPLE: deadlines.update_s,
         Activity.UPDATE: deadlines.update_s,
-        Activity.PUBLISH: deadlines.update_s,
+        Activity.PUBLISH: deadlines.publish_s,
+        Activity.LOAD_WEIGHTS: deadlines.publish_s,
+        Activity.EVALUATE: deadlines.evaluate_s,
         Activity.CHECKPOINT: deadlines.checkpoint_s,
+        Activity.RECORD: deadlines.checkpoint_s,
+        Activity.RESUME: deadlines.checkpoint_s,
     }

@@ -54,7 +54,7 @@ def summarize(
 
     Args:
         config: Of the run.
-        outcome: ``outcome``, ``error``, ``exit_code``, ``updates``, ``wall_s``, ``training_s``.
+        outcome: ``outcome``, ``error``, ``exit_code``, ``updates``, ``wall_s``, ``training_s``, ``degraded``.
         learner: The learner's last facts; empty if it never told any.
         books: From `audit`.
         evaluations: All of them.
@@ -84,6 +84,7 @@ def summarize(
         "first_update_at": learner.get("first_update_at"),
         "faults": {kind: count for kind, count in faults.items() if kind != "restarts"},
         "restarts": faults.get("restarts", 0),
+        "degraded": outcome["degraded"],
         "weights_sha256": learner.get("weights_sha256"),
         "throughput": _throughput(env_steps, outcome["updates"], outcome["training_s"]),
         "evaluations": [_point(point) for point in evaluations.points],

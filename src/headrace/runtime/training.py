@@ -32,7 +32,6 @@ from headrace.runtime.payloads import (
     group_lanes,
     groups_of,
 )
-from headrace.runtime.resources import LEARNER_PATIENCE
 from headrace.supervision.messages import Command, Done, Ready, Report, Stop
 from headrace.telemetry.board import Activity, Board, Slot, State
 from headrace.weights.policy_file import save_policy
@@ -115,6 +114,8 @@ class Training:
                     self.stop_reason = self.stop_reason or reason
                 case Command("lost", facts):
                     self._lost(schedule, facts["collector"])
+                case Command("left_out", facts):
+                    self.groups.leave_out(facts["groups"])
                 case Command("joined", facts):
                     schedule.on_joined(self.groups.joined(facts["collector"], facts["incarnation"]))
         now = self._clock.now()
@@ -307,5 +308,4 @@ def _groups(
         return
     owned = [groups_of(config, collector) for collector in range(config.run.collectors)]
     with attached_pipes(fds, len(owned), (CREDIT_BYTES, commit_bytes(config.env.group_size))) as pipes:
-        wait_s = LEARNER_PATIENCE * config.deadlines.wait_s
-        yield RemoteGroups(owned, pipes, learner.replay.block, board, slot, wait_s)
+        yield RemoteGroups(owned, pipes, learner.replay.block, board, slot, config.deadlines.rows_limit_s)

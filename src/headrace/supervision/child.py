@@ -156,7 +156,7 @@ class SupervisedChild:
         self.life.move(Phase.DUMPING)
         self._late = late
         self.sample()
-        write_evidence(self._stacks, f"{self._who}: {late}", self.used, self._tail)
+        self._write_evidence(str(late), tail(self._log, self._log_from))
         if self._child is not None:
             self._dump = StackDump(self._child.send_signal, self._child.pid, self._stacks, DUMP_S)
 
@@ -186,16 +186,12 @@ class SupervisedChild:
         if not event.expected:
             self.slot.add("faults")
             if event.stalled is None:  # or it was written before the kill
-                write_evidence(self._stacks, f"{self._who}: {event.how}", self.used, event.log_tail)
+                self._write_evidence(event.how, event.log_tail)
         elif event.stalled is None:
             self._stacks.unlink(missing_ok=True)
         self.due_s = 0.0
         self.close()
         return event
-
-    def not_started(self, error: HeadraceError) -> Exited:
-        """The event for a start that failed before there was a process."""
-        return Exited(id=self.spec.id, exit_code=1, how="it could not be started", error=error)
 
     def close(self) -> None:
         """Give its descriptors back."""
@@ -204,27 +200,9 @@ class SupervisedChild:
         if self._child is not None:
             self._child.close()
 
-    @property
-    def _who(self) -> str:
-        return f"{self.spec.id}, incarnation {self.life.incarnation}, pid {self.pid}"
-
-    @property
-    def _tail(self) -> list[str]:
-        return tail(self._log, self._log_from)
-
-    def _place(self) -> tuple[str | None, int, int]:
-        """The call of an environment it ended in, the lane and the step; (None, -1, -1) if it was in none.
-
-        The step is the lane's number of transitions before the call, except for what an environment raised.
-        """
-        if isinstance(self._error, EnvironmentFault):
-            # By now its slot shows the clearing up that followed.
-            lane, step = self._error.facts.get("lane"), self._error.facts.get("step")
-            if isinstance(lane, int) and isinstance(step, int):
-                return "raised", lane, step
-        activity, lane, step = self.slot.resume()
-        call = _ENVIRONMENT.get(activity)
-        return (call, lane, step) if call is not None else (None, -1, -1)
+    def _write_evidence(self, what: str, log_tail: list[str]) -> None:
+        headline = f"{self.spec.id}, incarnation {self.life.incarnation}, pid {self.pid}: {what}"
+        write_evidence(self._stacks, headline, self.used, log_tail)
 
     def _exited(self, exit_code: int) -> Exited:
         if self._dump is not None:
@@ -236,7 +214,7 @@ class SupervisedChild:
             how = "killed by the supervisor because it missed a deadline"
             if self._dump is not None and self._dump.was_stopped:
                 stalled += "; its process had been stopped by a signal"
-        call, lane, step = self._place()
+        call, lane, step = place(self.slot, self._error)
         return Exited(
             id=self.spec.id,
             exit_code=exit_code,
@@ -248,7 +226,7 @@ class SupervisedChild:
             stalled=stalled,
             stuck_in=self._dump.where() if self._dump is not None and dumped else None,
             stacks=self._stacks if dumped else None,
-            log_tail=self._tail,
+            log_tail=tail(self._log, self._log_from),
             call=call,
             lane=lane,
             step=step,
@@ -274,6 +252,7 @@ class SupervisedChild:
                 if self.life.phase is not Phase.STARTING:
                     return None  # it was told to stop, or is late, meanwhile
                 self.life.move(Phase.READY)
+                self.sample()  # so that something is known of one that ends soon
                 return BecameReady(self.spec.id, self.life.incarnation, facts)
             case Failed(error):
                 self._error = error
@@ -281,6 +260,25 @@ class SupervisedChild:
             case Done():
                 self._done = True
         return Reported(self.spec.id, message)
+
+
+def place(slot: Slot, error: HeadraceError | None) -> tuple[str | None, int, int]:
+    """The call of an environment a child ended in, the lane and the step; (None, -1, -1) if it was in none.
+
+    The step is the lane's number of transitions before the call, except for what an environment raised.
+
+    Args:
+        slot: The child's, as it left it.
+        error: What it reported.
+    """
+    if isinstance(error, EnvironmentFault):
+        # By now its slot shows the clearing up that followed.
+        lane, step = error.facts.get("lane"), error.facts.get("step")
+        if isinstance(lane, int) and isinstance(step, int):
+            return "raised", lane, step
+    activity, lane, step = slot.resume()
+    call = _ENVIRONMENT.get(activity)
+    return (call, lane, step) if call is not None else (None, -1, -1)
 
 
 def tail(path: Path, start: int) -> list[str]:

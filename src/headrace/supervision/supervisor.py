@@ -245,7 +245,8 @@ class Supervisor:
                 except HeadraceError as error:
                     # Nobody is here to catch it; like a child that fails at once, it is an exit with a reason.
                     child.life.move(Phase.ENDED)
-                    self._events.append(child.not_started(error))
+                    how = "it could not be started"
+                    self._events.append(Exited(id=child_id, exit_code=1, how=how, error=error))
 
     def _next_turn_s(self) -> float:
         """Seconds until there is something to do although nothing happens."""

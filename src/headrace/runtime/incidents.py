@@ -1,0 +1,188 @@
+"""What the parent does about the end of a child: notes it, keeps what reproduces it, decides what the run goes on with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from headrace.core.clock import Clock
+from headrace.core.errors import HeadraceError, RestartBudgetSpent
+from headrace.runtime.observer import Observer
+from headrace.runtime.payloads import Basics, group_lanes, groups_of
+from headrace.runtime.reproducers import reproducer, write_reproducer
+from headrace.runtime.resources import Resources, collector_ids
+from headrace.supervision.losses import Losses
+from headrace.supervision.policy import RestartPolicy
+from headrace.supervision.spec import Exited, GiveUp, Instruction, LeaveOut, Restart
+from headrace.telemetry.events import EventLog
+
+
+class Chronicle:
+    """Writes what happens, and shows what matters to whoever looks on.
+
+    Args:
+        events: Where it is written.
+        observer: Who shows it.
+    """
+
+    def __init__(self, events: EventLog, observer: Observer) -> None:
+        self._events = events
+        self._observer = observer
+
+    def say(
+        self, kind: str, component: str, text: str, *, pid: int | None = None, tell: bool = False, **facts: object
+    ) -> None:
+        """Write an event; ``tell``: also show it."""
+        self._events.emit(kind, component, text, pid=pid if pid is not None else os.getpid(), **facts)
+        if tell:
+            self._observer.message = text
+
+
+class Decider(Protocol):
+    """Who knows whether a child may be started again: the supervisor."""
+
+    policy: RestartPolicy
+
+    def decide(self, exited: Exited) -> Instruction:
+        """What follows from an exit, as far as the child alone is concerned."""
+        ...
+
+
+class Incidents:
+    """The faults of a run, and what it has lost by them.
+
+    Args:
+        basics: Of the run.
+        resources: What the children share; groups that are left out are noted there.
+        observer: Counts faults.
+        chronicle: Where faults are told.
+        folder: The run directory.
+        clock: Monotonic.
+    """
+
+    def __init__(
+        self,
+        basics: Basics,
+        resources: Resources,
+        observer: Observer,
+        chronicle: Chronicle,
+        folder: Path,
+        clock: Clock,
+    ) -> None:
+        config = basics.config
+        self._basics = basics
+        self._resources = resources
+        self._observer = observer
+        self._say = chronicle.say
+        self._folder = folder
+        self._clock = clock
+        degrade = config.supervision.when_spent == "degrade"
+        self.losses = Losses(
+            {name: groups_of(config, number) for number, name in enumerate(collector_ids(config))},
+            [group_lanes(config, group) for group in range(config.env.groups)],
+            config.supervision.lane_faults if degrade else None,
+            config.supervision.restart_window_s,
+        )
+
+    def note(self, event: Exited) -> None:
+        """A child ended that should not have: tell so, and keep what may provoke it again. Before salvaging."""
+        self._observer.faults["stalled" if event.stalled else "died"] += 1
+        place = {"call": event.call, "lane": event.lane, "step": event.step} if event.lane >= 0 else {}
+        self._say(
+            "fault", event.id, f"{event.id} {event.stalled or event.how}", pid=event.pid, tell=True,
+            exit_code=event.exit_code, incarnation=event.incarnation, error=event.error, log_tail=event.log_tail,
+            resources=asdict(event.used) if event.used is not None else None, stuck_in=event.stuck_in, **place,
+        )  # fmt: skip
+        self._keep_reproducer(event)
+
+    def decide(self, event: Exited, decider: Decider) -> Instruction:
+        """What follows; lanes that are left out for it are told, and no replacement is given them.
+
+        Returns:
+            As `Supervisor.decide`; `LeaveOut` if the component has nothing left to do.
+        """
+        instruction = decider.decide(event)
+        if event.id not in collector_ids(self._basics.config):
+            return instruction
+        self.losses.note(event.lane, self._clock.now())
+        if not isinstance(instruction, Restart | LeaveOut):
+            return instruction
+        loss = self.losses.leave_out_if_due(event.id, event.lane)
+        if loss is None and isinstance(instruction, LeaveOut):
+            loss = self.losses.drop(event.id, f"{event.id} is not started again, {instruction.reason}")
+        if loss is None:
+            return instruction
+        self._resources.left_out.update(loss.groups)
+        self._observer.lanes_lost = self.losses.lanes_lost
+        self._say(
+            "degraded", event.id, str(loss), tell=True, lanes=loss.lanes, groups=loss.groups, reason=loss.reason,
+            whole=loss.whole,
+        )  # fmt: skip
+        if self.losses.nobody_left:
+            return GiveUp(event.id, f"{loss.reason}, and no lane is left", spent=True)
+        if loss.whole:
+            return LeaveOut(event.id, loss.reason)
+        decider.policy.forgive(event.id)  # the others are not to pay for it
+        return Restart(event.id, 0.0)
+
+    def groups_left_out(self, component: str) -> list[int]:
+        """Groups of a collector that no replacement is given."""
+        return [group for loss in self.losses.losses if loss.component == component for group in loss.groups]
+
+    def error(self, event: Exited, instruction: GiveUp, checkpoint: Mapping[str, Any] | None) -> HeadraceError:
+        """The error that ends the run.
+
+        Args:
+            event: What happened last.
+            instruction: Why that is the end.
+            checkpoint: ``version``, ``env_steps`` and ``updates`` of the newest policy on disk; None: there is none.
+        """
+        error = event.to_error()
+        if event.id == "learner":
+            return self._learner_lost(error, checkpoint)
+        if not instruction.spent:
+            return error
+        faults = self.losses.faults(event.lane)
+        lane = {"faults_of_this_lane": faults} if faults > 1 else {}
+        return RestartBudgetSpent(
+            f"{event.id} ended and is not started again: {instruction.reason}",
+            last_time=error.what,
+            **error.facts,
+            **lane,
+            fix=f"read the last lines of logs/{event.id}.log; {error.fix}",
+        )
+
+    def _learner_lost(self, error: HeadraceError, checkpoint: Mapping[str, Any] | None) -> HeadraceError:
+        """What ends with the learner, and what is left of it."""
+        updates = self._observer.updates
+        kept = "none was written"
+        since, fix = updates, error.fix
+        if checkpoint is not None:
+            since -= checkpoint["updates"]
+            kept = (
+                f"checkpoints/{checkpoint['version']}, made after {checkpoint['updates']:,} updates and "
+                f"{checkpoint['env_steps']:,} environment steps"
+            )
+            fix += f"; the newest policy plays with `headrace eval RUN --version {checkpoint['version']}`"
+        facts = {
+            **error.facts,
+            "lost": f"{since:,} of {updates:,} updates, the optimiser, and the replay",
+            "newest_policy": kept,
+        }
+        return type(error)(error.what, **facts, fix=fix)
+
+    def _keep_reproducer(self, event: Exited) -> None:
+        block, books = self._resources.block, self._resources.books
+        if block is None or books is None:
+            return
+        found = reproducer(event, self._basics, block, books)
+        path = write_reproducer(self._folder / "reproducers", found) if found is not None else None
+        if found is not None and path is not None:
+            text = (
+                f"what led to it is kept: python -m headrace.testing.reproduce {path.parent.name}/{path.name} "
+                f"({found.call} of lane {found.lane}, episode {found.episode}, {found.steps} actions)"
+            )
+            self._say("reproducer", event.id, text, file=f"{path.parent.name}/{path.name}", lane=found.lane)

@@ -1,0 +1,60 @@
+"""Collectors and lanes that cannot be kept: the run goes on without them, says so, and keeps what provokes it again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headrace.telemetry.board import Board, State
+from run_support import Runs, assert_books, assert_gapless, events
+
+pytestmark = pytest.mark.process
+
+DEGRADE = {"supervision__when_spent": "degrade", "supervision__backoff_s": 0.0}
+
+
+@pytest.mark.parametrize("schedule", ["async", "lockstep"])
+@pytest.mark.parametrize("fault", ["kill", "fail"])
+def test_a_poisonous_lane_is_left_out_alone(runs: Runs, schedule, fault):
+    run = runs.train(
+        "poison_envs:make",
+        kwargs={"fault": fault, "at": 3, "lanes": [3]},
+        run__schedule=schedule,
+        run__steps=1000,
+        **DEGRADE,
+    )
+    assert run.completed, run.summary["error"]
+    assert_books(run)
+    for lane, rows in enumerate(runs.rows):
+        assert_gapless(rows, lane, restarts=run.summary["restarts"])
+    assert run.summary["env_steps"] >= 1000
+    assert run.summary["replay_ratio"]["measured"] == pytest.approx(1.0, abs=0.05)
+    reason = "the environment of lane 3 failed 3 times within 300 s"
+    assert run.summary["degraded"] == {"lanes": [3], "collectors": [], "reason": reason}
+    assert run.summary["restarts"] == 3
+    (event,) = events(run, "degraded")
+    assert (event["component"], event["lanes"], event["groups"]) == ("collector-1", [3], [3])
+    assert event["text"] == f"the run goes on without lane 3: {reason}"
+    produced = [lane["produced"] for lane in run.summary["books"]["lanes"]]
+    assert produced[3] == 6  # two steps of each of three incarnations
+    assert min(produced[:3] + produced[4:]) > 20  # its neighbours in the same collector went on
+    newest = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert newest["headrace/lanes_lost"] == 1.0
+    assert newest["headrace/rss_bytes/learner"] > 1e6
+
+
+@pytest.mark.parametrize("schedule", ["async", "lockstep"])
+def test_a_collector_whose_budget_is_spent_is_left_out(runs: Runs, schedule):
+    run = runs.train(
+        "poison_envs:make", kwargs={"fault": "leave", "at": 3, "lanes": [1, 3, 5]}, run__schedule=schedule,
+        supervision__max_restarts=2, run__steps=1000, **DEGRADE,
+    )  # fmt: skip
+    assert run.completed, run.summary["error"]
+    assert_books(run)
+    assert run.summary["env_steps"] >= 1000
+    assert run.summary["degraded"]["collectors"] == ["collector-1"]
+    assert run.summary["degraded"]["lanes"] == [1, 3, 5]
+    with Board.open(run.path / "board") as board:
+        assert board.read("collector-1").state is State.FAILED
+        assert board.read("collector-0").state is State.ENDED
