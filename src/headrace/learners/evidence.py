@@ -84,6 +84,11 @@ class Columns:
         ]
         return np.concatenate(parts, axis=1) + 0.0  # -0.0 becomes 0.0: equal numbers shall have equal digests
 
+    def lit(self, rows: NDArray[np.void]) -> Flags:
+        """Whether any number of each leaf is not zero, [N, leaves]; of whole leaves, also where few are looked at."""
+        parts = [rows[leaf.path].reshape(len(rows), -1).any(axis=1) for leaf in self.leaves]
+        return np.stack(parts, axis=1)
+
     def digests(self, rows: NDArray[np.void], values: Floats) -> Digests:
         """A number per row, [N], that is the same for equal values and differs for others."""
         if self.complete:
@@ -127,6 +132,7 @@ class Window:
     reward: Floats  # [N]
     obs: Floats  # [N, C]
     digest: Digests  # [N]
+    lit: Flags  # [N, leaves]  see `Columns.lit`
     action: Floats  # [N, A]
     columns: Columns
     actions: Columns
@@ -146,10 +152,15 @@ class Window:
         return cls(
             rows=len(rows), lane=lane, t=t, step=kind == STEP, final=kind == FINAL, cut=kind == CUT,
             terminated=terminated, ended=terminated | rows["truncated"].astype(bool),
-            reward=rows["reward"].astype(np.float64), obs=obs, digest=columns.digests(rows, obs),
+            reward=rows["reward"].astype(np.float64), obs=obs, digest=columns.digests(rows, obs), lit=columns.lit(rows),
             action=actions.values(rows), columns=columns, actions=actions,
             follows=~first & (t > 0), starts=np.flatnonzero(first),
         )  # fmt: skip
+
+    @property
+    def zero(self) -> Flags:
+        """Rows whose whole observation is zero, [N]."""
+        return np.asarray(~self.lit.any(axis=1))
 
     @property
     def lanes(self) -> list[int]:

@@ -51,13 +51,13 @@ def constant_fields(w: Window, h: History, _: Expected) -> Iterator[Finding]:
     before = bool((h.varied & same).any())
     h.varied |= ~same
     where = f"in {w.rows:,} rows of {len(w.lanes)} lanes"
-    if same.all():
-        zero = " and is zero in every field" if not w.obs[0].any() else ""
+    if same.all() and (w.digest == w.digest[0]).all():
+        zero = " and is zero in every field" if w.zero[0] else ""
         text = f"the whole observation did not change {where}{zero}: the policy is shown nothing"
         yield Finding("constant_observation", "warning", text, {"rows": w.rows, "all_zero": bool(zero)}, (bool(zero),))
         return
     yield from _dark_leaves(w, where)
-    if len(places):
+    if len(places) and w.columns.complete:  # of a large picture, single dots that do not change say nothing
         h.constant.update(places.tolist())
         names = [w.columns.names[place] for place in places]
         values = sorted({float(w.obs[0, place]) for place in places})
@@ -69,10 +69,8 @@ def constant_fields(w: Window, h: History, _: Expected) -> Iterator[Finding]:
 
 def _dark_leaves(w: Window, where: str) -> Iterator[Finding]:
     """Parts of a larger observation, such as a camera, that are all zero."""
-    stop = 0
-    for leaf, chosen in zip(w.columns.leaves, w.columns.chosen, strict=True):
-        start, stop = stop, stop + len(chosen)
-        if len(chosen) >= 16 and not w.obs[:, start:stop].any():
+    for place, leaf in enumerate(w.columns.leaves):
+        if len(w.columns.chosen[place]) >= 16 and not w.lit[:, place].any():
             text = f"{leaf.path} was all zero {where}, while other parts of the observation changed"
             yield Finding("zero_part", "warning", text, {"field": leaf.path, "rows": w.rows}, subject=leaf.path)
 
@@ -83,7 +81,7 @@ def stuck_lanes(w: Window, _: History, __: Expected) -> Iterator[Finding]:
     if still.all() or not still.any():
         return
     lanes = sorted({int(lane) for lane in w.lane[still]})
-    zero = "all zero" if not w.obs[still].any() else "one single value"
+    zero = "all zero" if w.zero[still].all() else "one single value"
     text = (
         f"{in_lanes(lanes)}: every observation of the last {int(still.sum()) // len(lanes):,} rows is the same "
         f"({zero}), while other lanes change: the environment there may have failed and be standing in for itself"
@@ -102,14 +100,14 @@ def placeholders(w: Window, _: History, __: Expected) -> Iterator[Finding]:
         return
     rows = np.flatnonzero(judged)
     for digest, count, place in zip(values[often], counts[often], rows[places[often]], strict=True):
-        zero = not w.obs[place].any()
+        zero = bool(w.zero[place])
         if zero or not w.columns.at_bounds(w.obs[place : place + 1]).any():  # to rest at a wall is no placeholder
-            yield _placeholder(w, w.digest == digest, int(count), zero=zero)
+            yield _placeholder(w, judged & (w.digest == digest), int(count), zero=zero)
 
 
 def _comparable(w: Window) -> Flags:
     """Rows whose observations should differ: not of stuck lanes, and no first ones, which may be fixed."""
-    zero = ~w.obs.any(axis=1)
+    zero = w.zero
     begins = w.t == 0
     odd_starts = begins & zero if (begins & ~zero).any() else np.zeros(w.rows, bool)
     return np.asarray((~begins | odd_starts) & ~w.still)
@@ -144,13 +142,14 @@ def repeated_reward(w: Window, _: History, __: Expected) -> Iterator[Finding]:
     if not 1 <= often.sum() <= 3 or not _distinct(counts[~often & (values != 0)]):
         return
     for value, count in zip(values[often].tolist(), counts[often].tolist(), strict=True):
-        if count <= 0.5 * len(came):  # more often it is the reward of an ordinary step
-            yield _stand_in(w, judged, value, count)
+        alike = judged & (w.came_with == value)
+        # More often it is the reward of an ordinary step; and zeros are told of by `placeholders`.
+        if count <= 0.5 * len(came) and not w.zero[alike].all():
+            yield _stand_in(w, judged, alike, value)
 
 
-def _stand_in(w: Window, judged: Flags, value: float, count: int) -> Finding:
-    size = np.abs(w.obs).max(axis=1)
-    alike = judged & (w.came_with == value)
+def _stand_in(w: Window, judged: Flags, alike: Flags, value: float) -> Finding:
+    size, count = np.abs(w.obs).max(axis=1), int(alike.sum())
     usual = float(np.median(size[judged & ~alike]))
     largest = float(size[alike].max())
     text = f"the reward was exactly {value:g} in {count:,} of {int(judged.sum()):,} steps and otherwise never repeats"
