@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,31 @@ class Poisonous(Traced):
 
     def _due(self) -> bool:
         return self._seed in self._poison and super()._due()
+
+
+class Unlucky(Exception):
+    """A draw came out wrong."""
+
+
+class Gambler(Traced):
+    """Draws one number from the global generator a step, and cannot bear a certain one.
+
+    Args:
+        worst: That one.
+    """
+
+    def __init__(self, worst: float) -> None:
+        super().__init__()
+        self._worst = worst
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if random.random() == self._worst:
+            raise Unlucky("drawn")
+        return super().step(action)
+
+
+def gambler(**kwargs: Any) -> Gambler:
+    return Gambler(**kwargs)
 
 
 def make(**kwargs: Any) -> Poisonous:
