@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+import json
 import warnings
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import suspicious_envs
 from headrace.core import seeding
@@ -204,6 +209,51 @@ def test_saturated_actions_are_told_late_only():
     late = bench("Honest", push=100.0, expected=Expected(acting_from=1_000)).play(12_000).found()
     assert late["saturated_actions"].severity == "info"
     assert "99 % of the actions" in late["saturated_actions"].text
+
+
+# Whatever a space may be
+
+
+SPACES = [
+    spaces.Discrete(4), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(3), spaces.Box(-1.0, 1.0, (), np.float32),
+    spaces.Box(0, 3, (2, 2), np.uint8), spaces.Box(-np.inf, np.inf, (3,), np.float64), spaces.Box(0.0, 0.0, (1,)),
+    spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(0.0, 1.0, (20,), np.float32)}),
+    spaces.Tuple((spaces.Box(-1e38, 1e38, (2,), np.float32), spaces.MultiBinary(2))),
+]  # fmt: skip
+
+
+class Anything(gymnasium.Env):
+    """Samples of any spaces; episodes and rewards of any kind."""
+
+    def __init__(self, observation, action, rewards, end):
+        self.observation_space, self.action_space = copy.deepcopy(observation), copy.deepcopy(action)
+        self.observation_space.seed(0)
+        self.rewards, self.end, self.t = itertools.cycle(rewards), end, 0
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.t += 1
+        late = self.t >= self.end
+        return self.observation_space.sample(), next(self.rewards), late and self.end % 2 == 0, late, {}
+
+
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(
+    observation=st.sampled_from(SPACES),
+    action=st.sampled_from(
+        [spaces.Box(-1.0, 1.0, (2,), np.float32), spaces.Discrete(3), spaces.Box(0, 5, (), np.int64)]
+    ),
+    rewards=st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=12),
+    end=st.integers(1, 700),
+    lanes=st.integers(1, 3),
+)
+def test_any_space_and_reward_can_be_judged(observation, action, rewards, end, lanes):
+    played = Bench([Anything(observation, action, rewards, end) for _ in range(lanes)], chunk=40).play(720)
+    for finding in played.found().values():
+        assert json.loads(json.dumps(finding.plain())) == finding.plain()  # as summary.json will have it
 
 
 # Windows, news, helpers

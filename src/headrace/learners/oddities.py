@@ -135,7 +135,7 @@ def repeated_reward(w: Window, _: History, __: Expected) -> Iterator[Finding]:
     # Where an action is at its bound its cost is one constant; an episode's last reward often is one too.
     judged = w.follows & ~np.r_[True, action_bound[:-1]] & ~np.r_[True, w.ended[:-1]]
     came = w.came_with[judged]
-    if len(came) < 100:
+    if len(came) < 100 or not w.obs.shape[1]:
         return
     values, counts = np.unique(came, return_counts=True)
     often = np.asarray((counts >= max(10, ALIKE * len(came))) & (values != 0))
