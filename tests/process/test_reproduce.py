@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -76,7 +77,7 @@ def test_a_hang_is_kept_and_comes_again_with_its_place(runs: Runs, capfd):
     (path,) = kept(run)
     assert main([str(path), "--timeout", "0.5"]) == 0
     out, err = capfd.readouterr()
-    assert "  recorded  env.step for 0." in out
+    assert re.search(r"  recorded  env.step for [\d.]+ s \(limit 0.5 s\), lane 1, step 2 \(in step 3\)\n", out)
     assert "  now       it has not come back for 0.5 s, in run_envs.py:" in out
     assert "in pause\n" in err
 

@@ -107,6 +107,19 @@ def test_interrupted_while_it_trains(runs, interruption, schedule, number):
     assert run.summary["faults"] == {}
 
 
+@pytest.mark.parametrize("schedule", ["async", "lockstep", "inline"])
+def test_interrupted_once_while_an_environment_hangs(runs, interruption, tmp_path, schedule):
+    marker = tmp_path / "hangs"
+    interruption.at(lambda _: marker.exists(), signal.SIGINT)
+    run = runs.train(ENV, run__schedule=schedule, kwargs={"fault": "hang", "at": 13, "marker": str(marker)}, **FOR_EVER)
+    assert interruption.since_s < SOON_S
+    assert (run.summary["outcome"], run.summary["exit_code"], run.summary["error"]) == ("interrupted", 130, None)
+    assert_books(run)
+    told = [event["text"] for event in events(run, "stopping", "learner")]
+    assert len(told) == (schedule == "inline")
+    assert all(text.startswith("learner is ended: it does not come back from env.step (lane ") for text in told)
+
+
 @pytest.mark.parametrize("when", ["probe", "learner", "collector-1"])
 def test_interrupted_while_it_starts(runs, interruption, when):
     interruption.at(is_started(when), signal.SIGINT)

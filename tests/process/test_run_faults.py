@@ -11,7 +11,7 @@ import pytest
 
 from headrace.runtime import experiment
 from headrace.runtime.api import Run
-from headrace.supervision.spec import BecameReady, Event, Reported
+from headrace.supervision.spec import BecameReady, Event, Reported, Started
 from headrace.supervision.supervisor import Supervisor
 from run_support import Runs, assert_books, assert_gapless, events
 
@@ -207,6 +207,40 @@ def test_other_processes_are_killed(runs, strike, victim):
     if victim == "learner":
         books = run.summary["books"]
         assert books["produced"] == books["committed"] + books["in_flight"] > 0
+
+
+def test_evaluator_killed_before_it_is_ready_is_started_again(runs, strike):
+    def kill(supervisor, event):
+        if not (isinstance(event, Started) and event.id == "evaluator"):
+            return False
+        os.kill(event.pid, signal.SIGKILL)
+        return True
+
+    strike(kill)
+    run = runs.train(ENV, evaluation__episodes=3)
+    assert run.completed, run.summary["error"]
+    assert run.summary["restarts"] == 1
+    assert run.summary["evaluations"][-1]["env_steps"] == run.summary["env_steps"]
+
+
+def test_learner_that_dies_tells_what_it_leaves(runs, strike):
+    def kill(supervisor, event):
+        if getattr(getattr(event, "message", None), "kind", None) != "frozen":
+            return False
+        os.kill(supervisor.pid("learner"), signal.SIGKILL)
+        return True
+
+    strike(kill)
+    run = runs.train(ENV, evaluation__episodes=2, evaluation__every_steps=200, run__steps=5000)
+    assert run.summary["exit_code"] == 1
+    (version,) = [int(path.name) for path in (run.path / "checkpoints").iterdir()]
+    assert f"\n  newest policy: checkpoints/{version}, made after " in run.summary["error"]
+    assert f"`headrace eval RUN --version {version}`" in run.summary["error"]
+    assert " updates, the optimiser, and the replay\n" in run.summary["error"]
+    (fault,) = events(run, "fault", "learner")
+    assert fault["resources"]["rss_bytes"] > 1e6
+    assert "== resources: " in (run.path / "stacks" / "learner.0.txt").read_text()
+    assert_books(run)
 
 
 def test_fork_server_is_killed(tmp_path, strike):

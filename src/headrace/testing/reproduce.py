@@ -23,7 +23,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -36,12 +36,13 @@ from headrace.ipc.stacks import DUMP_SIGNAL, innermost_frame
 from headrace.runtime.reproducers import Reproducer
 from headrace.supervision.spec import describe_exit
 
-_CONSTRUCT, _RESET = -2, -1
+_START, _CONSTRUCT, _RESET = -3, -2, -1
 """Where the child is; a step is its number, from 0."""
 _AT = struct.Struct("q")
 _LOOK_S = 0.05
 _DUMP_S = 1.0
 _KILL_S = 10.0
+_START_S = 60.0  # imports; not the environment's own
 
 
 def read_reproducer(path: Path) -> Reproducer:
@@ -67,7 +68,7 @@ class Outcome:
     kind: str
     """raised, hang, signal or exit, as in `Reproducer`; ``ended``: the episode was over too soon; ``nothing``."""
     at: int
-    """Step of the episode, from 0; -1 in its reset, -2 while it was built."""
+    """Step of the episode, from 0; -1 in its reset, -2 while it was built, -3 before."""
     text: str
     code: int = 0
     """Exit code of the process; negative for a signal."""
@@ -90,7 +91,7 @@ def reproduce(path: Path, timeout_s: float) -> Outcome:
     """
     with tempfile.TemporaryDirectory() as folder:
         at_file, result, stacks = Path(folder, "at"), Path(folder, "result"), Path(folder, "stacks")
-        at_file.write_bytes(_AT.pack(_CONSTRUCT))
+        at_file.write_bytes(_AT.pack(_START))
         command = [sys.executable, "-m", "headrace.testing.reproduce", str(path), "--play-into", folder]
         with subprocess.Popen(command, stdin=subprocess.DEVNULL) as process:
             try:
@@ -105,7 +106,7 @@ def reproduce(path: Path, timeout_s: float) -> Outcome:
         if hangs:
             dump = stacks.read_text() if stacks.exists() else ""
             where = innermost_frame(dump)
-            sys.stderr.write(dump)
+            _tell(sys.stderr, dump)
             return Outcome("hang", at, f"it has not come back for {timeout_s:g} s" + (f", in {where}" if where else ""))
         if result.exists():
             return Outcome(**json.loads(result.read_text()), at=at)
@@ -121,7 +122,7 @@ def _watch(process: subprocess.Popen[bytes], at_file: Path, timeout_s: float) ->
         now_s, at = clock.now(), at_file.read_bytes()
         if at != last:
             last, since_s = at, now_s
-        elif now_s - since_s > timeout_s:
+        elif now_s - since_s > (timeout_s if at != _AT.pack(_START) else _START_S):
             return True
     return False
 
@@ -198,7 +199,9 @@ def _place(found: Reproducer) -> int:
 
 
 def _called(at: int) -> str:
-    return {_CONSTRUCT: "while it was built", _RESET: "in reset()"}.get(at, f"in step {at + 1}")
+    return {_START: "before it was built", _CONSTRUCT: "while it was built", _RESET: "in reset()"}.get(
+        at, f"in step {at + 1}"
+    )
 
 
 def report(found: Reproducer, outcome: Outcome) -> str:
@@ -223,6 +226,11 @@ def report(found: Reproducer, outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
+def _tell(stream: TextIO, text: str) -> None:
+    """A command of its own: it has somebody to talk to."""
+    stream.write(f"{text}\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m headrace.testing.reproduce", description=(__doc__ or "").strip())
@@ -237,9 +245,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         outcome = reproduce(given.file, given.timeout)
     except HeadraceError as error:
-        sys.stderr.write(f"{error}\n")
+        _tell(sys.stderr, str(error))
         return 2
-    sys.stdout.write(report(found, outcome) + "\n")
+    _tell(sys.stdout, report(found, outcome))
     return 0 if outcome.same_as(found) else 1
 
 
