@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import headrace.cli.early  # first of all: Ctrl-C while the command loads the rest must not print a traceback
+
+# isort: split
 from typing import TYPE_CHECKING, Any
 
-import headrace.cli.early  # first of all: Ctrl-C while the command loads the rest must not print a traceback
 import headrace.envs.registration  # noqa: F401 - so that gymnasium.make knows headrace/Hockey-v0 from here on
 
 if TYPE_CHECKING:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+
+# Nothing else may be imported at run time: until the last line of this module Python would print a traceback.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
 
 INTERRUPTED = 130
 LINE = "interrupted"
@@ -55,15 +57,19 @@ def hand_over() -> None:
             signal.signal(number, raise_interrupt)
 
 
-@contextmanager
-def importing() -> Iterator[None]:
+class importing:  # noqa: N801 - reads like a verb where it is used, and contextlib would be an import
     """While nothing is begun yet, and modules are imported that take long: as before `hand_over`."""
-    handed_over = [number for number in _SIGNALS if signal.getsignal(number) is raise_interrupt]
-    for number in handed_over:
-        signal.signal(number, leave_at_once)
-    yield
-    for number in handed_over:
-        signal.signal(number, raise_interrupt)
+
+    def __enter__(self) -> None:
+        self._handed_over = [number for number in _SIGNALS if signal.getsignal(number) is raise_interrupt]
+        for number in self._handed_over:
+            signal.signal(number, leave_at_once)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number in self._handed_over:
+            signal.signal(number, raise_interrupt)
 
 
 if is_the_command(sys.argv[0] if sys.argv else ""):
