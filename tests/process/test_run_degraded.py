@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from headrace.supervision.child import SupervisedChild
 from headrace.telemetry.board import Board, State
 from run_support import Runs, assert_books, assert_gapless, events
 
@@ -58,3 +59,28 @@ def test_a_collector_whose_budget_is_spent_is_left_out(runs: Runs, schedule):
     with Board.open(run.path / "board") as board:
         assert board.read("collector-1").state is State.FAILED
         assert board.read("collector-0").state is State.ENDED
+
+
+@pytest.mark.parametrize("schedule", ["async", "lockstep"])
+def test_a_collector_that_holds_too_much_memory_is_replaced_between_two_chunks(runs: Runs, monkeypatch, schedule):
+    sample = SupervisedChild.sample
+
+    def sampled(child: SupervisedChild) -> None:
+        sample(child)
+        if child.spec.id == "collector-1" and child.life.incarnation == 0:
+            child.slot.count("rss_bytes", 2**43)
+
+    monkeypatch.setattr(SupervisedChild, "sample", sampled)
+    run = runs.train(
+        "run_envs:make", kwargs={"step_s": 0.001}, run__schedule=schedule, run__steps=1000, supervision__max_rss_mib=2.0**22
+    )  # fmt: skip
+    assert run.completed, run.summary["error"]
+    assert_books(run)
+    for lane, rows in enumerate(runs.rows):
+        assert_gapless(rows, lane, restarts=run.summary["restarts"])
+    assert (run.summary["faults"], run.summary["restarts"]) == ({"recycled": 1}, 1)
+    assert run.summary["books"]["salvaged"] == 0  # it had committed everything
+    (restarted,) = events(run, "restarted")
+    assert restarted["component"] == "collector-1"
+    assert min(lane["produced"] for lane in run.summary["books"]["lanes"]) > 20
+    assert run.summary["degraded"] is None

@@ -111,6 +111,7 @@ class Scene:
         """One more turn of the loop, and what has been done."""
         if hasattr(self, "interrupts"):
             self.experiment._watch_time(self.interrupts)
+            self.experiment._watch_memory()
             self.experiment._evaluate()
         done, self.supervisor.done[:] = list(self.supervisor.done), []
         return done
@@ -333,6 +334,56 @@ def test_by_default_a_lane_that_fails_again_and_again_is_not_left_out_but_named(
     scene.happen(died("collector-1", lane=3), salvaged(1))
     assert "\n  faults of this lane: 5\n" in scene.summary["error"]
     assert scene.summary["degraded"] is None
+
+
+# Memory
+
+SMALL = {"supervision.max_rss_mib": 400.0}
+
+
+def grow(scene, child_id: str, mib: int) -> None:
+    scene.board.slot(child_id).count("rss_bytes", mib * 2**20)
+
+
+def leave(scene, child_id: str, **facts) -> list[str]:
+    """It has left in order, and nothing of its rows had to be saved."""
+    gone = Exited(id=child_id, exit_code=0, how="exit code 0", asked=True, done=True, **facts)
+    grow(scene, child_id, 0)
+    return [
+        *scene.happen(gone),
+        *scene.happen(Reported("learner", Report("salvaged", {"collector": 1, "transitions": 0}))),
+    ]
+
+
+@pytest.mark.parametrize("settings", [SMALL])
+def test_collector_that_holds_too_much_is_told_to_leave_once_and_replaced(scene):
+    grow(scene, "collector-0", 400)
+    grow(scene, "collector-1", 401)
+    grow(scene, "learner", 5000)
+    assert scene.look() == ["stop collector-1"]
+    assert scene.look() == []
+    assert leave(scene, "collector-1") == ["tell learner lost", "restart collector-1"]
+    assert (scene.summary["faults"], scene.summary["restarts"]) == ({"recycled": 1}, 1)
+    (event,) = [event for event in read_events(scene.events_file) if event["kind"] == "recycled"]
+    assert event["text"] == "collector-1 is replaced: it holds 401 MiB (supervision.max_rss_mib 400)"
+
+
+@pytest.mark.parametrize("settings", [SMALL])
+def test_collector_that_holds_too_much_from_the_start_spends_its_budget(scene):
+    grow(scene, "collector-1", 900)
+    scene.look()
+    scene.supervisor.instruction = GiveUp("collector-1", "it ended again after 5 restarts within 300 s", spent=True)
+    assert leave(scene, "collector-1") == ["tell learner lost", "tell learner stop"]
+    assert "\n  last time: collector-1 was replaced too often: it holds 900 MiB (" in scene.summary["error"]
+
+
+@pytest.mark.parametrize("settings", [SMALL])
+def test_collector_that_leaves_for_its_memory_while_the_run_stops_is_not_replaced(scene):
+    grow(scene, "collector-1", 900)
+    scene.look()
+    scene.experiment._stop("run_duration_s is over")
+    assert scene.happen(Exited(id="collector-1", exit_code=0, how="", asked=True, done=True)) == ["tell learner stop"]
+    assert scene.summary["faults"] == {}
 
 
 # What ends with the learner

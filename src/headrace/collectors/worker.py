@@ -68,6 +68,7 @@ class CollectorWorker:
         """
         while True:
             self._take_credits()
+            self._stop |= bool(self._control.receive_all())  # the supervisor says nothing here but to leave
             if self._stop or stopping():
                 break
             ready = [group for group in self._groups.values() if group.next_chunk < group.limit]
@@ -105,13 +106,10 @@ class CollectorWorker:
         seen = self._board.read("learner").since_ns
         have = sum(group.limit - group.next_chunk for group in self._groups.values())
         fds = [self._credits.reader_fd, self._control.fileno()]
-        ready = wait_readable(
+        ready = wait_readable(  # of the supervisor too: what it says is read before the next chunk
             self._slot, fds, activity=Activity.WAIT_CREDIT, on="learner", need=1, have=have,
             timeout_s=wait_s, raise_on_timeout=False,
         )  # fmt: skip
-        if self._control.fileno() in ready:
-            # The supervisor says nothing here but that the run is over, or by leaving, which raises.
-            self._stop |= bool(self._control.receive_all())
         if not ready and self._board.read("learner").since_ns == seen:
             raise ComponentStalled(
                 f"{self._slot.id} waited {wait_s:g} s for credit, and the learner did nothing meanwhile",

@@ -254,6 +254,9 @@ class SupervisionConfig(Section):
     left out, and its collector goes on with the others."""
     learner_death: Literal["fail"] = "fail"
     """What follows when the learner dies: the run ends and says what was lost."""
+    max_rss_mib: float | None = Field(default=None, gt=0)
+    """Resident MiB of a collector above which it is replaced between two chunks, at the cost of a restart; not set: no
+    limit. For environments that leak."""
 
     @model_validator(mode="after")
     def _a_lane_would_never_be_left_out(self) -> Self:

@@ -30,7 +30,8 @@ class FreeRun:
     def on_commit(self, commit: Commit) -> None:
         """A group's chunk arrived."""
         self._training.learner.commit(commit)
-        self._book.on_commit(commit.group)
+        if not commit.last:  # that one is made without credit
+            self._book.on_commit(commit.group)
 
     def on_lost(self, groups: Sequence[int]) -> None:
         """Take their credit back, so that others may use it."""

@@ -173,6 +173,8 @@ class Experiment:
         """Begin and end of training."""
         self._salvaging: dict[str, Instruction | None] = {}
         """Dead collectors whose rows are being saved, and what follows."""
+        self._recycling: dict[str, str] = {}
+        """Collectors that were told to leave for their memory, and how much that is."""
 
     def run(self, supervisor: Supervisor, interrupts: Interrupts) -> None:
         """Start everything, follow it to its end."""
@@ -185,6 +187,7 @@ class Experiment:
             for event in supervisor.poll(_POLL_S):
                 self._on(event)
             self._watch_time(interrupts)
+            self._watch_memory()
             self._evaluate()
             self._observer.show()
         self._resources.stop_collecting()
@@ -293,7 +296,12 @@ class Experiment:
         is_collector = event.id in collector_ids(self._config)
         has_learner = "learner" in self._supervisor.alive() and not self._learner_done
         if event.expected:
-            if is_collector and has_learner and not event.done:  # it was ended because it did not leave in time
+            why = self._recycling.pop(event.id, None)
+            if why is not None and has_learner and self._stop_due_s is None:
+                event, instruction = self._incidents.recycled(event, why, self._supervisor)
+                self._follow(event, instruction)
+                self._salvage(event.id, instruction)
+            elif is_collector and has_learner and not event.done:  # it was ended because it did not leave in time
                 self._salvage(event.id, None)
             return
         self._incidents.note(event)
@@ -302,8 +310,7 @@ class Experiment:
         if event.id == "evaluator":
             self._evaluations.lost()
         instruction = self._incidents.decide(event, self._supervisor)
-        if isinstance(instruction, GiveUp):
-            self.fail(self._incidents.error(event, instruction, self._checkpoint))
+        self._follow(event, instruction)
         if is_collector and has_learner:
             self._salvage(event.id, instruction)
         elif isinstance(instruction, Restart):
@@ -312,6 +319,10 @@ class Experiment:
             self._stop("the evaluator failed")
         else:
             self._over = True
+
+    def _follow(self, event: Exited, instruction: Instruction) -> None:
+        if isinstance(instruction, GiveUp):
+            self.fail(self._incidents.error(event, instruction, self._checkpoint))
 
     def _salvage(self, collector_id: str, then: Instruction | None) -> None:
         self._salvaging[collector_id] = then
@@ -369,6 +380,17 @@ class Experiment:
         if self._stop_due_s is not None and now_s > self._stop_due_s and not self._learner_done:
             self.fail(self._not_stopped())
             self._over = True
+
+    def _watch_memory(self) -> None:
+        """Have collectors that hold too much leave between two chunks; another one takes over."""
+        if len(self._training_s) != 1 or self._stop_due_s is not None:
+            return
+        for child_id in set(collector_ids(self._config)) & set(self._supervisor.alive()) - set(self._recycling):
+            why = self._incidents.too_large(child_id)
+            if why is not None:
+                self._recycling[child_id] = why
+                self._say("recycled", child_id, f"{child_id} is replaced: {why}", tell=True)
+                self._supervisor.stop([child_id], why)
 
     def _end_those_who_step(self) -> None:
         """Whoever is still inside an environment now is not waited for any longer."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.core.clock import Clock
-from headrace.core.errors import HeadraceError, RestartBudgetSpent
+from headrace.core.errors import ComponentDied, HeadraceError, RestartBudgetSpent
 from headrace.runtime.observer import Observer
 from headrace.runtime.payloads import Basics, group_lanes, groups_of
 from headrace.runtime.reproducers import reproducer, write_reproducer
@@ -127,6 +127,28 @@ class Incidents:
             return LeaveOut(event.id, loss.reason)
         decider.policy.forgive(event.id)  # the others are not to pay for it
         return Restart(event.id, 0.0)
+
+    def too_large(self, child_id: str) -> str | None:
+        """Whether a component holds more memory than it may, in words."""
+        limit_mib = self._basics.config.supervision.max_rss_mib
+        held_mib = self._observer.rss_bytes(child_id) / 2**20
+        if limit_mib is None or held_mib <= limit_mib:
+            return None
+        return f"it holds {held_mib:,.0f} MiB (supervision.max_rss_mib {limit_mib:g})"
+
+    def recycled(self, event: Exited, why: str, decider: Decider) -> tuple[Exited, Instruction]:
+        """A component has left in order because it was told to, for its memory: a restart like any other.
+
+        Returns:
+            Its end as the fault that it stands for, and what follows.
+        """
+        self._observer.faults["recycled"] += 1
+        error = ComponentDied(
+            f"{event.id} was replaced too often: {why}",
+            fix="look for what the environment keeps; raise supervision.max_rss_mib if it needs as much",
+        )
+        fault = replace(event, asked=False, done=False, error=error, call=None, lane=-1, step=-1)
+        return fault, self.decide(fault, decider)
 
     def groups_left_out(self, component: str) -> list[int]:
         """Groups of a collector that no replacement is given."""

@@ -98,6 +98,10 @@ class Observer:
         }
         self._metrics.write(facts["env_steps"], facts["updates"], self.wall_s, values)
 
+    def rss_bytes(self, child_id: str) -> int:
+        """Resident bytes of a component, as last sampled; 0 without a process."""
+        return self._board.read(child_id).counters["rss_bytes"]
+
     def _memory(self) -> dict[str, float | None]:
         """Resident bytes of every component that has a process."""
         sizes = {view.id: view.counters["rss_bytes"] for view in self._board.read_all()}
