@@ -30,6 +30,15 @@ from headrace.weights.snapshot import SnapshotReader
 _ODD_KEYS = frozenset(INFO_KEYS)
 
 
+def says_something(value: object) -> bool:
+    """Whether a value in ``info`` is more than None, False, 0 or empty. Never asks an object of the user's."""
+    if isinstance(value, np.ndarray | np.generic):
+        return bool(value.any())
+    if isinstance(value, bool | int | float | str | bytes | list | tuple | dict | set):
+        return bool(value)
+    return value is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """Which lanes a collector object steps, and what their random streams hang on."""
@@ -200,11 +209,12 @@ class Collector:
         value = action[0] if not leaves[0].keys else assemble(
             self._action_space, {leaf.path: part for leaf, part in zip(leaves, action, strict=True)}, "action"
         )  # fmt: skip
+        info: Any  # a dict, says Gymnasium; nobody checks it
         try:
             *returned, info = lane.env.step(value)
         except Exception as error:  # user code may raise anything; it is passed on with its place
             raise raised(error, "step", self.group.environment, lane.number, writer.transitions + 1) from error
-        if info and not _ODD_KEYS.isdisjoint(info):
+        if info and isinstance(info, dict) and not _ODD_KEYS.isdisjoint(info):
             self._count_odd(lane.number, info)
         obs, reward, ended = self._check.transition(returned, lane.number, writer.transitions + 1)
         if writer.one_array_each and type(obs) is np.ndarray:
@@ -215,10 +225,9 @@ class Collector:
             lane.running = False
 
     def _count_odd(self, lane: int, info: Mapping[str, Any]) -> None:
-        """Count keys by which the environment says that it failed; a value of False, None or "" says nothing."""
+        """Count keys by which the environment says that it failed."""
         for place, key in enumerate(INFO_KEYS):
-            value = info.get(key)
-            if value is not None and np.any(value):
+            if says_something(info.get(key)):
                 self._block.info_counts[lane, place] += 1
 
     def _reset(self, lane: _Lane) -> None:
