@@ -254,17 +254,22 @@ class Collector:
         for lane, (start, _) in zip(self._lanes, begun, strict=True):
             row = start
             for rows in self._block.pieces(lane.number, start, lane.writer.row + lane.running):
-                for path in ("reward", *self._finite_obs):
+                bad = []
+                # The observation of a row came before its reward, and may well be why that is bad too.
+                for order, path in enumerate((*self._finite_obs, "reward")):
                     values = rows[path] if path != "reward" else rows[path][: lane.writer.row - row]
                     if not np.isfinite(values).all():
-                        raise self._non_finite(lane, path, values, rows, row)
+                        bad.append((_first_bad(values), order, path, values))
+                if bad:
+                    _, _, path, values = min(bad, key=lambda found: found[:2])
+                    raise self._non_finite(lane, path, values, rows, row)
                 row += len(rows)
 
     def _non_finite(
         self, lane: _Lane, path: str, values: NDArray[Any], rows: NDArray[np.void], first: int
     ) -> NonFiniteValue:
         """The error for the first bad value; ``first`` is the number of the first of the rows."""
-        bad = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))[0])
+        bad = _first_bad(values)
         if path == "reward":
             call, step = "step", int(rows["transitions"][bad])
         else:
@@ -288,3 +293,8 @@ class Collector:
             lane.env.close()
             lane.writer.release()
         del self._windows
+
+
+def _first_bad(values: NDArray[Any]) -> int:
+    """The first row, [R, ...], with a value that is not finite; there is one."""
+    return int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))[0])
