@@ -22,6 +22,7 @@ _COMMANDS = {
     "debug-run": "headrace.cli.debug_run:debug_run",
     "doctor": "headrace.cli.doctor:doctor",
     "eval": "headrace.cli.evaluate:evaluate",
+    "faults": "headrace.cli.faults:faults",
     "list": "headrace.cli.listing:show_list",
     "monitor": "headrace.cli.monitor:monitor",
     "train": "headrace.cli.train:train",

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import gymnasium
@@ -281,21 +281,22 @@ def note(marker: str, word: str) -> int:
         os.close(handle)
 
 
-@dataclass(frozen=True, slots=True)
 class Factory:
     """Builds the environment of an inner factory, with a plan around it. Picklable where the inner one is.
 
     Args:
         make: Builds the user's environment.
         plan: What shall go wrong.
+        name: ``module:function``, by which messages call the environment; None: this class's own.
     """
 
-    make: Callable[..., gymnasium.Env[Any, Any]]
-    plan: Plan
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    def __init__(self, make: Callable[..., gymnasium.Env[Any, Any]], plan: Plan, name: str | None = None) -> None:
+        self._make, self._plan = make, plan
+        if name is not None:
+            self.__module__, _, self.__qualname__ = name.partition(":")
 
     def __call__(self, **kwargs: Any) -> gymnasium.Env[Any, Any]:
         """Build it."""
         for place in ("import", "construct"):
-            misbehave_while_building(self.plan, place)
-        return Provoked(self.make(**{**self.kwargs, **kwargs}), self.plan)
+            misbehave_while_building(self._plan, place)
+        return Provoked(self._make(**kwargs), self._plan)
