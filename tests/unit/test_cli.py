@@ -417,6 +417,14 @@ def test_what_to_type_next_names_a_command_the_shell_finds(monkeypatch, tmp_path
     assert typed("headrace") == "headrace"
 
 
+@pytest.mark.parametrize(("lanes", "told"), [([3], "lane 3"), ([1, 3, 5], "lanes 1, 3, 5")])
+def test_ending_tells_what_the_run_went_on_without(lanes, told):
+    degraded = {"lanes": lanes, "collectors": [], "reason": "the environment of lane 3 failed 3 times within 300 s"}
+    text = ending({**SUMMARY, "degraded": degraded}, Path("runs/x"))
+    assert f"  degraded      went on without {told}: the environment of lane 3 failed 3 times within 300 s\n" in text
+    assert "degraded" not in ending({**SUMMARY, "degraded": None}, Path("runs/x"))
+
+
 def test_ending_in_full(monkeypatch):
     monkeypatch.setattr(ending_module, "typed", str)
     text = ending(SUMMARY, Path("runs/x"))

@@ -94,6 +94,10 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "faults", ", ".join(f"{kind} {count:,}" for kind, count in faults.items())
     if summary.get("restarts"):
         yield "restarts", f"{summary['restarts']:,}"
+    degraded = summary.get("degraded")
+    if degraded:
+        lanes = ", ".join(map(str, degraded["lanes"]))
+        yield "degraded", f"went on without lane{'s' * (len(degraded['lanes']) > 1)} {lanes}: {degraded['reason']}"
     for found in summary.get("warnings") or ():
         if found["severity"] == "warning":
             yield "suspicious", found["text"]
