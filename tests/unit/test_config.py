@@ -164,6 +164,9 @@ def test_sections_are_frozen():
         ({"run.steps": 1000}, "the run would end before its first update"),
         ({"run.steps": 2000, "collect.random_steps": 2000}, "the policy would never act"),
         ({"algorithm.exploration.decay_steps": 9}, "algorithm.exploration.decay_steps would be ignored"),
+        ({"deadlines.rows_s": 150.0}, "the learner would give up before a collector that is frozen is found"),
+        ({"deadlines.credit_s": 200.0, "deadlines.rows_s": 240.0}, "the learner would give up before a collector"),
+        ({"supervision.when_spent": "degrade", "supervision.max_restarts": 1}, "no lane would ever be left out alone"),
         ({"env.kwargs": {"f": print}}, "an argument of the environment cannot be written"),
     ],
 )
@@ -177,6 +180,10 @@ def test_contradictions_are_refused_before_anything_starts(overrides, what):
     "overrides",
     [
         {"run.collectors": 6},
+        {"deadlines.rows_s": 151.0},
+        {"deadlines.credit_s": 200.0},  # the learner's patience follows it
+        {"supervision.when_spent": "degrade", "supervision.max_restarts": 2},
+        {"supervision.max_restarts": 0},
         {"run.collectors": 7, "run.schedule": "inline"},  # one process, whatever the number
         {"replay.slack_steps": 8},
         {"replay.capacity": 6 * 18, "replay.learning_starts": 50},

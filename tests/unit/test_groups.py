@@ -81,6 +81,23 @@ def test_lost_collector_is_not_there_until_it_has_joined(bench):
     assert bench.groups.present() == [0, 1, 2, 3]
 
 
+def test_group_that_is_left_out_never_comes_back(bench):
+    bench.groups.lost(1)
+    bench.groups.leave_out([3])
+    assert bench.groups.joined(1, 1) == [1]
+    assert bench.groups.present() == [0, 1, 2]
+    assert bench.groups.stop() == [0, 1, 2]
+    assert bench.groups.lost(1) == [1]
+
+
+def test_collector_that_left_and_was_replaced_is_waited_for_at_the_end(bench):
+    bench.commit(1, last=True)
+    bench.groups.take()
+    bench.groups.lost(1)
+    bench.groups.joined(1, 1)
+    assert bench.groups.stop() == [0, 1, 2, 3]
+
+
 def test_stop_marks_every_lane_and_wakes_those_who_wait(bench):
     assert bench.groups.stop() == [0, 1, 2, 3]
     assert bench.block.stopping.tolist() == [1] * 4

@@ -221,3 +221,33 @@ def test_the_short_way_refuses_a_wrong_size_too() -> None:
     with pytest.raises(ObservationMismatch, match="obs has not the size"):
         writer.step_arrays(np.int64(1), 0.0, RUNNING, np.zeros(3, np.float32), 0)
     assert writer.transitions == 0
+
+
+def test_what_is_intended_is_there_before_it_is_done_and_makes_no_row() -> None:
+    lanes = block()
+    writer = LaneWriter(lanes, 0)
+    writer.begin_episode(value(0))
+    writer.intend([np.int64(5)])
+    assert lanes.rows[0, 0]["action"] == 5
+    assert (lanes.rows_written[0], writer.row, writer.t) == (0, 0, 0)
+    writer.step([np.int64(3)], 1.0, RUNNING, value(1), 7)
+    writer.intend([np.int64(6)])
+    assert lanes.rows[0, :2]["action"].tolist() == [3, 6]
+    assert lanes.rows[0, :2]["kind"].tolist() == [STEP, 0]
+
+
+def test_an_intention_of_many_leaves_and_of_a_wrong_size() -> None:
+    action = leaves(spaces.Dict({"a": spaces.Box(0, 1, (2,)), "b": spaces.Discrete(3)}), "action")
+    geometry = Geometry(1, 6, leaves(OBS, "obs"), action, 2, 1)
+    lanes = LaneBlock(geometry, memoryview(bytearray(geometry.nbytes)))
+    lanes.begin()
+    writer = LaneWriter(lanes, 0)
+    writer.begin_episode(value(0))
+    writer.intend([np.ones(2, np.float32), np.int64(2)])
+    assert (lanes.rows[0, 0]["action.a"].tolist(), lanes.rows[0, 0]["action.b"]) == ([1.0, 1.0], 2)
+    with pytest.raises(ObservationMismatch, match="has not the size"):
+        writer.intend([np.ones(3, np.float32), np.int64(1)])
+    assert lanes.rows[0, 0]["action.b"] == 2
+    single = LaneWriter(block(), 0)
+    with pytest.raises(ObservationMismatch, match="has not the size"):
+        single.intend([np.int32(5)])

@@ -67,6 +67,7 @@ class FakeGroups:
     granted: list[tuple[int, int, int]] = field(default_factory=list)
     arriving: list[Commit] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
+    left_out: list[int] = field(default_factory=list)
     busy: list[list[int]] = field(default_factory=list)
     """Whom each wait was for."""
 
@@ -94,6 +95,9 @@ class FakeGroups:
     def lost(self, collector: int) -> list[int]:
         self.gone.add(collector)
         return [collector, collector + 2]
+
+    def leave_out(self, groups: Sequence[int]) -> None:
+        self.left_out += groups
 
     def joined(self, collector: int, incarnation: int) -> list[int]:
         self.gone.discard(collector)
@@ -276,6 +280,24 @@ def test_lost_credit_goes_to_others(bench):
     FreeRun(b.training).run()
     assert b.learner.env_steps == 16
     assert {line.split(".")[0] for line in b.log("commit")} == {"commit 0", "commit 2"}
+
+
+@pytest.mark.parametrize("schedule", ["lockstep", "async"])
+def test_goes_on_to_its_target_without_a_collector_that_is_left_out(bench, schedule):
+    b = bench(run__schedule=schedule, run__steps=48, replay__ratio=0.25)
+    b.groups.mute = {1, 3}
+    b.groups.then = [b.tell(lost(1), Command("left_out", {"groups": [1, 3]}))]
+    (Rounds(b.training) if schedule == "lockstep" else FreeRun(b.training)).run()
+    assert b.groups.left_out == [1, 3]
+    assert b.learner.env_steps >= 48
+    assert b.learner.updates == 12
+
+
+def test_last_commit_is_made_without_credit(bench):
+    b = bench(run__schedule="async", run__steps=64)
+    free = FreeRun(b.training)
+    free.on_commit(Commit(0, 1, 0, 1, last=True, lanes=()))
+    assert free._book.committed == [0] * 4
 
 
 def test_joined_again_goes_on_where_it_was(bench):

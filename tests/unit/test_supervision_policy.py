@@ -21,6 +21,7 @@ from headrace.supervision.spec import (
     ChildSpec,
     Exited,
     GiveUp,
+    LeaveOut,
     Nothing,
     Overdue,
     Restart,
@@ -118,6 +119,51 @@ def test_a_child_may_have_a_budget_of_its_own(policy):
 def test_the_run_goes_on_without_an_insignificant_child(policy):
     helper = spec(significant=False, budget=RestartBudget(max_restarts=0))
     assert policy.decide(helper, died(), 0.0) == Nothing("c", "it may not be started again")
+
+
+@pytest.mark.parametrize("exited", [died(), died(incarnation=3)])
+def test_a_child_that_was_killed_before_it_was_ready_may_find_more_memory_next_time(exited):
+    policy = RestartPolicy(BUDGET)
+    assert policy.decide(spec(), exited, 0.0) == Restart("c", 0.5)
+    for _ in range(2):
+        policy.decide(spec(), exited, 0.0)
+    assert policy.decide(spec(), exited, 0.0) == GiveUp("c", "it ended again after 3 restarts within 60 s")
+
+
+@pytest.mark.parametrize(
+    "exited",
+    [died(-11), died(stalled="start for 61 s (limit 60 s)"), died(error=ComponentDied("it failed", fix="see why"))],
+)
+def test_other_ends_before_it_was_ready_stay_hopeless(exited):
+    assert RestartPolicy(BUDGET).decide(spec(), exited, 0.0) == GiveUp("c", "it has never become ready")
+
+
+def test_an_expendable_child_is_left_out_when_its_budget_is_spent(policy):
+    for _ in range(3):
+        assert isinstance(policy.decide(spec(expendable=True), died(), 0.0), Restart)
+    reason = "it ended again after 3 restarts within 60 s"
+    assert policy.decide(spec(expendable=True), died(), 0.0) == LeaveOut("c", reason)
+
+
+def test_an_expendable_child_that_cannot_be_helped_ends_the_run(policy):
+    broken = died(1, error=NonFiniteValue("reward is nan", fix="mend it"))
+    assert policy.decide(spec(expendable=True), broken, 0.0) == GiveUp("c", "trying again would fail again")
+
+
+def test_what_is_forgiven_is_given_again(policy):
+    for _ in range(3):
+        policy.decide(spec(), died(), 0.0)
+    policy.forgive("c")
+    policy.forgive("never seen")
+    assert policy.restarts("c") == 0
+    assert policy.decide(spec(), died(), 0.0) == Restart("c", 0.5)
+
+
+def test_a_spent_budget_is_told_apart_from_none_at_all(policy):
+    for _ in range(3):
+        policy.decide(spec(), died(), 0.0)
+    assert policy.decide(spec(), died(), 0.0).spent
+    assert not policy.decide(spec(id="d", budget=RestartBudget(max_restarts=0)), died(id="d"), 0.0).spent
 
 
 # --- deadlines ---------------------------------------------------------------------------------------------------
