@@ -117,6 +117,16 @@ def test_chunk_is_what_happened(bench):
     assert b.actor.episodes == 2 * LANES
 
 
+def test_a_step_that_does_not_return_leaves_its_action_and_its_chunk(bench):
+    b = bench(fault="fail", at=7)
+    b.collector.collect(0, 4)
+    with pytest.raises(EnvironmentRaised):
+        b.collector.collect(1, 4)
+    assert b.block.chunk_begun.tolist() == [[1, 4], [1, 4]]
+    assert b.block.rows_written[0] == 6
+    assert b.block.rows[0, 6]["action"] == np.float32(0.06)
+
+
 def test_policy_is_asked_once_for_all_lanes_and_sees_stacked_frames(bench):
     b = bench(limit=3, frame_stack=3)
     b.collector.collect(0, 5)
