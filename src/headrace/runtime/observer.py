@@ -155,9 +155,15 @@ class Observer:
                 components=tuple(self._component(view) for view in self._board.read_all()),
                 evaluations=tuple(self._evaluations.points),
                 random_baseline=self._evaluations.random_baseline,
-                message=self.message,
+                message=self._told(),
             )
         )
+
+    def _told(self) -> str | None:
+        """The newest message; what the run goes on without stays with it, so that no later one hides it."""
+        if not self.lanes_lost:
+            return self.message
+        return f"{self.message} (the run goes on without {self.lanes_lost} of {self._config.env.lanes} lanes)"
 
     def _component(self, view: SlotView) -> ComponentProgress:
         doing = view.state not in {State.EMPTY, State.ENDED, State.FAILED}
