@@ -19,7 +19,7 @@ from headrace.algorithms.base import Actor
 from headrace.algorithms.registry import build_actor
 from headrace.collectors.collector import raised
 from headrace.core import seeding
-from headrace.core.errors import ConfigError, RunDirectoryError
+from headrace.core.errors import ConfigError, NonFiniteValue, RunDirectoryError
 from headrace.core.specs import Leaf, assemble, leaves
 from headrace.envs.contract import ObservationCheck, build_environment, environment_name
 from headrace.ipc.child import ChildContext
@@ -99,7 +99,7 @@ class Player:
             obs, _ = env.reset(seed=seeding.integer(self._seed, "evaluation", number))
         except Exception as error:  # user code may raise anything; it is passed on with its place
             raise raised(error, "reset", self._name, -1, 0) from error
-        frames = deque([check.check(obs, -1, 0)], maxlen=self._depth)
+        frames = deque([self._finite(check.check(obs, -1, 0), 0)], maxlen=self._depth)
         total, step = 0.0, 0
         while True:
             action = self._act(frames, step)
@@ -108,12 +108,32 @@ class Player:
                 obs, reward, terminated, truncated, _ = env.step(action)
             except Exception as error:  # user code may raise anything; it is passed on with its place
                 raise raised(error, "step", self._name, -1, step) from error
-            frames.append(check.check(obs, -1, step))
-            total += check.reward(reward, -1, step)
+            frames.append(self._finite(check.check(obs, -1, step), step))
+            gained = check.reward(reward, -1, step)
+            if not math.isfinite(gained):
+                raise self._not_finite("reward", gained, step)
+            total += gained
             if each_step is not None:
                 each_step()
             if check.flag("terminated", terminated, -1, step) or check.flag("truncated", truncated, -1, step):
                 return total
+
+    def _finite(self, obs: Any, step: int) -> Any:
+        """The observation, if no number in it is NaN or infinite."""
+        for leaf in self._observation:
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf.of(obs)).all():
+                raise self._not_finite(leaf.path, leaf.of(obs), step)
+        return obs
+
+    def _not_finite(self, field: str, found: Any, step: int) -> NonFiniteValue:
+        return NonFiniteValue(
+            f"{self._name} in an evaluation returned a value that is not finite from {'step' if step else 'reset'}()",
+            field=field,
+            expected="finite numbers",
+            found=found,
+            step=step,
+            fix="find out why the environment returns it; the evaluation was given up",
+        )
 
     def _act(self, frames: Sequence[Any], t: int) -> Any:
         if self._actor is None:
