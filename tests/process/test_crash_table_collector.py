@@ -21,7 +21,7 @@ LANES, CHUNK = 4, 8
 COLUMNS: dict[str, dict[str, Any]] = {
     "import in the probe": {"place": "import"},
     "construct in the probe": {"place": "construct"},
-    "construct in a collector": {"place": "construct", "at": 2},
+    "construct in a collector": {"place": "construct", "component": "collector-1"},
     "reset, the very first": {"place": "reset", "lane": 0},
     "reset, later": {"place": "reset", "at": 3},
     "step, the first": {"place": "step"},
@@ -77,7 +77,7 @@ class Cell:
 
     @property
     def component(self) -> str:
-        return "probe" if self.column in IN_PROBE else "collector-0" if self.place == "construct" else "collector-1"
+        return "probe" if self.column in IN_PROBE else "collector-1"
 
 
 ROWS = (*provoke.ENDS, *FOUND, *provoke.GOING_ON)
@@ -224,7 +224,7 @@ def test_a_start_that_fails_ends_the_run_at_once_and_names_the_cause(runs, tmp_p
     if cell.place == "reset":
         assert summary["error"].startswith(f"[ENV-004] run_envs:provoked in lane 0 raised {name} in reset()\n")
     else:
-        lane = 0
+        lane = 0 if who == "probe" else 1
         assert summary["error"].startswith(
             f"[ENV-001] building the environment of lane {lane} raised {name}: {provoke.WORDS}\n  component: {who}\n"
         )

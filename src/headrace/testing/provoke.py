@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 import gymnasium
@@ -51,6 +52,8 @@ class Plan:
     """Of the run."""
     seed: int = 0
     """Of the run."""
+    component: str = ""
+    """Who has to be importing or constructing, e.g. ``collector-1``; empty: anybody. Linux only."""
     marker: str
     """A file that is made when it happens, and tells where; while it exists, nothing goes wrong any more."""
 
@@ -256,8 +259,15 @@ class Provoked(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 def misbehave_while_building(plan: Plan, place: str) -> None:
     """To be called where a factory imports or constructs; the plan's ``at`` counts calls in all processes."""
-    if plan.place == place and note(plan.marker, "built") == plan.at and plan.what in ENDS and claim(plan.marker):
+    if plan.place != place or plan.component not in ("", component()):
+        return
+    if note(plan.marker, "built") == plan.at and plan.what in ENDS and claim(plan.marker):
         ENDS[plan.what]()
+
+
+def component() -> str:
+    """Which component of a run this process is: its output goes to a log of that name."""
+    return Path("/proc/self/fd/1").readlink().stem
 
 
 def claim(marker: str) -> bool:
