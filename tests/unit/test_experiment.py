@@ -97,7 +97,7 @@ class Scene:
         self.experiment = Experiment(basics, chronicle, resources, observer, self.queue, incidents, self.clock)
         self.supervisor = FakeSupervisor()
         self.experiment._supervisor = self.supervisor
-        self.happen(BecameReady("learner", 0, {"layout": None}))
+        self.happen(BecameReady("learner", 0, {"layout": None, "resumed": None}))
         self.interrupts = Interrupts()
         self.supervisor.done.clear()
 
@@ -112,9 +112,7 @@ class Scene:
     def look(self) -> list[str]:
         """One more turn of the loop, and what has been done."""
         if hasattr(self, "interrupts"):
-            self.experiment._watch_time(self.interrupts)
-            self.experiment._watch_memory()
-            self.experiment._evaluate()
+            self.experiment._watch(self.interrupts)
         done, self.supervisor.done[:] = list(self.supervisor.done), []
         return done
 
@@ -184,7 +182,7 @@ def test_learner_is_done_while_a_collector_is_being_salvaged(scene):
     scene.happen(died("collector-1"))
     assert scene.happen(LEARNER_DONE) == ["stop collector-0"]
     assert scene.happen(Exited(id="collector-0", exit_code=0, how="exit code 0", done=True)) == []
-    assert scene.experiment._over
+    assert scene.experiment._course.over
     assert scene.summary["outcome"] == "completed"
 
 
@@ -196,14 +194,14 @@ def test_collector_that_comes_back_after_training_is_told_to_leave(scene):
 def test_collector_that_dies_after_training_is_noted_and_not_started_again(scene):
     scene.happen(LEARNER_DONE)
     assert scene.happen(died("collector-0"), Exited(id="collector-1", exit_code=0, how="", asked=True)) == []
-    assert scene.experiment._over
+    assert scene.experiment._course.over
     assert (scene.summary["outcome"], scene.summary["faults"]) == ("completed", {"died": 1})
 
 
 def test_learner_dies(scene):
     scene.supervisor.instruction = GiveUp("learner", "it may not be started again")
     assert scene.happen(died("learner")) == []
-    assert scene.experiment._over
+    assert scene.experiment._course.over
     assert scene.summary["error"].startswith("[SUP-001] learner ended although nobody asked it to: killed by SIGKILL")
 
 
@@ -216,9 +214,9 @@ def test_evaluator_is_started_again_and_given_its_order_again(scene):
 def test_hopeless_evaluator_lets_the_learner_finish(scene):
     scene.supervisor.instruction = GiveUp("evaluator", "trying again would fail again")
     assert scene.happen(died("evaluator")) == ["tell learner stop"]
-    assert not scene.experiment._over
+    assert not scene.experiment._course.over
     scene.happen(LEARNER_DONE, *(Exited(id=f"collector-{n}", exit_code=0, how="", done=True) for n in (0, 1)))
-    assert scene.experiment._over
+    assert scene.experiment._course.over
     assert scene.summary["exit_code"] == 1
 
 
@@ -233,7 +231,7 @@ def test_interrupt_stops_in_order_and_collectors_get_two_seconds(scene):
     assert scene.happen(gone) == ["tell learner lost"]
     assert scene.happen(salvaged(0)) == []
     scene.happen(LEARNER_DONE, died("collector-1", asked=True))
-    assert scene.experiment._over
+    assert scene.experiment._course.over
     assert (scene.summary["outcome"], scene.summary["exit_code"], scene.summary["faults"]) == ("interrupted", 130, {})
 
 
@@ -242,11 +240,11 @@ def test_second_interrupt_kills_everybody(scene):
     scene.look()
     scene.interrupts.count = 2
     assert scene.look() == ["kill collector-0", "kill collector-1", "kill evaluator", "kill learner"]
-    assert scene.experiment._over
+    assert scene.experiment._course.over
 
 
 def test_interrupt_shortens_a_stop_that_goes_on(scene):
-    scene.experiment._stop("run_duration_s is over")
+    scene.experiment._ending.request("run_duration_s is over", scene.supervisor)
     scene.clock.advance(3.0)
     scene.interrupts.count = 1
     scene.look()
@@ -259,7 +257,7 @@ def test_learner_that_does_not_stop_is_a_stall(scene):
     scene.look()
     scene.clock.advance(20.1)
     scene.look()
-    assert scene.experiment._over
+    assert scene.experiment._course.over
     assert scene.summary["exit_code"] == 3
     assert "still running: collector-0, collector-1, evaluator, learner" in scene.summary["error"]
 
@@ -386,7 +384,7 @@ def test_collector_that_holds_too_much_from_the_start_spends_its_budget(scene):
 def test_collector_that_leaves_for_its_memory_while_the_run_stops_is_not_replaced(scene):
     grow(scene, "collector-1", 900)
     scene.look()
-    scene.experiment._stop("run_duration_s is over")
+    scene.experiment._ending.request("run_duration_s is over", scene.supervisor)
     assert scene.happen(Exited(id="collector-1", exit_code=0, how="", asked=True, done=True)) == ["tell learner stop"]
     assert scene.summary["faults"] == {}
 
@@ -424,7 +422,7 @@ def test_inline_one_interrupt_ends_a_learner_that_hangs_in_an_environment(scene,
     assert scene.look() == []
     scene.clock.advance(0.2)
     assert scene.look() == ["kill learner"]
-    assert scene.experiment._over
+    assert scene.experiment._course.over
     assert (scene.summary["outcome"], scene.summary["exit_code"]) == ("interrupted", 130)
     told = [event["text"] for event in read_events(scene.events_file) if event["kind"] == "stopping"]
     assert told[-1] == "learner is ended: it does not come back from env.step (lane 3, since 2.1 s)"

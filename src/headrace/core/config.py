@@ -252,8 +252,11 @@ class SupervisionConfig(Section):
     lane_faults: int = Field(default=3, ge=1)
     """degrade only: faults in one lane's environment within ``restart_window_s`` after which the lane's group alone is
     left out, and its collector goes on with the others."""
-    learner_death: Literal["fail"] = "fail"
-    """What follows when the learner dies: the run ends and says what was lost."""
+    learner_death: Literal["fail", "resume"] = "fail"
+    """What follows when the learner dies. fail: the run ends and says what was lost. resume: another goes on with the
+    same experience from the newest state saved; the updates since then are lost, told, and made again."""
+    learner_save_every_s: float = Field(default=30.0, gt=0)
+    """resume only: seconds between two saves of the learner's state."""
     max_rss_mib: float | None = Field(default=None, gt=0)
     """Resident MiB of a collector above which it is replaced between two chunks, at the cost of a restart; not set: no
     limit. For environments that leak."""

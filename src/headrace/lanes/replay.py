@@ -135,17 +135,22 @@ class Replay:
 
     Args:
         block: The shared block, which `LaneBlock.begin` has prepared.
+        resume: Whether the block already holds what another learner had taken over.
     """
 
-    def __init__(self, block: LaneBlock) -> None:
+    def __init__(self, block: LaneBlock, *, resume: bool = False) -> None:
         g = block.geometry
         self.block = block
         self.geometry = g
         self.books = LaneBooks(block)
         self.generation = 0
         """Rises whenever the rows that may be sampled change."""
-        self.books.row[:] = g.first_row
-        self.books.resident_from[:] = g.first_row
+        if resume:
+            for lane in range(g.lanes):
+                self.books.settle(lane)
+        else:
+            self.books.row[:] = g.first_row
+            self.books.resident_from[:] = g.first_row
         self._windows = block.windows(g.window_rows)
         # The kind of a window's own row, by the place where the window begins.
         self._kinds = block.rows["kind"].reshape(-1)[g.frame_stack - 1 :]

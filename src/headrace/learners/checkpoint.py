@@ -20,6 +20,8 @@ from safetensors.numpy import load_file, save_file
 
 from headrace.core.errors import RunDirectoryError
 
+STATE_FILE = "learner.safetensors"
+"""Name of the file, in the run's folder of checkpoints."""
 _FACTS = "headrace"
 
 

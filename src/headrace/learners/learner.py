@@ -200,7 +200,9 @@ class Learner:
         for lane in lanes:
             start = max(rows[lane], int(self.replay.books.resident_from[lane]))
             missed += start - rows[lane]
-            self._take_in([Stretch(lane, self.replay.block.pieces(lane, start, int(self.replay.books.row[lane])))])
+            stop = int(self.replay.books.row[lane])
+            if stop > start:
+                self._take_in([Stretch(lane, self.replay.block.pieces(lane, start, stop))])
         return missed
 
     def release(self) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError
 from headrace.ipc.forkserver import ForkServer
 from headrace.runtime.config import ExperimentConfig
+from headrace.runtime.ending import Course, Ending
 from headrace.runtime.incidents import Chronicle, Incidents
 from headrace.runtime.interrupts import Interrupts
 from headrace.runtime.observer import Observer
@@ -20,7 +20,7 @@ from headrace.runtime.resources import Resources, child_specs, collector_ids, co
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.scores import EvaluationQueue
 from headrace.runtime.summary import audit, summarize, unbalanced
-from headrace.supervision.messages import Command, Done, Report, Stop
+from headrace.supervision.messages import Command, Done, Report
 from headrace.supervision.spec import (
     BecameReady,
     ChildSpec,
@@ -42,8 +42,6 @@ from headrace.telemetry.events import EventLog
 from headrace.telemetry.metrics import MetricsSink
 
 _POLL_S = 0.25
-_GRACE_S = 2.0
-"""Seconds a collector may take to end the step it is in when a person has interrupted the run."""
 _PRELOAD = ("headrace.runtime.components", "headrace.runtime.evaluation")
 Summary = dict[str, Any]
 
@@ -160,17 +158,12 @@ class Experiment:
         self._observer = observer
         self._evaluations = evaluations
         self._clock = clock
-        self._error: HeadraceError | None = None
-        self._interrupted = False
-        self._over = False
-        """Whether everybody may be ended now."""
-        self._learner_done = False
-        self._stop_due_s: float | None = None
-        """When the learner must have answered a request to stop."""
-        self._leave_due_s = math.inf
-        """When collectors that have not left are ended, so that the learner need not wait for them."""
-        self._training_s: list[float] = []
-        """Begin and end of training."""
+        self._course = Course()
+        self._ending = Ending(basics.config, self._course, chronicle, resources, observer, clock)
+        self._successor: Literal["cleared for", "started"] | None = None
+        """Set while the learner is dead and another one is to go on in its place."""
+        self._updates_before = 0
+        """Updates of the learner that died."""
         self._salvaging: dict[str, Instruction | None] = {}
         """Dead collectors whose rows are being saved, and what follows."""
         self._recycling: dict[str, str] = {}
@@ -183,36 +176,35 @@ class Experiment:
             "started", "supervisor", f"run started: {self._config.run.schedule}", schedule=self._config.run.schedule
         )
         supervisor.start("probe")
-        while not self._over:
+        while not self._course.over:
             for event in supervisor.poll(_POLL_S):
                 self._on(event)
-            self._watch_time(interrupts)
-            self._watch_memory()
-            self._evaluate()
+            self._watch(interrupts)
             self._observer.show()
         self._resources.stop_collecting()
-        if self._interrupted or self._error is not None:
+        if self._course.interrupted or self._course.error is not None:
             supervisor.kill_all()  # whoever is still there has nothing to finish that anybody waits for
 
     def fail(self, error: HeadraceError) -> None:
         """Note the reason the run fails for; the first one counts."""
-        if self._error is None:
-            self._error = error
+        if self._course.error is None:
+            self._course.error = error
             self._say("fault", "supervisor", error.what, code=error.code)
 
     def summary(self) -> Summary:
         """The summary, after everybody has left."""
         config, observer = self._config, self._observer
         books = audit(self._resources.books, config.env.lanes)
-        if not books["balanced"] and self._error is None:
-            self._error = unbalanced(books)
-        error = self._error
+        if not books["balanced"] and self._course.error is None:
+            self._course.error = unbalanced(books)
+        error = self._course.error
         outcome, code = "completed", 0
         if error is not None:
             outcome, code = "stalled" if isinstance(error, ComponentStalled) else "failed", error.exit_code
-        elif self._interrupted:
+        elif self._course.interrupted:
             outcome, code = "interrupted", 130
-        training_s = self._training_s[1] - self._training_s[0] if len(self._training_s) == 2 else None
+        times = self._course.training_s
+        training_s = times[1] - times[0] if len(times) == 2 else None
         facts = {
             "outcome": outcome,
             "error": str(error) if error is not None else None,
@@ -244,17 +236,31 @@ class Experiment:
                 self._on_exit(event)
             case ForkServerLost(error):
                 self.fail(error)
-                self._over = True
+                self._course.over = True
 
     def _on_ready(self, event: BecameReady) -> None:
         self._say("ready", event.id, f"{event.id} is ready", incarnation=event.incarnation)
         if event.id == "learner":
-            self._training_s = [self._clock.now()]
-            self._resources.layout = event.facts["layout"]
-            for child_id in collector_ids(self._config):
-                self._supervisor.start(child_id)
+            self._on_learner(event.facts)
         elif event.incarnation and event.id in collector_ids(self._config):
+            left_out = self._incidents.groups_left_out(event.id)
+            if left_out:  # a learner that took another's place has not been told
+                self._order(event.id, "left_out", groups=left_out)
             self._order(event.id, "joined", incarnation=event.incarnation)
+
+    def _on_learner(self, facts: dict[str, Any]) -> None:
+        """It can take rows: start those who bring them."""
+        self._course.training_s = self._course.training_s or [self._clock.now()]
+        self._resources.layout = facts["layout"]
+        resumed = facts["resumed"]
+        if resumed is not None:
+            again = self._updates_before - resumed["updates"]
+            text = f"another learner goes on from update {resumed['updates']:,}; {again:,} updates are made again"
+            self._say("resumed", "learner", text, tell=True, lost_updates=again, **resumed)
+        self._successor = None
+        for child_id in collector_ids(self._config):
+            if self._resources.groups_left(child_id):
+                self._supervisor.start(child_id)
 
     def _on_report(self, child_id: str, kind: str, facts: dict[str, Any]) -> None:
         if kind == "metrics":
@@ -267,7 +273,7 @@ class Experiment:
             point = self._observer.on_evaluation(facts)
             target = self._config.evaluation.target
             if target is not None and point.version is not None and point.mean_reward >= target:
-                self._stop(f"evaluation.target {target:g} is reached")
+                self._ending.request(f"evaluation.target {target:g} is reached", self._supervisor)
             name = "random actions" if facts["version"] is None else f"policy {facts['version']}"
             self._say("evaluated", child_id, f"{name}: mean return {facts['mean_reward']:.2f}", **facts)
         elif kind == "suspicious":
@@ -287,17 +293,19 @@ class Experiment:
                 self._supervisor.start("evaluator")
         elif child_id == "learner":
             self._observer.on_facts(facts)
-            self._learner_done = True
-            self._training_s.append(self._clock.now())
+            self._course.learner_done = True
+            self._course.training_s.append(self._clock.now())
             # One that was started while the learner left has not been told by it, and would wait for credit.
             self._supervisor.stop(collector_ids(self._config), "training is over")
 
     def _on_exit(self, event: Exited) -> None:
         is_collector = event.id in collector_ids(self._config)
-        has_learner = "learner" in self._supervisor.alive() and not self._learner_done
+        if is_collector and self._successor is not None:
+            return  # it ended with the learner, and is started again with the next, which salvages its rows
+        has_learner = "learner" in self._supervisor.alive() and not self._course.learner_done
         if event.expected:
             why = self._recycling.pop(event.id, None)
-            if why is not None and has_learner and self._stop_due_s is None:
+            if why is not None and has_learner and not self._ending.requested:
                 event, instruction = self._incidents.recycled(event, why, self._supervisor)
                 self._follow(event, instruction)
                 self._salvage(event.id, instruction)
@@ -305,7 +313,7 @@ class Experiment:
                 self._salvage(event.id, None)
             return
         self._incidents.note(event)
-        if is_collector and self._learner_done:
+        if is_collector and self._course.learner_done:
             return  # everything it had to give has arrived
         if event.id == "evaluator":
             self._evaluations.lost()
@@ -316,9 +324,22 @@ class Experiment:
         elif isinstance(instruction, Restart):
             self._restart(event.id)
         elif event.id == "evaluator":
-            self._stop("the evaluator failed")
+            self._ending.request("the evaluator failed", self._supervisor)
         else:
-            self._over = True
+            self._course.over = True
+
+    def _clear_for_successor(self) -> None:
+        """End the collectors, whose credits died with the learner; then `_succeed` starts another."""
+        self._successor = "cleared for"
+        self._updates_before = self._observer.updates or 0
+        self._salvaging.clear()
+        self._recycling.clear()
+        self._supervisor.kill_all(collector_ids(self._config))
+
+    def _succeed(self) -> None:
+        if self._successor == "cleared for" and not set(self._supervisor.alive()) & set(collector_ids(self._config)):
+            self._successor = "started"
+            self._restart("learner")
 
     def _follow(self, event: Exited, instruction: Instruction) -> None:
         if isinstance(instruction, GiveUp):
@@ -336,13 +357,16 @@ class Experiment:
         self._say("salvaged", child_id, text, tell=True, transitions=transitions)
         instruction = self._salvaging.pop(child_id)
         if isinstance(instruction, GiveUp):
-            self._stop("a component failed")
-        elif not isinstance(instruction, LeaveOut) and not self._learner_done and self._stop_due_s is None:
+            self._ending.request("a component failed", self._supervisor)
+        elif not isinstance(instruction, LeaveOut) and not self._course.learner_done and not self._ending.requested:
             self._restart(child_id)
 
     # What follows.
 
     def _restart(self, child_id: str) -> None:
+        if child_id == "learner" and self._successor is None:
+            self._clear_for_successor()
+            return
         self._observer.faults["restarts"] += 1
         self._supervisor.restart(child_id)
 
@@ -351,39 +375,18 @@ class Experiment:
         number = int(collector_id.removeprefix("collector-"))
         self._supervisor.send("learner", Command(name, {"collector": number, **facts}))
 
-    def _stop(self, reason: str) -> None:
-        """Have the collectors leave at their next step, and the learner finish in order."""
-        now_s, stop_s = self._clock.now(), self._config.deadlines.stop_s
-        if self._interrupted:
-            self._leave_due_s = min(self._leave_due_s, now_s + min(_GRACE_S, stop_s / 2))
-        if self._stop_due_s is not None:
-            return
-        self._stop_due_s = now_s + stop_s
-        self._leave_due_s = min(self._leave_due_s, now_s + stop_s / 2)
-        self._say("stopping", "supervisor", f"stopping: {reason}")
-        self._resources.stop_collecting()
-        if not self._training_s or not self._supervisor.send("learner", Stop(reason)):
-            self._over = True
-
-    def _watch_time(self, interrupts: Interrupts) -> None:
-        now_s, limit_s = self._clock.now(), self._config.run.run_duration_s
-        if interrupts.count and not self._interrupted:
-            self._interrupted = True
-            self._stop("interrupted")
-        elif interrupts.count > 1:
-            self._supervisor.kill_all()
-            self._over = True
-        elif limit_s is not None and len(self._training_s) == 1 and now_s - self._training_s[0] >= limit_s:
-            self._stop("run_duration_s is over")
-        if now_s > self._leave_due_s and not self._learner_done:
-            self._end_those_who_step()
-        if self._stop_due_s is not None and now_s > self._stop_due_s and not self._learner_done:
-            self.fail(self._not_stopped())
-            self._over = True
+    def _watch(self, interrupts: Interrupts) -> None:
+        """What happens although no child tells anything."""
+        late = self._ending.watch(interrupts, self._supervisor)
+        if late is not None:
+            self.fail(late)
+        self._succeed()
+        self._watch_memory()
+        self._evaluate()
 
     def _watch_memory(self) -> None:
         """Have collectors that hold too much leave between two chunks; another one takes over."""
-        if len(self._training_s) != 1 or self._stop_due_s is not None:
+        if not self._course.training or self._ending.requested:
             return
         for child_id in set(collector_ids(self._config)) & set(self._supervisor.alive()) - set(self._recycling):
             why = self._incidents.too_large(child_id)
@@ -392,32 +395,14 @@ class Experiment:
                 self._say("recycled", child_id, f"{child_id} is replaced: {why}", tell=True)
                 self._supervisor.stop([child_id], why)
 
-    def _end_those_who_step(self) -> None:
-        """Whoever is still inside an environment now is not waited for any longer."""
-        ids = collector_ids(self._config)
-        if ids:
-            self._leave_due_s = math.inf
-            self._supervisor.kill_all(ids)
-        elif self._interrupted and (doing := self._observer.stuck_in_environment("learner", _GRACE_S)):
-            # Here the learner steps the environments itself, so it cannot finish before that call comes back.
-            self._say("stopping", "learner", f"learner is ended: it does not come back from {doing}", tell=True)
-            self._supervisor.kill_all(["learner"])
-            self._over = True
-
-    def _not_stopped(self) -> ComponentStalled:
-        return ComponentStalled(
-            f"the run did not stop within {self._config.deadlines.stop_s:g} s",
-            still_running=", ".join(self._supervisor.alive()),
-            fix="see what they are doing in logs/; raise deadlines.stop_s if a step or an update may take so long",
-        )
-
     def _evaluate(self) -> None:
         """Keep the evaluator busy; after training, wait for it and then for nobody."""
         order = self._evaluations.next() if "evaluator" in self._supervisor.alive() else None
         if order is not None:
             self._supervisor.send("evaluator", Command("evaluate", order))
-        if self._learner_done and (self._evaluations.idle or self._interrupted or self._error is not None):
-            self._over = self._over or not set(self._supervisor.alive()) & set(collector_ids(self._config))
+        course = self._course
+        if course.learner_done and (self._evaluations.idle or course.interrupted or course.error is not None):
+            course.over = course.over or not set(self._supervisor.alive()) & set(collector_ids(self._config))
 
 
 def _own_failure(error: BaseException) -> ComponentDied:

@@ -120,6 +120,7 @@ class RemoteGroups:
         board: Of the run.
         slot: The learner's.
         wait_s: Longest a wait may last while nobody who is waited for does anything.
+        present: Whether the collectors have been started; if not, each is announced by `joined`.
     """
 
     def __init__(
@@ -130,6 +131,8 @@ class RemoteGroups:
         board: Board,
         slot: Slot,
         wait_s: float,
+        *,
+        present: bool = True,
     ) -> None:
         self._block = block
         self._owned = owned
@@ -138,7 +141,7 @@ class RemoteGroups:
         self._slot = slot
         self._wait_s = wait_s
         self._incarnation = [0] * len(owned)
-        self._present = set(range(len(owned)))
+        self._present = set(range(len(owned))) if present else set()
         self._left: set[int] = set()
         """Groups that have sent their last commit."""
         self._left_out: set[int] = set()

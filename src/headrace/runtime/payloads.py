@@ -70,6 +70,8 @@ class LearnerPayload:
     basics: Basics
     spaces: EnvSpaces
     checkpoints: Path
+    incarnation: int = 0
+    """Above 0 it takes the place of one that died, in lanes that hold experience."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,11 @@ class Resources:
         for _ in collector_ids(self._config):
             self._pipes.append((MessagePipe.create(CREDIT_BYTES), MessagePipe.create(size)))
 
+    def groups_left(self, collector_id: str) -> tuple[int, ...]:
+        """Groups of a collector that have not been left out."""
+        number = int(collector_id.removeprefix("collector-"))
+        return tuple(group for group in groups_of(self._config, number) if group not in self.left_out)
+
     def learner_fds(self) -> Mapping[str, int]:
         """Descriptors the learner is given."""
         fds = self._memory_fds()
@@ -109,7 +114,7 @@ def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list
     limits = _limits(config.deadlines)
     stop_s = config.deadlines.stop_s
     never = RestartBudget(max_restarts=0)
-    learner = {"fail": never}[config.supervision.learner_death]
+    learner = never if config.supervision.learner_death == "fail" else None
 
     def spaces() -> EnvSpaces:
         assert resources.spaces is not None, "the probe comes first"
@@ -117,7 +122,7 @@ def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list
 
     def collector_payload(number: int, incarnation: int) -> CollectorPayload:
         assert resources.layout is not None, "the learner comes before the collectors"
-        groups = tuple(group for group in groups_of(config, number) if group not in resources.left_out)
+        groups = resources.groups_left(f"collector-{number}")
         return CollectorPayload(basics, spaces(), resources.layout, groups, incarnation)
 
     specs = [
@@ -127,7 +132,7 @@ def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list
         ),
         ChildSpec(
             id="learner", kind="learner", target="headrace.runtime.training:main",
-            payload=lambda _: LearnerPayload(basics, spaces(), checkpoints), fds=resources.learner_fds,
+            payload=lambda incarnation: LearnerPayload(basics, spaces(), checkpoints, incarnation), fds=resources.learner_fds,
             deadlines=limits, stop_timeout_s=stop_s, budget=learner,
         ),
     ]  # fmt: skip

@@ -17,6 +17,7 @@ from headrace.lanes.credits import CREDIT_BYTES, Commit, commit_bytes
 from headrace.lanes.rate_limiter import RateLimiter
 from headrace.lanes.replay import Replay
 from headrace.lanes.samplers import UniformSampler
+from headrace.learners.checkpoint import STATE_FILE, LearnerState
 from headrace.learners.learner import Learner, LearnerParts
 from headrace.learners.oddities import Expected
 from headrace.learners.suspicion import Suspicion
@@ -89,7 +90,9 @@ class Training:
         self._slot = slot
         self._clock = clock
         self._reported_s = clock.now()
-        self._next_evaluation = config.evaluation.every_steps
+        every = config.evaluation.every_steps
+        self._next_evaluation = (learner.env_steps // every + 1) * every if every else 0
+        self._saved_s = clock.now()
         self._evaluated_version = 0
 
     @property
@@ -123,6 +126,19 @@ class Training:
             self._reported_s = now
             self._control.try_send(Report("metrics", self.facts() | {"values": self.learner.algorithm.metrics()}))
             self._tell_suspicions()
+        self._save(now)
+
+    def _save(self, now_s: float) -> None:
+        """Keep the learner's own state, so that another one can go on from it."""
+        supervision = self.config.supervision
+        if supervision.learner_death != "resume" or now_s - self._saved_s < supervision.learner_save_every_s:
+            return
+        self._saved_s = now_s
+        self._slot.enter(Activity.CHECKPOINT)
+        try:
+            self.learner.state().save(self._checkpoints / STATE_FILE)
+        except OSError as error:
+            self._say(Report("not_saved", {"problem": str(error)}))
 
     def _tell_suspicions(self) -> None:
         """Each once, and again when it changes."""
@@ -219,10 +235,13 @@ def main(context: ChildContext) -> None:
         board = stack.enter_context(Board.attach(payload.basics.board))
         slot = board.slot(context.id)
         learner, layout = build_learner(payload, context.fds, slot)
+        resumed = resume(learner, payload) if payload.incarnation else None
         groups = stack.enter_context(_groups(payload, context.fds, board, slot, learner, layout))
+        if resumed is not None:
+            groups.take()  # what the dead learner had not read was salvaged from the rows themselves
         learner.publish()
         training = Training(learner, groups, context.control, config, payload.checkpoints, slot, MonotonicClock())
-        context.control.send(Ready({"layout": layout}), timeout_s=config.deadlines.start_s)
+        context.control.send(Ready({"layout": layout, "resumed": resumed}), timeout_s=config.deadlines.start_s)
         slot.set_state(State.RUNNING)
         if config.run.schedule == "async":
             run_async(training)
@@ -238,8 +257,9 @@ def build_learner(payload: LearnerPayload, fds: dict[str, int], slot: Slot) -> t
     config = payload.basics.config
     torch.set_num_threads(config.learn.threads)
     block = attach_lanes(payload.spaces, config, fds["lanes"])
-    block.begin()
-    replay = Replay(block)
+    if not payload.incarnation:
+        block.begin()
+    replay = Replay(block, resume=bool(payload.incarnation))
     policy = payload.spaces.policy(config)
     algorithm = build_algorithm(
         config.algorithm, policy.observation_space, policy.action_space, config.run.seed, config.learn.device
@@ -259,6 +279,18 @@ def build_learner(payload: LearnerPayload, fds: dict[str, int], slot: Slot) -> t
         suspicion=suspicion(config, payload, replay),
     )
     return Learner(parts), layout
+
+
+def resume(learner: Learner, payload: LearnerPayload) -> dict[str, int]:
+    """Take the place of a learner that died: its newest saved state, and every row there is.
+
+    Returns:
+        What to tell about it.
+    """
+    missed = learner.resume(LearnerState.load(payload.checkpoints / STATE_FILE))
+    groups = range(payload.basics.config.env.groups)
+    salvaged = sum(learner.salvage(group) for group in groups)
+    return {"updates": learner.updates, "env_steps": learner.env_steps, "salvaged": salvaged, "missed_rows": missed}
 
 
 def suspicion(config: ExperimentConfig, payload: LearnerPayload, replay: Replay) -> Suspicion:
@@ -298,7 +330,7 @@ def _groups(
         snapshots = attach_snapshots(layout, os.dup(fds["snapshots"]))
         policy = payload.spaces.policy(config)
         collectors = [
-            build_collector(payload.basics, policy, group, learner.replay.block, snapshots, slot, 0)
+            build_collector(payload.basics, policy, group, learner.replay.block, snapshots, slot, payload.incarnation)
             for group in range(config.env.groups)
         ]
         stopping = learner.replay.block.stopping
@@ -308,4 +340,5 @@ def _groups(
         return
     owned = [groups_of(config, collector) for collector in range(config.run.collectors)]
     with attached_pipes(fds, len(owned), (CREDIT_BYTES, commit_bytes(config.env.group_size))) as pipes:
-        yield RemoteGroups(owned, pipes, learner.replay.block, board, slot, config.deadlines.rows_limit_s)
+        limit_s, present = config.deadlines.rows_limit_s, not payload.incarnation
+        yield RemoteGroups(owned, pipes, learner.replay.block, board, slot, limit_s, present=present)

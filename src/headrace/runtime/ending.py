@@ -1,0 +1,146 @@
+"""How a run ends: when, in what order, and what follows if somebody does not leave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from headrace.core.clock import Clock
+from headrace.core.errors import ComponentStalled, HeadraceError
+from headrace.runtime.config import ExperimentConfig
+from headrace.runtime.incidents import Chronicle
+from headrace.runtime.interrupts import Interrupts
+from headrace.runtime.observer import Observer
+from headrace.runtime.resources import Resources, collector_ids
+from headrace.supervision.messages import Stop, ToChild
+
+GRACE_S = 2.0
+"""Seconds an environment has to come back from a call after an interrupt."""
+
+
+@dataclass(slots=True)
+class Course:
+    """How far a run has come."""
+
+    error: HeadraceError | None = None
+    """The reason it fails for; the first one counts."""
+    interrupted: bool = False
+    learner_done: bool = False
+    """Whether the learner has told everything it had to."""
+    over: bool = False
+    """Whether everybody may be ended now."""
+    training_s: list[float] = field(default_factory=list)
+    """Begin and end of training."""
+
+    @property
+    def training(self) -> bool:
+        """Whether it has begun and not ended."""
+        return len(self.training_s) == 1
+
+
+class Stoppable(Protocol):
+    """Who can end processes: the supervisor."""
+
+    def send(self, child_id: str, message: ToChild) -> bool:
+        """Send a message; False if the child is not running."""
+        ...
+
+    def kill_all(self, ids: Sequence[str] | None = None) -> None:
+        """Kill children, or all."""
+        ...
+
+    def alive(self) -> list[str]:
+        """Children that have a process."""
+        ...
+
+
+class Ending:
+    """Asks for the end of a run, and sees to it that it comes.
+
+    Args:
+        config: Of the run.
+        course: How far it has come; told what follows.
+        chronicle: Where what happens is told.
+        resources: What the children share.
+        observer: What is known about the run.
+        clock: Monotonic.
+    """
+
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        course: Course,
+        chronicle: Chronicle,
+        resources: Resources,
+        observer: Observer,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._course = course
+        self._say = chronicle.say
+        self._resources = resources
+        self._observer = observer
+        self._clock = clock
+        self._stop_due_s: float | None = None
+        """When the learner must have answered a request to stop."""
+        self._leave_due_s = math.inf
+        """When collectors that have not left are ended, so that the learner need not wait for them."""
+
+    @property
+    def requested(self) -> bool:
+        """Whether the run has been asked to end."""
+        return self._stop_due_s is not None
+
+    def request(self, reason: str, supervisor: Stoppable) -> None:
+        """Have the collectors leave at their next step, and the learner finish in order."""
+        now_s, stop_s = self._clock.now(), self._config.deadlines.stop_s
+        if self._course.interrupted:
+            self._leave_due_s = min(self._leave_due_s, now_s + min(GRACE_S, stop_s / 2))
+        if self._stop_due_s is not None:
+            return
+        self._stop_due_s = now_s + stop_s
+        self._leave_due_s = min(self._leave_due_s, now_s + stop_s / 2)
+        self._say("stopping", "supervisor", f"stopping: {reason}")
+        self._resources.stop_collecting()
+        if not self._course.training_s or not supervisor.send("learner", Stop(reason)):
+            self._course.over = True
+
+    def watch(self, interrupts: Interrupts, supervisor: Stoppable) -> HeadraceError | None:
+        """Look at signals and at the clock; the error that ends the run, if somebody did not leave in time."""
+        course = self._course
+        now_s, limit_s = self._clock.now(), self._config.run.run_duration_s
+        if interrupts.count and not course.interrupted:
+            course.interrupted = True
+            self.request("interrupted", supervisor)
+        elif interrupts.count > 1:
+            supervisor.kill_all()
+            course.over = True
+        elif limit_s is not None and course.training and now_s - course.training_s[0] >= limit_s:
+            self.request("run_duration_s is over", supervisor)
+        if now_s > self._leave_due_s and not course.learner_done:
+            self._end_those_who_step(supervisor)
+        if self._stop_due_s is None or now_s <= self._stop_due_s or course.learner_done:
+            return None
+        course.over = True
+        return self._not_stopped(supervisor)
+
+    def _end_those_who_step(self, supervisor: Stoppable) -> None:
+        """Whoever is still inside an environment now is not waited for any longer."""
+        ids = collector_ids(self._config)
+        if ids:
+            self._leave_due_s = math.inf
+            supervisor.kill_all(ids)
+        elif self._course.interrupted and (doing := self._observer.stuck_in_environment("learner", GRACE_S)):
+            # Here the learner steps the environments itself, so it cannot finish before that call comes back.
+            self._say("stopping", "learner", f"learner is ended: it does not come back from {doing}", tell=True)
+            supervisor.kill_all(["learner"])
+            self._course.over = True
+
+    def _not_stopped(self, supervisor: Stoppable) -> ComponentStalled:
+        return ComponentStalled(
+            f"the run did not stop within {self._config.deadlines.stop_s:g} s",
+            still_running=", ".join(supervisor.alive()),
+            fix="see what they are doing in logs/; raise deadlines.stop_s if a step or an update may take so long",
+        )
