@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from headrace.core.config import FROZEN, DeadlinesConfig
+from headrace.core.errors import ConfigError
 from headrace.ipc.channel import MessagePipe
 from headrace.ipc.shm import SharedBlock
 from headrace.lanes.credits import CREDIT_BYTES, commit_bytes
@@ -24,6 +27,11 @@ from headrace.runtime.payloads import (
 from headrace.supervision.spec import ChildSpec, RestartBudget
 from headrace.telemetry.board import Activity
 from headrace.weights.snapshot import SnapshotLayout
+
+_FILES_PER_COLLECTOR = 6
+"""Two pipes with two ends each, its control channel, its process."""
+_FILES_BESIDES = 24
+"""Those of the other components, shared memory, and what a start or a look at stacks needs for a moment."""
 
 
 def collector_ids(config: ExperimentConfig) -> list[str]:
@@ -60,8 +68,10 @@ class Resources:
         """Make lanes and pipes for an environment with these spaces.
 
         Raises:
-            ConfigError: The machine refuses the memory, or a commit would not fit into a pipe's atomic write.
+            ConfigError: The machine refuses the memory or so many open files, or a commit would not fit into a
+                pipe's atomic write.
         """
+        _require_descriptors(len(collector_ids(self._config)))
         self.spaces = spaces
         geometry = spaces.geometry(self._config)
         lanes = SharedBlock.create(geometry.nbytes)
@@ -108,10 +118,23 @@ class Resources:
         self._shared, self._pipes = [], []
 
 
+def _require_descriptors(collectors: int) -> None:
+    """Refuse what would end with "Too many open files" in the middle of the start, or at the first replacement."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = len(os.listdir("/dev/fd")) + _FILES_PER_COLLECTOR * collectors + _FILES_BESIDES  # noqa: PTH208 - a count
+    if limit != resource.RLIM_INFINITY and need > limit:
+        raise ConfigError(
+            "this process may not open as many files as the run needs: Too many open files",
+            needed=f"{need} ({_FILES_PER_COLLECTOR} for each of {collectors} collectors, and others)",
+            limit=limit,
+            fix="raise it with ulimit -n, or lower run.collectors",
+        )
+
+
 def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list[ChildSpec]:
     """Every child of a run, in the order of their start."""
     config = basics.config
-    limits = _limits(config.deadlines)
+    limits = activity_limits(config.deadlines)
     stop_s = config.deadlines.stop_s
     never = RestartBudget(max_restarts=0)
     learner = never if config.supervision.learner_death == "fail" else None
@@ -156,7 +179,7 @@ def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list
     return specs
 
 
-def _limits(deadlines: DeadlinesConfig) -> dict[Activity, float]:
+def activity_limits(deadlines: DeadlinesConfig) -> dict[Activity, float]:
     """Seconds an activity may last.
 
     Whoever waits is not to blame, and gives up or looks up by itself after its limit. One that does not is frozen
