@@ -10,9 +10,11 @@ import os
 import random
 import select
 import signal
+import subprocess
 import sys
 import threading
 import types
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -236,3 +238,45 @@ def provoked(inner: str = "make", step_s: float = 0.0, **plan: Any) -> gymnasium
 
 def misbehave(plan: dict[str, Any]) -> None:
     provoke.misbehave_while_building(provoke.Plan(**plan), "import")
+
+
+LOCK = threading.Lock()
+"""Held by a thread of the parent while processes start, in one test."""
+
+
+def takes_the_lock(**kwargs: Any) -> Traced:
+    if not LOCK.acquire(timeout=5.0):
+        raise TimeoutError("the lock was inherited while somebody held it")
+    LOCK.release()
+    return Traced(**kwargs)
+
+
+class WithHelper(Traced):
+    """Has a helper process, which only ``close`` ends; its pid is noted in a file."""
+
+    def __init__(self, pids: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        command = [sys.executable, "-c", "import select; select.select([], [], [], 600)"]
+        self._helper = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=False)
+        with Path(pids).open("a") as file:
+            file.write(f"{self._helper.pid}\n")
+
+    def close(self) -> None:
+        self._helper.kill()
+        self._helper.wait(timeout=5.0)
+
+
+def with_helper(**kwargs: Any) -> WithHelper:
+    return WithHelper(**kwargs)
+
+
+class Follower(Traced):
+    """Its reward is the action's first number."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, _, *rest = super().step(action)
+        return obs, float(action[0]), *rest
+
+
+def follower(**kwargs: Any) -> Follower:
+    return Follower(**kwargs)
