@@ -208,6 +208,9 @@ class DeadlinesConfig(Section):
     """One evaluation, all its episodes."""
     checkpoint_s: float = Field(default=60.0, gt=0)
     """Writing one checkpoint."""
+    stall_s: float = Field(default=300.0, gt=0)
+    """The run as a whole: given up after so long without one row, update or evaluation, whatever its components do.
+    Never less than twice the longest of the limits above, so that a slow step or evaluation is not taken for it."""
     stop_s: float = Field(default=20.0, gt=0)
     """From the request to stop until the component has left; also closing one environment."""
 
@@ -221,6 +224,12 @@ class DeadlinesConfig(Section):
                 fix=f"raise deadlines.rows_s above {FROZEN * self.credit_limit_s:g}, or lower deadlines.credit_s",
             )
         return self
+
+    @property
+    def stall_limit_s(self) -> float:
+        """``stall_s``, or what it is raised to."""
+        longest = max(self.start_s, self.reset_s, self.step_s, self.update_s, self.evaluate_s, self.rows_limit_s)
+        return max(self.stall_s, 2.0 * longest)
 
     @property
     def credit_limit_s(self) -> float:

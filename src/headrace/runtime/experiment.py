@@ -19,6 +19,7 @@ from headrace.runtime.progress import Progress
 from headrace.runtime.resources import Resources, child_specs, collector_ids, components
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.scores import EvaluationQueue
+from headrace.runtime.standstill import StandstillWatch
 from headrace.runtime.summary import audit, summarize, unbalanced
 from headrace.supervision.messages import Command, Done, Report
 from headrace.supervision.spec import (
@@ -160,6 +161,7 @@ class Experiment:
         self._clock = clock
         self._course = Course()
         self._ending = Ending(basics.config, self._course, chronicle, resources, observer, clock)
+        self._standstill = StandstillWatch(basics.config, observer.views)
         self._successor: Literal["cleared for", "started"] | None = None
         """Set while the learner is dead and another one is to go on in its place."""
         self._updates_before = 0
@@ -190,6 +192,9 @@ class Experiment:
         if self._course.error is None:
             self._course.error = error
             self._say("fault", "supervisor", error.what, code=error.code)
+            found = self._standstill.verdict() if isinstance(error, ComponentStalled) else None
+            if found is not None:
+                self._say("verdict", found.culprit or "supervisor", found.sentence, remedy=found.remedy)
 
     def summary(self) -> Summary:
         """The summary, after everybody has left."""
@@ -378,8 +383,11 @@ class Experiment:
     def _watch(self, interrupts: Interrupts) -> None:
         """What happens although no child tells anything."""
         late = self._ending.watch(interrupts, self._supervisor)
-        if late is not None:
-            self.fail(late)
+        still = self._standstill.look() if self._course.training and not self._ending.requested else None
+        for error in (late, still):
+            if error is not None:
+                self.fail(error)
+                self._course.over = True
         self._succeed()
         self._watch_memory()
         self._evaluate()

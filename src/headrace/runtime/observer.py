@@ -124,6 +124,10 @@ class Observer:
             return None
         return f"{view.activity.label} (lane {view.lane}, since {inside_s:.1f} s)"
 
+    def views(self) -> list[SlotView]:
+        """What every component is doing."""
+        return self._board.read_all()
+
     def rates(self) -> tuple[float | None, float | None]:
         """Environment steps and updates per second over the last seconds; None without two reports."""
         if len(self._history) < 2 or self._history[-1][0] == self._history[0][0]:
