@@ -6,6 +6,7 @@ table in ``make test-all``.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -278,6 +279,58 @@ def test_a_nuisance_holds_nobody_up(runs, tmp_path, cell):
         log = run.path / "logs" / "collector-1.log"
         steps = run.summary["books"]["lanes"][1]["produced"] - COLUMNS[cell.column].get("at", 1) + 1
         assert log.stat().st_size == steps * provoke.PRINTED_BYTES
+
+
+WHOLE = {
+    ("raises", "construct in the probe"): (
+        "[ENV-001] building the environment of lane 0 raised ValueError: provoked by headrace: burn map corrupt, tile 7\n"
+        "  component: probe\n"
+        "  environment: run_envs:provoked\n"
+        "  raised at: provoke.py in _raise\n"
+        "  fix: correct what the message names; the environment can be tried alone by calling its factory"
+    ),
+    ("exit-3", "import in the probe"): (
+        "[SUP-001] probe ended although nobody asked it to: exit code 3\n"
+        "  pid: N\n"
+        "  incarnation: 0\n"
+        "  fix: read the last lines of logs/probe.log"
+    ),
+    ("sleep", "reset, the very first"): (
+        "[SUP-002] probe was busy with env.reset for N s (limit 0.7 s), lane 0\n"
+        "  pid: N\n"
+        "  incarnation: 0\n"
+        "  stuck in: provoke.py in _sleep\n"
+        "  fix: read its stacks in stacks/; raise the deadline if it is only slow"
+    ),
+    ("wrong-dtype", "reset, the very first"): (
+        "[ENV-002] obs does not fit what the environment declared\n"
+        "  environment: run_envs:provoked\n"
+        "  field: obs\n"
+        "  expected: float64 array of shape (2,)\n"
+        "  found: float32 array of shape (2,)\n"
+        "  lane: 0\n"
+        "  step: 0\n"
+        "  fix: correct the observation space or what the environment returns; env.cast_observations = true "
+        "converts dtypes"
+    ),
+    ("nan-reward", "step, middle of a chunk"): (
+        "[ENV-003] run_envs:provoked in lane 1 returned a value that is not finite from step()\n"
+        "  field: reward\n"
+        "  expected: finite numbers\n"
+        "  found: nan\n"
+        "  lane: 1\n"
+        "  step: 13\n"
+        "  fix: find out why the environment returns it; nothing of this chunk from here on was stored"
+    ),
+}
+"""What a user reads, in full; N for numbers that differ from run to run."""
+
+
+@pytest.mark.parametrize(("row", "column"), WHOLE)
+def test_the_whole_sentence_that_a_user_reads(runs, tmp_path, row, column):
+    error = run_cell(runs, Cell(row, column), tmp_path / "marker").summary["error"]
+    error = re.sub(r"pid: \d+", "pid: N", re.sub(r" for [\d.]+ s ", " for N s ", error))
+    assert re.sub(r"\S*provoke\.py:\d+", "provoke.py", error) == WHOLE[row, column]
 
 
 def test_each_row_and_each_column_is_in_the_cross_section():
