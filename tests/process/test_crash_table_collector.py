@@ -114,7 +114,7 @@ def cells(wanted: list[Cell]) -> list[Any]:
     ]
 
 
-def run_cell(runs: Runs, cell: Cell, marker: Any) -> Run:
+def run_cell(runs: Runs, cell: Cell, marker: Any, **more: Any) -> Run:
     plan = {"what": cell.row, "lanes": LANES, "marker": str(marker), **COLUMNS[cell.column]}
     settings: dict[str, Any] = {}
     if cell.row in provoke.STALLS:
@@ -127,7 +127,7 @@ def run_cell(runs: Runs, cell: Cell, marker: Any) -> Run:
             plan["step_s"] = 0.001
     if cell.row == "out-of-range":
         plan["inner"] = "levels"
-    run = runs.train("run_envs:provoked", kwargs=plan, env__lanes=LANES, **settings)
+    run = runs.train("run_envs:provoked", kwargs=plan, env__lanes=LANES, **settings, **more)
     assert marker.exists(), run.summary["error"] or "it did not happen"
     return run
 
@@ -243,6 +243,37 @@ def test_a_fault_while_closing_costs_nothing_that_was_collected(runs, tmp_path, 
     assert run.summary["books"]["salvaged"] == 0
     assert run.summary["env_steps"] >= 400
     assert run.summary["weights_sha256"]
+
+
+IN_ONE_PROCESS = {
+    "raises": ("failed", 1, "[ENV-004] run_envs:provoked in lane 1 raised ValueError in step()\n"),
+    "exit-0": ("failed", 1, "[SUP-001] learner ended although nobody asked it to: exit code 0\n"),
+    "sigsegv": ("failed", 1, "[SUP-001] learner ended although nobody asked it to: killed by SIGSEGV\n"),
+    "sleep": ("stalled", 3, "[SUP-002] learner was busy with env.step for "),
+    "gil": ("stalled", 3, "[SUP-002] learner was busy with env.step for "),
+}
+
+
+@pytest.mark.table
+@pytest.mark.parametrize("row", IN_ONE_PROCESS)
+def test_in_one_process_a_fault_is_the_end_and_is_named(runs, tmp_path, row):
+    outcome, exit_code, begin = IN_ONE_PROCESS[row]
+    cell = Cell(row, "step, middle of a chunk")
+    run = run_cell(runs, cell, tmp_path / "marker", run__schedule="inline")
+    assert (run.summary["outcome"], run.summary["exit_code"], run.summary["restarts"]) == (outcome, exit_code, 0)
+    assert run.summary["error"].startswith(begin)
+    assert_sound(runs, run, cell)
+
+
+@pytest.mark.table
+@pytest.mark.parametrize("row", provoke.ENDS)
+def test_in_lockstep_a_collector_is_replaced_too(runs, tmp_path, row):
+    cell = Cell(row, "step, last of a chunk")
+    run = run_cell(runs, cell, tmp_path / "marker", run__schedule="lockstep")
+    assert run.completed, run.summary["error"]
+    assert run.summary["restarts"] == 1
+    assert faults(run)[0]["component"] == cell.component
+    assert_sound(runs, run, cell)
 
 
 SPOILED = [cell for cell in CELLS if cell.row in FOUND]

@@ -12,7 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+import run_envs
+from headrace import train
 from headrace.ipc.channel import Deadline, poll_fds
+from headrace.testing.provoke import Factory, Plan
+from run_support import SMALL
 
 pytestmark = pytest.mark.process
 
@@ -81,3 +85,19 @@ def test_ctrl_c_ends_it_in_order(tmp_path):
     _, alive = psutil.wait_procs(family, timeout=5.0)
     assert not alive
     assert list(tmp_path.glob("headrace-faults-*")) == []
+
+
+def test_the_wrapper_serves_a_users_own_tests(runs, tmp_path):
+    """As the guide shows it."""
+    plan = Plan(what="sigkill", place="step", at=13, lane=1, lanes=2, marker=str(tmp_path / "happened"))
+    settings = {**SMALL, "env.lanes": 2, "run.steps": 500}
+    run = train(env=Factory(run_envs.make, plan), settings=settings, run_dir=tmp_path / "run")
+    assert run.completed, run.summary["error"]
+    assert run.summary["restarts"] == 1
+
+
+def test_the_wrapper_is_called_what_it_is_told(runs, tmp_path):
+    plan = Plan(what="wrong-shape", at=3, marker=str(tmp_path / "happened"))
+    factory = Factory(run_envs.make, plan, name="park:make_fire")
+    run = train(env=factory, settings={**SMALL, "env.lanes": 2}, run_dir=tmp_path / "run")
+    assert "\n  environment: park:make_fire\n" in run.summary["error"]

@@ -83,8 +83,8 @@ def _parent(name: str, number: int, **more: Any) -> Kind:
 _ALL = (
     Kind(name="none", meaning="nothing at all: the short run by itself"),
     Kind(
-        name="construct-raises", what="raises", place="construct", at=2, outcome="failed", exit_code=1,
-        meaning="a collector's environment cannot be built", says=(provoke.WORDS, "component: collector-"),
+        name="construct-raises", what="raises", place="construct", at=1, outcome="failed", exit_code=1,
+        meaning="a collector's environment cannot be built", says=(provoke.WORDS, "component: {component}"),
     ),
     Kind(
         name="reset-raises", what="raises", place="reset", at=2, restarts=1, by_time=True,

@@ -37,7 +37,7 @@ from headrace.runtime.rundir import RunDirectory
 from headrace.telemetry.board import Board, State
 from headrace.telemetry.events import read_events
 from headrace.testing import leaks, provoke
-from headrace.testing.faultkinds import KINDS, LANE, Kind, Pace, choose, expected_words, shrink
+from headrace.testing.faultkinds import KINDS, LANE, Kind, Pace, choose, component_of, expected_words, shrink
 
 __all__ = ["KINDS", "Result", "choose", "provoke_fault", "provoke_faults"]
 
@@ -242,7 +242,7 @@ def _here(short: ExperimentConfig, kind: Kind, path: Path, marker: Path) -> Seen
     if kind.what is not None:
         plan = provoke.Plan(
             what=kind.what, place=kind.place, at=kind.at, lane=LANE, lanes=short.env.lanes, seed=short.run.seed,
-            marker=str(marker.absolute()),
+            component=component_of(short) if kind.place == "construct" else "", marker=str(marker.absolute()),
         )  # fmt: skip
         factory = provoke.Factory(
             UserEnvironment(short.env), plan, name=short.env.factory or f"gymnasium:{short.env.id}"
