@@ -18,7 +18,7 @@ from typing import Any, NoReturn, cast
 
 import cloudpickle
 
-from headrace.core.errors import ComponentDied, ComponentError, ConfigError, HeadraceError
+from headrace.core.errors import ChannelClosed, ComponentDied, ComponentError, ConfigError, HeadraceError
 from headrace.ipc import stacks
 from headrace.ipc.channel import Channel
 from headrace.ipc.shm import SharedBlock
@@ -102,6 +102,10 @@ def _work(bootstrap: Bootstrap, fds: list[int], server_pid: int) -> int:
         except SystemExit as request:
             return request.code if isinstance(request.code, int) else int(request.code is not None)
         except Exception as error:  # noqa: BLE001 - a process border: it goes into the log, and to the supervisor
+            if isinstance(error, ChannelClosed) and not control.peer_alive():
+                # Nobody's fault here and nobody left to tell: a line for whoever reads the logs, instead of a page each.
+                os.write(2, f"{bootstrap.id} leaves: {error.what}\n".encode())
+                return 1
             traceback.print_exc()
             _report(control, bootstrap.id, error)
             return 1
