@@ -1,9 +1,10 @@
 """Rows a second from one collector process to the learner's replay, beside a queue of single transitions.
 
 Both sides hand over the same ready-made transitions, 18 floats of observation and 4 of action, as fast as they
-can, and end with every transition sampleable in the receiving process. Ours is the product's own path: each value
-checked against its space, written into the lane in place, committed in chunks with a checksum that the receiver
-computes again, and credits back. The queue is what most hand-made trainers use.
+can, and end with every transition sampleable in the receiving process. Ours is the product's own path: written into the
+lane in place, committed in chunks with a checksum that the receiver computes again, and credits back; then the same
+with what a collector does besides for each step of an environment: every value is checked against its space, and the
+action is noted before the step. The queue is what most hand-made trainers use; it checks and notes nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def cpu_s() -> float:
 class Lanes:
     """Our path. The block is made once; each round sends ``rows`` through it with a new collector process."""
 
-    def __init__(self, rows: int, chunk: int, window: int) -> None:
+    def __init__(self, rows: int, chunk: int, window: int, *, steps: bool = False) -> None:
+        """``steps``: also do what a collector does for each step of an environment."""
+        self.steps = steps
         self.geometry = Geometry(1, 100_000, leaves(OBS, "obs"), leaves(ACTION, "action"), chunk, window)
         self.rows, self.chunk, self.window = rows, chunk, window
         self.shared = SharedBlock.create(self.geometry.nbytes)
@@ -93,7 +96,7 @@ class Lanes:
         """In the child: what a collector does with what its environment returned."""
         obs, actions = ready_made()
         block, writer, check = self.block, LaneWriter(self.block, 0), ObservationCheck(OBS, "bench")
-        verify, transition, write = check.check, check.transition, writer.step_arrays
+        verify, transition, write, intend = check.check, check.transition, writer.step_arrays, writer.intend
         commits.put(Commit(0, 0, 0, 0, last=False, lanes=(LaneCommit(0, 0, 0),)).pack())
         limit = t = 0
         for chunk in range(chunks):
@@ -106,8 +109,11 @@ class Lanes:
                     writer.begin_episode([verify(obs[0], 0, 0)])
                 t += 1
                 last = t == EPISODE or (step == self.chunk - 1 and chunk == chunks - 1)
-                seen, reward, ended = transition((obs[t], 1.0, last, False), 0, t)
-                write(actions[t - 1], reward, ended, seen, 0)
+                action, seen, reward, ended = actions[t - 1], obs[t], 1.0, (last, False)
+                if self.steps:
+                    intend((action,))
+                    seen, reward, ended = transition((seen, reward, *ended), 0, t)
+                write(action, reward, ended, seen, 0)
                 if last:
                     t = 0
             lane = LaneCommit(writer.row, writer.transitions - transitions, block.checksum(0, begun, writer.row))
@@ -154,17 +160,16 @@ def main() -> None:
         "Rows a second from a collector process into the replay.",
         rows=1_000_000, peer_rows=40_000, chunk=256, window=4, rounds=5,
     )  # fmt: skip
-    lanes = Lanes(given.rows, given.chunk, given.window)
-    ours, theirs = take_turns(given.rounds, lanes.rate, lambda: queue_rate(given.peer_rows))
-    lanes.close()
     peer = ("multiprocessing.Queue", f"Python {platform.python_version()}")
     what = "18 floats, ready-made"
-    rows = [
-        compare(name, what, peer, ([found[at] for found in ours], [found[at] for found in theirs]), unit)
-        for at, (name, unit) in enumerate(
-            [("collector to replay", "rows/s"), ("collector to replay, CPU", "rows per CPU second of both processes")]
-        )
-    ]
+    rows = []
+    for name, steps in (("collector to replay", False), ("… values checked, actions noted", True)):
+        lanes = Lanes(given.rows, given.chunk, given.window, steps=steps)
+        ours, theirs = take_turns(given.rounds, lanes.rate, lambda: queue_rate(given.peer_rows))
+        lanes.close()
+        for at, unit in enumerate(["rows/s", "rows per CPU second of both processes"]):
+            samples = [found[at] for found in ours], [found[at] for found in theirs]
+            rows.append(compare(name, what, peer, samples, unit))
     report(rows, as_json=given.json)
 
 
