@@ -177,7 +177,7 @@ def test_a_collector_is_replaced_and_the_others_go_on(runs, tmp_path, cell):
     if HOW.get(cell.row) == "exit code 1":
         assert fault["error"].startswith(
             f"[ENV-004] run_envs:provoked in lane 1 raised {'ValueError' if cell.row == 'raises' else 'RefusesToTravel'} "
-            f"in {cell.place}()\n  error: "
+            f"in {cell.place}()\n  component: {cell.component}\n  error: "
         )
         assert f": {provoke.WORDS}\n  lane: 1\n  step: {step}\n" in fault["error"]
     assert events(run, "restarted", cell.component)
@@ -335,6 +335,7 @@ WHOLE = {
     ),
     ("wrong-dtype", "reset, the very first"): (
         "[ENV-002] obs does not fit what the environment declared\n"
+        "  component: probe\n"
         "  environment: run_envs:provoked\n"
         "  field: obs\n"
         "  expected: float64 array of shape (2,)\n"
@@ -346,6 +347,7 @@ WHOLE = {
     ),
     ("nan-reward", "step, middle of a chunk"): (
         "[ENV-003] run_envs:provoked in lane 1 returned a value that is not finite from step()\n"
+        "  component: collector-1\n"
         "  field: reward\n"
         "  expected: finite numbers\n"
         "  found: nan\n"

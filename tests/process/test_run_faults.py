@@ -108,6 +108,7 @@ def test_environment_that_always_fails_spends_the_budget_and_is_told_in_its_own_
     assert run.summary["error"].startswith(
         "[SUP-003] collector-0 ended and is not started again: it ended again after 1 restart within 300 s\n"
         "  last time: run_envs:make in lane 0 raised ValueError in step()\n"
+        "  component: collector-0\n"
         "  error: ValueError: burn map corrupt, tile 7\n"
         "  lane: 0\n"
     )

@@ -43,6 +43,10 @@ class HeadraceError(Exception):
         self.fix = fix
         self.facts = facts
 
+    def place(self, **facts: object) -> None:
+        """Add facts, in front, that only somebody further out knows; those that are there already stay."""
+        self.facts = {name: value for name, value in facts.items() if name not in self.facts} | self.facts
+
     def __str__(self) -> str:
         facts = "".join(f"\n  {name.replace('_', ' ')}: {value}" for name, value in self.facts.items())
         return f"[{self.code}] {self.what}{facts}\n  fix: {self.fix}"

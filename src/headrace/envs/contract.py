@@ -366,7 +366,7 @@ class ObservationCheck:
             field=field,
             expected=expected,
             found=found,
-            lane=lane,
+            **({"lane": lane} if lane >= 0 else {}),  # below 0: not a lane of the run, but an evaluation
             step=step,
             fix=fix,
         )

@@ -18,7 +18,14 @@ from typing import Any, NoReturn, cast
 
 import cloudpickle
 
-from headrace.core.errors import ChannelClosed, ComponentDied, ComponentError, ConfigError, HeadraceError
+from headrace.core.errors import (
+    ChannelClosed,
+    ComponentDied,
+    ComponentError,
+    ConfigError,
+    EnvironmentFault,
+    HeadraceError,
+)
 from headrace.ipc import stacks
 from headrace.ipc.channel import Channel
 from headrace.ipc.shm import SharedBlock
@@ -139,6 +146,8 @@ def resolve(target: str) -> Callable[[ChildContext], None]:
 def _report(control: Channel, child_id: str, error: Exception) -> None:
     """Tell the supervisor. It may be gone or busy; the log has the traceback in any case."""
     ours = error if isinstance(error, HeadraceError) else wrapped(child_id, error)
+    if isinstance(ours, EnvironmentFault):
+        ours.place(component=child_id)
     with contextlib.suppress(ComponentError):
         try:
             control.send(Failed(ours), _LAST_WORDS_S)

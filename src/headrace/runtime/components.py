@@ -11,7 +11,7 @@ from headrace.algorithms.registry import check_spaces
 from headrace.collectors.collector import raised
 from headrace.collectors.worker import CollectorWorker
 from headrace.core import seeding
-from headrace.core.errors import NonFiniteValue
+from headrace.core.errors import NonFiniteValue, UnsupportedSpace
 from headrace.core.specs import leaves
 from headrace.envs.contract import ObservationCheck, build_environment, environment_name, first_non_finite
 from headrace.ipc.channel import MessagePipe
@@ -47,8 +47,12 @@ def probe(context: ChildContext) -> None:
         slot.enter(Activity.ENV_CONSTRUCT, 0)
         with closing(build_environment(config.env, 0, factory=basics.env_factory, component=context.id)) as env:
             spaces = EnvSpaces(env.observation_space, env.action_space)
-            spaces.geometry(config)
-            check_spaces(config.algorithm, stacked_space(spaces.observation, config.env.frame_stack), spaces.action)
+            try:
+                spaces.geometry(config)
+                check_spaces(config.algorithm, stacked_space(spaces.observation, config.env.frame_stack), spaces.action)
+            except UnsupportedSpace as error:
+                error.place(environment=environment_name(config.env, basics.env_factory))
+                raise
             context.control.send(Ready({}), timeout_s=config.deadlines.start_s)
             slot.enter(Activity.ENV_RESET, 0)
             name = environment_name(config.env, basics.env_factory)
