@@ -52,7 +52,7 @@ FOUND = {
     "nan-reward": "nan",
     "infinite-reward": "inf",
 }
-LIMIT_S = 0.7
+LIMIT_S = 1.5
 """Deadline of whatever hangs here."""
 
 
@@ -123,7 +123,7 @@ def run_cell(runs: Runs, cell: Cell, marker: Any, **more: Any) -> Run:
         limit_s = 2 * LIMIT_S if limits[cell.place] == "start_s" else LIMIT_S
         settings = {f"deadlines__{limits[cell.place]}": limit_s}
         if cell.column.startswith("step") or cell.column == "reset, later":
-            settings |= {"run__steps": 1_000_000, "run__run_duration_s": 2.0, "replay__ratio": 0.1}
+            settings |= {"run__steps": 1_000_000, "run__run_duration_s": LIMIT_S + 2.5, "replay__ratio": 0.1}
             plan["step_s"] = 0.001
     if cell.row == "out-of-range":
         plan["inner"] = "levels"
@@ -327,7 +327,7 @@ WHOLE = {
         "  fix: read the last lines of logs/probe.log"
     ),
     ("sleep", "reset, the very first"): (
-        "[SUP-002] probe was busy with env.reset for N s (limit 0.7 s), lane 0\n"
+        "[SUP-002] probe was busy with env.reset for N s (limit 1.5 s), lane 0\n"
         "  pid: N\n"
         "  incarnation: 0\n"
         "  stuck in: provoke.py in _sleep\n"

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.process
 HERE = Path(__file__).resolve().parents[1]
 LANES = 4
 SOON_S = 5.0
-LIMIT_S, START_S = 0.7, 2.0
+LIMIT_S, START_S = 1.5, 3.0
 HOW = {
     "exit-0": "exit code 0",
     "exit-3": "exit code 3",

@@ -98,7 +98,7 @@ def test_what_an_environment_has_started_ends_with_it(runs, tmp_path, fault):
     kwargs = {"pids": str(pids)}
     if fault is not None:
         kwargs |= {"fault": fault, "at": 13, "marker": str(tmp_path / "marker")}
-    run = runs.train("run_envs:with_helper", kwargs=kwargs, deadlines__step_s=0.7)
+    run = runs.train("run_envs:with_helper", kwargs=kwargs, deadlines__step_s=1.5)
     assert run.completed, run.summary["error"]
     started = [int(pid) for pid in pids.read_text().split()]
     assert len(started) >= 7  # the probe's, one for each lane
