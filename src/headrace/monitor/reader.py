@@ -40,14 +40,16 @@ _LIMITS = {
     Activity.ENV_STEP: "step_s",
     Activity.ENV_CLOSE: "stop_s",
     Activity.POLICY: "step_s",
-    Activity.COMMIT: "wait_s",
+    Activity.COMMIT: "commit_s",
     Activity.UPDATE: "update_s",
-    Activity.PUBLISH: "update_s",
+    Activity.PUBLISH: "publish_s",
     Activity.CHECKPOINT: "checkpoint_s",
     Activity.EVALUATE: "evaluate_s",
-    Activity.WAIT_CREDIT: "wait_s",
-    Activity.WAIT_ROWS: "wait_s",
+    Activity.WAIT_CREDIT: "credit_s",
+    Activity.WAIT_ROWS: "rows_s",
 }
+_OTHERWISE = {"credit_s": "wait_s", "rows_s": "wait_s", "commit_s": "wait_s", "publish_s": "update_s"}
+"""Where a key is not given (or the run is of a version that did not know it)."""
 
 
 def _pause(seconds: float) -> None:
@@ -163,7 +165,8 @@ def read_plan(config_file: Path) -> Plan:
     except (OSError, ValueError):
         return Plan()
     deadlines, replay = _section(table, "deadlines"), _section(table, "replay")
-    limits = {activity: float(deadlines[key]) for activity, key in _LIMITS.items() if _is_number(deadlines.get(key))}
+    found = {activity: deadlines.get(key, deadlines.get(_OTHERWISE.get(key, ""))) for activity, key in _LIMITS.items()}
+    limits = {activity: float(limit_s) for activity, limit_s in found.items() if _is_number(limit_s)}
     return Plan(
         limits=limits,
         learning_starts=_whole(replay.get("learning_starts")),
