@@ -76,7 +76,7 @@ def transitions(
         reward: NDArray[np.float64] = first["reward"]
         discount = ~first["terminated"] * gamma
         following = windows[:, 1:]
-        t_next = first["t"] + 1
+        t_next = first["t"] + 1 if frame_stack > 1 else first["t"]  # without a stack nobody asks
     else:
         rows = np.arange(len(windows))
         reward, taken = _returns(windows[:, at:], gamma)
