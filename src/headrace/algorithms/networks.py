@@ -134,7 +134,7 @@ def _from_factory(name: str, inputs: int, outputs: int, generator: torch.Generat
         torch.default_generator.manual_seed(seed)
         try:
             network = factory(inputs, outputs)
-        except Exception as error:
+        except Exception as error:  # the user's module or factory may raise anything; its text is passed on
             raise ConfigError(
                 f"network factory {name} raised {type(error).__name__}",
                 called_with=f"inputs={inputs}, outputs={outputs}",
@@ -151,7 +151,7 @@ def _import_factory(name: str) -> Callable[[int, int], Any]:
     module_name, _, function = name.partition(":")
     try:
         factory = getattr(importlib.import_module(module_name), function)
-    except Exception as error:
+    except Exception as error:  # the user's module or factory may raise anything; its text is passed on
         raise ConfigError(
             f"network factory {name} cannot be imported",
             expected="module:function, importable in learner and collectors alike",
@@ -172,7 +172,7 @@ def _check(name: str, network: nn.Module, inputs: int, outputs: int) -> None:
     try:
         with torch.no_grad():
             out = network(torch.zeros(2, inputs))
-    except Exception as error:
+    except Exception as error:  # the user's module or factory may raise anything; its text is passed on
         raise _unsuitable(name, f"a network for inputs [B, {inputs}]", f"{type(error).__name__}: {error}") from error
     if not isinstance(out, Tensor) or out.shape != (2, outputs):
         found = f"shape {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__

@@ -49,7 +49,7 @@ def debug_run(config: str, run_dir: Path | None, as_json: bool, **given: Any) ->
         try:
             with Watcher(place.board_file) as watcher:
                 summary = run_experiment(experiment, place, watcher.on_progress)
-        except BaseException:
+        except BaseException:  # passed on; a start that left nothing behind leaves no folder either
             place.discard_if_empty()
             raise
         found, table = _whole(place.path, watcher.looks)

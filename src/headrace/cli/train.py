@@ -71,7 +71,7 @@ def _run(experiment: ExperimentConfig, place: RunDirectory, *, quiet: bool) -> d
             if not quiet:
                 show = stack.enter_context(make_view()).show
             return dict(run_experiment(experiment, place, show))
-    except BaseException:
+    except BaseException:  # passed on; but what the run has left is told first
         summary = place.read_summary()
         if summary is not None:
             click.echo(ending(summary, place.path))
