@@ -282,6 +282,38 @@ class SupervisionConfig(Section):
         return self
 
 
+class RecordConfig(Section):
+    """The record of a run, from which it can be replayed bit for bit and resumed."""
+
+    enabled: bool = True
+    """Write it. Without a record nothing can be replayed, verified or resumed."""
+    rows: Literal["resident", "all", "none"] = "resident"
+    """Which rows to keep on disk. resident: those the replay, or a kept checkpoint, holds. all: every one. none: only
+    their checksums; a replay can then say which chunk differs, but not how, and the run cannot be resumed."""
+    batches: bool = True
+    """Note a fingerprint of every batch, so that a replay can name the very update that differs."""
+    hash_every: int = Field(default=1000, ge=1)
+    """Updates between two hashes of all weights."""
+    segment_mib: int = Field(default=64, ge=1, le=4096)
+    """Size at which a file of rows is ended and the next one begun, in MiB."""
+
+
+class CheckpointConfig(Section):
+    """Checkpoints: everything it takes to go on with a run."""
+
+    enabled: bool = True
+    """Write them; also at every end of the run that leaves time for it."""
+    every_s: float | None = Field(default=300.0, gt=0)
+    """Seconds between two checkpoints; not set: only with ``every_steps``, and at the end."""
+    every_steps: int = Field(default=0, ge=0)
+    """Environment steps between two checkpoints; 0: only with ``every_s``, and at the end."""
+    keep: int = Field(default=3, ge=1)
+    """Newest checkpoints that are kept; the best by evaluation is kept too."""
+    restore_episodes: bool = True
+    """On resume, bring every environment back into its running episode by repeating the stored actions; what it returns
+    is compared bit for bit. false: running episodes are cut, for environments that are slow or not deterministic."""
+
+
 # What a user reads when a section refuses a value.
 
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}

@@ -14,11 +14,13 @@ from pydantic import Field, model_validator
 from headrace.algorithms.configs import TD3Config
 from headrace.core import toml
 from headrace.core.config import (
+    CheckpointConfig,
     CollectConfig,
     DeadlinesConfig,
     EnvConfig,
     EvaluationConfig,
     LearnConfig,
+    RecordConfig,
     ReplayConfig,
     RunConfig,
     Section,
@@ -48,6 +50,8 @@ class ExperimentConfig(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     deadlines: DeadlinesConfig = DeadlinesConfig()
     supervision: SupervisionConfig = SupervisionConfig()
+    record: RecordConfig = RecordConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
     algorithm: AlgorithmConfig = Field(default=TD3Config())
     """Hyperparameters; ``algorithm.name`` says which algorithm."""
 
@@ -247,6 +251,17 @@ def _check_exploration(config: ExperimentConfig) -> None:
         )
 
 
+def _check_checkpoint(config: ExperimentConfig) -> None:
+    record, checkpoint = config.record, config.checkpoint
+    if checkpoint.enabled and not (record.enabled and record.rows != "none"):
+        raise ConfigError(
+            "checkpoints would hold no experience: the rows they refer to are in the record, which is not kept",
+            record_enabled=record.enabled,
+            record_rows=record.rows,
+            fix='set checkpoint.enabled = false, or record.enabled = true and record.rows = "resident"',
+        )
+
+
 _CHECKS: tuple[Callable[[ExperimentConfig], None], ...] = (
     _check_environment,
     _check_schedule,
@@ -254,4 +269,5 @@ _CHECKS: tuple[Callable[[ExperimentConfig], None], ...] = (
     _check_replay,
     _check_length,
     _check_exploration,
+    _check_checkpoint,
 )

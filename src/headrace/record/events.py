@@ -1,0 +1,289 @@
+"""What a record holds: every event that decides what the learner learns, as small fixed layouts.
+
+Integers are little-endian. A frame's kind says which class its bytes are; an event that happens rarely is a `Note`.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+_CHUNK = struct.Struct("<qIIqqB3xIqI")
+_LANE = struct.Struct("<qqI")
+_SALVAGE = struct.Struct("<qIIqqIqI")
+_SALVAGED_LANE = struct.Struct("<qqq?3xqI")
+_BATCHES = struct.Struct("<q")
+_PUBLISHED = struct.Struct("<qqI")
+_WEIGHTS = struct.Struct("<q32s")
+_SAVED = struct.Struct("<qq")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RowPlace:
+    """Where rows lie in the row log."""
+
+    segment: int
+    """Number of the file; -1: these rows were not kept."""
+    offset: int
+    """First byte in it."""
+
+
+NOT_KEPT = RowPlace(-1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LanePart:
+    """What one lane added with a chunk."""
+
+    stop: int
+    """Row number after its last row."""
+    transitions: int
+    checksum: int
+    """CRC-32 of the rows' bytes."""
+    carry: bytes = b""
+    """Exploration state that crosses the chunk's end, float32; the same size in all events of a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCommitted:
+    """A group's chunk was taken over by the learner."""
+
+    code: ClassVar[int] = 1
+    updates: int
+    """Gradient steps made before this event; likewise in every other class."""
+    incarnation: int
+    """How often the group's random streams have been begun anew."""
+    group: int
+    chunk: int
+    version: int
+    """Of the policy that acted."""
+    last: bool
+    """The group's collector is leaving."""
+    place: RowPlace
+    """Of the lanes' rows, one lane after the other; each followed by the observation its last row led to, or zeros
+    where no episode is running."""
+    lanes: tuple[LanePart, ...]
+
+    def pack(self) -> bytes:
+        """The frame's payload."""
+        carry = len(self.lanes[0].carry)
+        head = _CHUNK.pack(
+            self.updates, self.incarnation, self.group, self.chunk, self.version, self.last, self.place.segment & 0xFFFFFFFF,
+            self.place.offset, carry,
+        )  # fmt: skip
+        return head + b"".join(_LANE.pack(p.stop, p.transitions, p.checksum) + p.carry for p in self.lanes)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> ChunkCommitted:
+        """The event in a payload."""
+        updates, incarnation, group, chunk, version, last, segment, offset, carry = _CHUNK.unpack_from(data)
+        size = _LANE.size + carry
+        lanes = tuple(
+            LanePart(*_LANE.unpack_from(data, at), data[at + _LANE.size : at + size])
+            for at in range(_CHUNK.size, len(data), size)
+        )
+        return cls(updates, incarnation, group, chunk, version, bool(last), _place(segment, offset), lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class SalvagedLane:
+    """What was saved of one lane of a collector that is gone."""
+
+    stop: int
+    """Row number after its last row, the one that marks the cut included."""
+    salvaged: int
+    """Transitions saved."""
+    rejected: int
+    """Transitions written and refused, because they or what they led to are not finite."""
+    cut: bool
+    """Whether a running episode was cut; its last row is of kind CUT then."""
+    episodes_begun: int
+    """Episodes begun in the lane so far."""
+    checksum: int
+    """CRC-32 of the rows that were added, the one of the cut included."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSalvaged:
+    """A group's collector is gone, and what it had written and not committed was taken over."""
+
+    code: ClassVar[int] = 2
+    updates: int
+    incarnation: int
+    """Of the one that is gone."""
+    group: int
+    chunk: int
+    """Number of the chunk it was in."""
+    version: int
+    """Of the policy that made the rows; 0: there are none."""
+    place: RowPlace
+    """As in `ChunkCommitted`."""
+    lanes: tuple[SalvagedLane, ...]
+
+    def pack(self) -> bytes:
+        """The frame's payload."""
+        head = _SALVAGE.pack(
+            self.updates, self.incarnation, self.group, self.chunk, self.version, self.place.segment & 0xFFFFFFFF,
+            self.place.offset, len(self.lanes),
+        )  # fmt: skip
+        lanes = (
+            _SALVAGED_LANE.pack(p.stop, p.salvaged, p.rejected, p.cut, p.episodes_begun, p.checksum) for p in self.lanes
+        )
+        return head + b"".join(lanes)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> GroupSalvaged:
+        """The event in a payload."""
+        updates, incarnation, group, chunk, version, segment, offset, _ = _SALVAGE.unpack_from(data)
+        lanes = tuple(SalvagedLane(*part) for part in _SALVAGED_LANE.iter_unpack(data[_SALVAGE.size :]))
+        return cls(updates, incarnation, group, chunk, version, _place(segment, offset), lanes)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchesTrained:
+    """Fingerprints of the batches of consecutive updates, written before the next other event."""
+
+    code: ClassVar[int] = 3
+    updates: int
+    """Gradient steps made before the first of them."""
+    prints: NDArray[np.uint32]
+    """[U, 2] which rows were drawn, and what they held."""
+
+    def pack(self) -> bytes:
+        """The frame's payload."""
+        return _BATCHES.pack(self.updates) + np.ascontiguousarray(self.prints, "<u4").tobytes()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> BatchesTrained:
+        """The event in a payload."""
+        return cls(*_BATCHES.unpack_from(data), np.frombuffer(data, "<u4", offset=_BATCHES.size).reshape(-1, 2))
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPublished:
+    """A policy became the newest one."""
+
+    code: ClassVar[int] = 4
+    updates: int
+    version: int
+    checksum: int
+    """CRC-32 of all that acting needs."""
+
+    def pack(self) -> bytes:
+        """The frame's payload."""
+        return _PUBLISHED.pack(self.updates, self.version, self.checksum)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> PolicyPublished:
+        """The event in a payload."""
+        return cls(*_PUBLISHED.unpack(data))
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsHashed:
+    """All learned arrays were hashed, and the ledger was looked at."""
+
+    code: ClassVar[int] = 5
+    updates: int
+    sha256: str
+    ledger: Mapping[str, float]
+    """What had been done so far, by name."""
+
+    def pack(self) -> bytes:
+        """The frame's payload."""
+        ledger = json.dumps(dict(self.ledger), sort_keys=True).encode()
+        return _WEIGHTS.pack(self.updates, bytes.fromhex(self.sha256)) + ledger
+
+    @classmethod
+    def unpack(cls, data: bytes) -> WeightsHashed:
+        """The event in a payload."""
+        updates, digest = _WEIGHTS.unpack_from(data)
+        return cls(updates, digest.hex(), json.loads(data[_WEIGHTS.size :]))
+
+
+@dataclass(frozen=True, slots=True)
+class StateSaved:
+    """The learner's own state was kept for a successor."""
+
+    code: ClassVar[int] = 6
+    updates: int
+    number: int
+    """Counts the saves of the run."""
+
+    def pack(self) -> bytes:
+        """The frame's payload."""
+        return _SAVED.pack(self.updates, self.number)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> StateSaved:
+        """The event in a payload."""
+        return cls(*_SAVED.unpack(data))
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSucceeded:
+    """The learner died; another one has taken its place."""
+
+    code: ClassVar[int] = 7
+    updates: int
+    """Gradient steps in the state it began from."""
+    number: int
+    """Of the save it began from; -1: fresh weights."""
+
+    def pack(self) -> bytes:
+        """The frame's payload."""
+        return _SAVED.pack(self.updates, self.number)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> LearnerSucceeded:
+        """The event in a payload."""
+        return cls(*_SAVED.unpack(data))
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Anything else: ``fault``, ``joined``, ``left_out``, ``frozen``, ``evaluated``, ``checkpoint``, ``resumed``, ``ended``."""
+
+    code: ClassVar[int] = 8
+    updates: int
+    kind: str
+    facts: Mapping[str, Any]
+
+    def pack(self) -> bytes:
+        """The frame's payload."""
+        return json.dumps({"updates": self.updates, "kind": self.kind, "facts": dict(self.facts)}).encode()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Note:
+        """The event in a payload."""
+        return cls(**json.loads(data))
+
+
+Event = (
+    ChunkCommitted
+    | GroupSalvaged
+    | BatchesTrained
+    | PolicyPublished
+    | WeightsHashed
+    | StateSaved
+    | LearnerSucceeded
+    | Note
+)
+
+KINDS: Mapping[int, type[Event]] = {
+    kind.code: kind
+    for kind in (
+        ChunkCommitted, GroupSalvaged, BatchesTrained, PolicyPublished, WeightsHashed, StateSaved, LearnerSucceeded,
+        Note,
+    )
+}  # fmt: skip
+
+
+def _place(segment: int, offset: int) -> RowPlace:
+    return NOT_KEPT if segment == 0xFFFFFFFF else RowPlace(segment, offset)
