@@ -14,8 +14,11 @@ HeadraceError
     ComponentStalled     SUP-002  it missed a deadline
     RestartBudgetSpent   SUP-003  it kept dying
     ChannelClosed        SUP-004  the other end of a channel is gone
+    EpisodeNotRestored   SUP-005  a resumed run could not bring an environment back into its episode
   DataLossError          DAT-001  the books do not balance
   SnapshotCorrupt        DAT-002  weights did not match their checksum
+  RecordDamaged          REC-001  the record, or a part of it that is needed, is missing or damaged
+  ReplayDiffers          REC-002  what was computed again is not what the record says
 """
 
 from __future__ import annotations
@@ -144,6 +147,12 @@ class ChannelClosed(ComponentError):
     code = "SUP-004"
 
 
+class EpisodeNotRestored(ComponentError):
+    """An environment did something else than what is stored when its episode was repeated; the episode is cut there."""
+
+    code = "SUP-005"
+
+
 class DataLossError(HeadraceError):
     """The books do not balance: transitions vanished or appeared."""
 
@@ -155,3 +164,17 @@ class SnapshotCorrupt(HeadraceError):
     """A weights snapshot did not match its checksum."""
 
     code = "DAT-002"
+
+
+class RecordDamaged(HeadraceError):
+    """The record of a run, or a part of it that is needed, is missing or damaged."""
+
+    code = "REC-001"
+    exit_code = 2
+
+
+class ReplayDiffers(HeadraceError):
+    """A replay, or a value that was computed again, is not what the record says."""
+
+    code = "REC-002"
+    exit_code = 4

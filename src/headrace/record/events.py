@@ -84,9 +84,9 @@ class ChunkCommitted:
         """The event in a payload."""
         updates, incarnation, group, chunk, version, last, segment, offset, carry = _CHUNK.unpack_from(data)
         size = _LANE.size + carry
+        parts = ((_LANE.unpack_from(data, at), at + _LANE.size) for at in range(_CHUNK.size, len(data), size))
         lanes = tuple(
-            LanePart(*_LANE.unpack_from(data, at), data[at + _LANE.size : at + size])
-            for at in range(_CHUNK.size, len(data), size)
+            LanePart(stop, transitions, checksum, data[at : at + carry]) for (stop, transitions, checksum), at in parts
         )
         return cls(updates, incarnation, group, chunk, version, bool(last), _place(segment, offset), lanes)
 
@@ -145,7 +145,7 @@ class GroupSalvaged:
         return cls(updates, incarnation, group, chunk, version, _place(segment, offset), lanes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class BatchesTrained:
     """Fingerprints of the batches of consecutive updates, written before the next other event."""
 
@@ -155,6 +155,14 @@ class BatchesTrained:
     prints: NDArray[np.uint32]
     """[U, 2] which rows were drawn, and what they held."""
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BatchesTrained):
+            return NotImplemented
+        return self.updates == other.updates and np.array_equal(self.prints, other.prints)
+
+    def __hash__(self) -> int:
+        return hash((self.updates, self.prints.tobytes()))
+
     def pack(self) -> bytes:
         """The frame's payload."""
         return _BATCHES.pack(self.updates) + np.ascontiguousarray(self.prints, "<u4").tobytes()
@@ -162,7 +170,8 @@ class BatchesTrained:
     @classmethod
     def unpack(cls, data: bytes) -> BatchesTrained:
         """The event in a payload."""
-        return cls(*_BATCHES.unpack_from(data), np.frombuffer(data, "<u4", offset=_BATCHES.size).reshape(-1, 2))
+        (updates,) = _BATCHES.unpack_from(data)
+        return cls(updates, np.frombuffer(data, "<u4", offset=_BATCHES.size).reshape(-1, 2))
 
 
 @dataclass(frozen=True, slots=True)
