@@ -7,18 +7,17 @@ that dies while writing leaves the one before.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError
 
 from headrace.core.errors import RunDirectoryError
+from headrace.core.files import FileMark
+from headrace.weights.tensor_file import load_tensors, save_tensors
 
 STATE_FILE = "learner.safetensors"
 """Name of the file, in the run's folder of checkpoints."""
@@ -34,21 +33,16 @@ class LearnerState:
     facts: Mapping[str, Any]
     """The learner's counts and generators, as JSON knows them."""
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path) -> FileMark:
         """Replace the file in one piece.
+
+        Returns:
+            What it is recognised by.
 
         Raises:
             OSError: It cannot be written; the one before is unharmed.
         """
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        whole = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in self.arrays.items()}
-        try:
-            save_file(whole, part, metadata={_FACTS: json.dumps(self.facts)})
-            with part.open("rb") as file:
-                os.fsync(file.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        return save_tensors(path, self.arrays, {_FACTS: json.dumps(self.facts)})
 
     @classmethod
     def load(cls, path: Path) -> LearnerState | None:
@@ -60,9 +54,8 @@ class LearnerState:
         if not path.exists():
             return None
         try:
-            with safe_open(path, framework="numpy") as file:
-                facts = json.loads((file.metadata() or {})[_FACTS])
-            return cls(load_file(path), facts)
+            arrays, metadata = load_tensors(path)
+            return cls(arrays, json.loads(metadata[_FACTS]))
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise RunDirectoryError(
                 "the learner's saved state cannot be read",

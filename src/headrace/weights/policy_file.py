@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError
 
 from headrace.core.errors import RunDirectoryError
+from headrace.core.files import FileMark, sync_folder
+from headrace.weights.tensor_file import load_tensors, save_tensors
 
-_NAME = "policy.safetensors"
+POLICY_FILE = "policy.safetensors"
 
 
 def save_policy(
@@ -26,19 +25,30 @@ def save_policy(
         checkpoints: The run's folder of checkpoints.
         version: Of the policy.
         arrays: All that acting needs, as published.
-        facts: Stored as text beside the arrays, e.g. environment steps.
+        facts: Stored as text beside the arrays, e.g. environment steps, and `headrace.core.spaces.space_facts`.
 
     Returns:
         The file.
+
+    Raises:
+        OSError: It cannot be written; the one before is unharmed.
     """
-    folder = checkpoints / str(version)
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f".{_NAME}.{os.getpid()}"
-    whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}  # keeps a shape of ()
-    save_file(whole, part, metadata={name: str(value) for name, value in (*facts.items(), ("version", version))})
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
-    return part.replace(folder / _NAME)
+    path = checkpoints / str(version) / POLICY_FILE
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sync_folder(checkpoints)
+    write_policy(path, version, arrays, facts)
+    return path
+
+
+def write_policy(path: Path, version: int, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, object]) -> FileMark:
+    """As `save_policy`, under any name in a folder that exists.
+
+    Returns:
+        What the file is recognised by.
+    """
+    texts = {name: str(value) for name, value in facts.items()}
+    return save_tensors(path, arrays, texts | {"version": str(version)})
 
 
 def load_policy_arrays(checkpoints: Path, version: int) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
@@ -47,11 +57,9 @@ def load_policy_arrays(checkpoints: Path, version: int) -> tuple[dict[str, NDArr
     Raises:
         RunDirectoryError: It is missing or damaged.
     """
-    path = checkpoints / str(version) / _NAME
+    path = checkpoints / str(version) / POLICY_FILE
     try:
-        with safe_open(path, framework="numpy") as file:
-            facts = file.metadata() or {}
-        return load_file(path), facts
+        return load_tensors(path)
     except (OSError, SafetensorError) as error:
         raise RunDirectoryError(
             f"policy {version} of this run cannot be read",
@@ -62,7 +70,21 @@ def load_policy_arrays(checkpoints: Path, version: int) -> tuple[dict[str, NDArr
         ) from error
 
 
+def read_policy(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Arrays and facts of a policy's file, wherever it lies.
+
+    Raises:
+        RunDirectoryError: It is missing or damaged.
+    """
+    try:
+        return load_tensors(path)
+    except (OSError, SafetensorError) as error:
+        raise RunDirectoryError(
+            f"{path.name} cannot be read", file=path, found=error, fix="copy it again from the run it belongs to"
+        ) from error
+
+
 def policy_versions(checkpoints: Path) -> list[int]:
     """Versions that are complete, oldest first."""
-    found = checkpoints.glob(f"*/{_NAME}")
+    found = checkpoints.glob(f"*/{POLICY_FILE}")
     return sorted(int(path.parent.name) for path in found if path.parent.name.isdigit())

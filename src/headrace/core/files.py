@@ -1,0 +1,110 @@
+"""Files that are there whole or not at all, whenever the writer or the machine dies."""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+Piece = bytes | memoryview
+
+_PIECE_BYTES = 1 << 20  # small enough that what was summed up is still in the cache when it is written
+_PART = re.compile(r"\..+\.\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class FileMark:
+    """What a file is recognised by."""
+
+    nbytes: int
+    crc32: int
+
+
+def write_whole(path: Path, pieces: Iterable[Piece]) -> FileMark:
+    """Write a file, or replace it in one step, so that it outlives a power cut.
+
+    Args:
+        path: The file. Only one process writes it at a time.
+        pieces: Its content.
+
+    Raises:
+        OSError: It cannot be written; the one before is unharmed, and nothing else is left.
+    """
+    part, mark = stage(path, pieces)
+    try:
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+    return mark
+
+
+def stage(path: Path, pieces: Iterable[Piece]) -> tuple[Path, FileMark]:
+    """Write all of a file except its name: renaming what is returned to ``path`` makes it appear.
+
+    What an earlier writer of ``path`` left when it died is removed.
+
+    Raises:
+        OSError: It cannot be written; nothing is left.
+    """
+    for left in path.parent.glob(f".{path.name}.*"):
+        left.unlink(missing_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        nbytes, crc32 = 0, 0
+        for piece in _small(pieces):
+            crc32 = zlib.crc32(piece, crc32)
+            nbytes += len(piece)
+            _write_all(handle, piece)
+        os.fsync(handle)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(handle)
+    return part, FileMark(nbytes, crc32)
+
+
+def is_part(path: Path) -> bool:
+    """Whether `stage` made this file, and its writer died or has not finished."""
+    return _PART.fullmatch(path.name) is not None
+
+
+def mark_of(path: Path) -> FileMark:
+    """The mark of a file as it lies there.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    nbytes, crc32 = 0, 0
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_PIECE_BYTES):
+            crc32 = zlib.crc32(piece, crc32)
+            nbytes += len(piece)
+    return FileMark(nbytes, crc32)
+
+
+def sync_folder(path: Path) -> None:
+    """Make names that were given or taken away in a folder outlive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _small(pieces: Iterable[Piece]) -> Iterator[memoryview]:
+    for piece in pieces:
+        view = memoryview(piece)
+        for start in range(0, len(view), _PIECE_BYTES):
+            yield view[start : start + _PIECE_BYTES]
+
+
+def _write_all(handle: int, piece: memoryview) -> None:
+    while piece:
+        piece = piece[os.write(handle, piece) :]

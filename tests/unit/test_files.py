@@ -1,0 +1,143 @@
+"""Files that are whole or not there, and arrays in them."""
+
+from __future__ import annotations
+
+import os
+import resource
+import zlib
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from headrace.core import files
+from headrace.core.files import FileMark, is_part, mark_of, stage, write_whole
+from headrace.weights.tensor_file import load_tensors, save_tensors
+
+DTYPES = "f8 f4 f2 i8 u8 i4 u4 i2 u2 i1 u1 ?".split()
+ARRAYS = {
+    "matrix": np.arange(6, dtype=np.float32).reshape(2, 3).T,
+    "number": np.array(0.5),
+    "nothing": np.zeros((0, 3), np.int16),
+    "reversed": np.arange(5, dtype=np.int8)[::-1],
+    "other_order": np.arange(3, dtype=">i4"),
+    **{f"of {name}": np.array([[0, 1, 1]], name) for name in DTYPES},
+}
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_is_written_is_marked(tmp_path):
+    data = os.urandom(2_500_000)  # more than is written at once
+    mark = write_whole(tmp_path / "a", [b"", data, memoryview(b"end")])
+    assert (tmp_path / "a").read_bytes() == data + b"end"
+    assert mark == mark_of(tmp_path / "a") == FileMark(2_500_003, zlib.crc32(data + b"end"))
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_file_is_replaced_only_by_a_whole_one(tmp_path):
+    write_whole(tmp_path / "a", [b"old"])
+
+    def broken():
+        yield b"new"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(tmp_path / "a", broken())
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_staged_file_appears_when_it_is_renamed(tmp_path):
+    part, mark = stage(tmp_path / "a", [b"new"])
+    assert not (tmp_path / "a").exists()
+    assert is_part(part)
+    assert not is_part(tmp_path / "a")
+    part.replace(tmp_path / "a")
+    assert mark_of(tmp_path / "a") == mark
+
+
+def test_what_a_dead_writer_left_is_removed_by_the_next(tmp_path):
+    for name in (".a.77", ".b.77"):
+        (tmp_path / name).write_text("half")
+    write_whole(tmp_path / "a", [b"new"])
+    assert names(tmp_path) == [".b.77", "a"]
+
+
+def test_a_write_may_take_only_a_part(tmp_path, monkeypatch):
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda handle, piece: write(handle, piece[:7]))
+    assert write_whole(tmp_path / "a", [b"0123456789" * 10]).nbytes == 100
+    assert (tmp_path / "a").read_bytes() == b"0123456789" * 10
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_then_the_name_is(tmp_path, monkeypatch):
+    calls = []
+
+    def noted(name):
+        call = getattr(os, name)
+
+        def note(*args, **kwargs):
+            calls.append((name, os.readlink(f"/proc/self/fd/{args[0]}") if name == "fsync" else str(args[0])))
+            return call(*args, **kwargs)
+
+        return note
+
+    for name in ("fsync", "replace"):
+        monkeypatch.setattr(os, name, noted(name))
+    write_whole(tmp_path / "a", [b"new"])
+    part = str(tmp_path / f".a.{os.getpid()}")
+    assert calls == [("fsync", part), ("replace", part), ("fsync", str(tmp_path))]
+
+
+def test_a_full_disk_is_an_os_error_and_leaves_nothing(tmp_path):
+    write_whole(tmp_path / "a", [b"old"])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            save_tensors(tmp_path / "a", {"x": np.zeros(1000)}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert names(tmp_path) == ["a"]
+
+
+def test_arrays_come_back_with_dtype_shape_and_metadata(tmp_path):
+    mark = save_tensors(tmp_path / "a", ARRAYS, {"text": 'quoted "ü"', "empty": ""})
+    assert mark == mark_of(tmp_path / "a")
+    arrays, metadata = load_tensors(tmp_path / "a")
+    assert metadata == {"text": 'quoted "ü"', "empty": ""}
+    assert arrays.keys() == ARRAYS.keys()
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(arrays[name], array.astype(array.dtype.newbyteorder("=")), strict=True)
+
+
+def test_the_library_reads_it_like_its_own(tmp_path):
+    native = {name: np.asarray(array, array.dtype.newbyteorder("="), order="C") for name, array in ARRAYS.items()}
+    save_tensors(tmp_path / "ours", ARRAYS, {})
+    save_file(native, tmp_path / "theirs")
+    ours, theirs = load_file(tmp_path / "ours"), load_file(tmp_path / "theirs")
+    assert {name: array.tobytes() for name, array in ours.items()} == {n: a.tobytes() for n, a in theirs.items()}
+    with safe_open(tmp_path / "ours", framework="numpy") as file:
+        assert file.get_slice("matrix")[1:2].tolist() == [[1.0, 4.0]]
+
+
+def test_without_arrays(tmp_path):
+    save_tensors(tmp_path / "a", {}, {})
+    assert load_tensors(tmp_path / "a") == ({}, {})
+
+
+def test_the_data_begins_on_a_boundary(tmp_path):
+    for length in range(1, 70):
+        save_tensors(tmp_path / "a", {"x" * length: np.ones(1)}, {})
+        header = 8 + int.from_bytes((tmp_path / "a").read_bytes()[:8], "little")
+        assert header % 64 == 0
+
+
+def test_pieces_are_small(monkeypatch):
+    monkeypatch.setattr(files, "_PIECE_BYTES", 4)
+    assert [bytes(piece) for piece in files._small([b"0123456789", b"", b"ab"])] == [b"0123", b"4567", b"89", b"ab"]
