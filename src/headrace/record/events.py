@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.telemetry.events import plain
+
 _CHUNK = struct.Struct("<qIIqqB3xIqI")
 _LANE = struct.Struct("<qqI")
 _SALVAGE = struct.Struct("<qIIqqIqI")
@@ -263,10 +265,11 @@ class Note:
     updates: int
     kind: str
     facts: Mapping[str, Any]
+    """As JSON knows them; what it does not know is kept as `headrace.telemetry.events.plain` says."""
 
     def pack(self) -> bytes:
         """The frame's payload."""
-        return json.dumps({"updates": self.updates, "kind": self.kind, "facts": dict(self.facts)}).encode()
+        return json.dumps({"updates": self.updates, "kind": self.kind, "facts": plain(self.facts)}).encode()
 
     @classmethod
     def unpack(cls, data: bytes) -> Note:
