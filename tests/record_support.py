@@ -74,12 +74,19 @@ events = st.one_of(
 ONE_OF_EACH = (
     PolicyPublished(0, 1, 0xDEADBEEF),
     ChunkCommitted(
-        0, 2, 1, 7, 3, True, RowPlace(4, 4096), (LanePart(12, 11, 1, b"carry--1"), LanePart(13, 12, 2, b"carry--2"))
+        0, 2, 1, 7, 3, last=True, place=RowPlace(4, 4096),
+        lanes=(LanePart(12, 11, 1, b"carry--1"), LanePart(13, 12, 2, b"carry--2")),
     ),
     BatchesTrained(0, np.arange(12, dtype=np.uint32).reshape(6, 2)),
-    GroupSalvaged(6, 2, 1, 8, 3, NOT_KEPT, (SalvagedLane(15, 2, 1, True, 4, 5), SalvagedLane(13, 0, 0, False, 5, 0))),
+    GroupSalvaged(
+        6, 2, 1, 8, 3, NOT_KEPT,
+        (
+            SalvagedLane(15, 2, 1, cut=True, episodes_begun=4, checksum=5),
+            SalvagedLane(13, 0, 0, cut=False, episodes_begun=5, checksum=0),
+        ),
+    ),
     WeightsHashed(6, "ab" * 32, {"optimiser_steps": 6, "epsilon": 0.1}),
     StateSaved(6, 1),
     LearnerSucceeded(6, -1),
     Note(6, "evaluated", {"version": 3, "returns": [1.5, -2.25], "best": None}),
-)
+)  # fmt: skip

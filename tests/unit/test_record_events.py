@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given
-from record_support import ONE_OF_EACH, events
 
 from headrace.record.events import (
     KINDS,
@@ -20,6 +19,7 @@ from headrace.record.events import (
     RowPlace,
     WeightsHashed,
 )
+from record_support import ONE_OF_EACH, events
 
 
 def test_one_of_each_is_one_of_each():
@@ -42,7 +42,8 @@ def test_any_event_comes_back(event):
 
 def test_a_chunk_is_small():
     """A run writes one per group and chunk: 52 bytes, and 20 a lane besides its exploration state."""
-    chunk = ChunkCommitted(1, 2, 3, 4, 5, False, NOT_KEPT, (LanePart(1, 1, 1, b"1234"), LanePart(2, 2, 2, b"5678")))
+    lanes = (LanePart(1, 1, 1, b"1234"), LanePart(2, 2, 2, b"5678"))
+    chunk = ChunkCommitted(1, 2, 3, 4, 5, last=False, place=NOT_KEPT, lanes=lanes)
     assert len(chunk.pack()) == 52 + 2 * (20 + 4)
 
 

@@ -10,12 +10,12 @@ import resource
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from record_support import ONE_OF_EACH, events
 
 from headrace.core.errors import RecordDamaged
 from headrace.record import trace as module
 from headrace.record.events import BatchesTrained, LearnerSucceeded, Note, PolicyPublished
 from headrace.record.trace import MAX_PAYLOAD_BYTES, Trace, TraceWriter
+from record_support import ONE_OF_EACH, events
 
 HEADER = {"headrace": "0.1.0", "config_sha256": "ab" * 32, "threads": 1}
 FRAME_BYTES = 9
@@ -176,13 +176,15 @@ def test_every_flipped_bit_of_the_header_is_noticed(path):
 
 @pytest.mark.parametrize("garbage", [b"\0", b"\xff", bytes(range(256))], ids=["zeros", "ones", "bytes"])
 @pytest.mark.parametrize("behind", range(-FRAME_BYTES - 1, 2))
-def test_events_behind_damage_are_found_wherever_they_begin(path, garbage, behind):
-    """The search goes in pieces of 1 MiB; an event may lie across the border of two."""
+def test_events_behind_damage_are_found_wherever_they_begin(path, monkeypatch, garbage, behind):
+    """The search goes in pieces; an event may lie across the border of two."""
+    piece_bytes = 4096
+    monkeypatch.setattr(module, "_PIECE_BYTES", piece_bytes)
     borders = write(path, ONE_OF_EACH[:1])
     frame = path.read_bytes()[borders[0] :]
-    path.write_bytes(path.read_bytes() + (garbage * (1 << 21))[: (1 << 20) + behind])
+    path.write_bytes(path.read_bytes() + (garbage * 2 * piece_bytes)[: 2 * piece_bytes + behind])
     with Trace.open(path) as trace:
-        assert trace.torn_bytes == (1 << 20) + behind
+        assert trace.torn_bytes == 2 * piece_bytes + behind
         assert not trace.damaged
         with path.open("ab") as file:
             file.write(frame)
@@ -418,7 +420,7 @@ def test_another_format_is_refused(path):
 )
 def test_a_damaged_header_is_refused(path, header):
     path.write_bytes(b"headrace record 1\n" + header)
-    with pytest.raises(RecordDamaged, match="the header of .* is damaged"):
+    with pytest.raises(RecordDamaged, match=r"the header of .* is damaged"):
         Trace.open(path)
 
 
