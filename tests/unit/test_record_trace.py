@@ -182,7 +182,7 @@ def test_events_behind_damage_are_found_wherever_they_begin(path, monkeypatch, g
     monkeypatch.setattr(module, "_PIECE_BYTES", piece_bytes)
     borders = write(path, ONE_OF_EACH[:1])
     frame = path.read_bytes()[borders[0] :]
-    path.write_bytes(path.read_bytes() + (garbage * 2 * piece_bytes)[: 2 * piece_bytes + behind])
+    path.write_bytes(path.read_bytes() + (garbage * 3 * piece_bytes)[: 2 * piece_bytes + behind])
     with Trace.open(path) as trace:
         assert trace.torn_bytes == 2 * piece_bytes + behind
         assert not trace.damaged

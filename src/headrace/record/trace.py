@@ -3,8 +3,8 @@
     magic and format version, a line | frame | frame | ...
     frame: u32 bytes of payload, u8 kind, u32 CRC-32 over kind and payload, payload; little-endian
 
-The first frame is the header, a JSON object. An event is one frame, written with one call, so a killed process
-leaves whole events, and a machine that loses power at most a torn tail, which readers recognise and leave out.
+The first frame is the header, a JSON object. An event is one frame, written with one call. A process that is killed,
+or a machine that loses power, leaves at most a torn tail, which readers recognise and leave out.
 """
 
 from __future__ import annotations
