@@ -12,11 +12,18 @@ import headrace.envs.registration  # noqa: F401 - so that gymnasium.make knows h
 if TYPE_CHECKING:
     from headrace.algorithms.configs import TD3
     from headrace.runtime.api import Run, train
+    from headrace.runtime.policy import Policy, load_policy
 
-__all__ = ["TD3", "Run", "train"]
+__all__ = ["TD3", "Policy", "Run", "load_policy", "train"]
 __version__ = "0.1.0"
 
-_HOMES = {"TD3": "headrace.algorithms.configs", "Run": "headrace.runtime.api", "train": "headrace.runtime.api"}
+_HOMES = {
+    "TD3": "headrace.algorithms.configs",
+    "Policy": "headrace.runtime.policy",
+    "Run": "headrace.runtime.api",
+    "load_policy": "headrace.runtime.policy",
+    "train": "headrace.runtime.api",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from headrace.core import files
 from headrace.core.files import FileMark, is_part, mark_of, stage, write_whole
 from headrace.weights.tensor_file import load_tensors, save_tensors
 
-DTYPES = "f8 f4 f2 i8 u8 i4 u4 i2 u2 i1 u1 ?".split()
+DTYPES = ["f8", "f4", "f2", "i8", "u8", "i4", "u4", "i2", "u2", "i1", "u1", "?"]
 ARRAYS = {
     "matrix": np.arange(6, dtype=np.float32).reshape(2, 3).T,
     "number": np.array(0.5),
@@ -81,7 +82,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_then_the_name_is(tmp_p
         call = getattr(os, name)
 
         def note(*args, **kwargs):
-            calls.append((name, os.readlink(f"/proc/self/fd/{args[0]}") if name == "fsync" else str(args[0])))
+            calls.append((name, str(Path(f"/proc/self/fd/{args[0]}").readlink()) if name == "fsync" else str(args[0])))
             return call(*args, **kwargs)
 
         return note

@@ -54,20 +54,11 @@ def stage(path: Path, pieces: Iterable[Piece]) -> tuple[Path, FileMark]:
     for left in path.parent.glob(f".{path.name}.*"):
         left.unlink(missing_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
-        nbytes, crc32 = 0, 0
-        for piece in _small(pieces):
-            crc32 = zlib.crc32(piece, crc32)
-            nbytes += len(piece)
-            _write_all(handle, piece)
-        os.fsync(handle)
+        return part, _write(part, pieces)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-    finally:
-        os.close(handle)
-    return part, FileMark(nbytes, crc32)
 
 
 def is_part(path: Path) -> bool:
@@ -96,6 +87,20 @@ def sync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _write(path: Path, pieces: Iterable[Piece]) -> FileMark:
+    nbytes, crc32 = 0, 0
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        for piece in _small(pieces):
+            crc32 = zlib.crc32(piece, crc32)
+            nbytes += len(piece)
+            _write_all(handle, piece)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    return FileMark(nbytes, crc32)
 
 
 def _small(pieces: Iterable[Piece]) -> Iterator[memoryview]:

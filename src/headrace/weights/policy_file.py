@@ -21,6 +21,8 @@ def save_policy(
 ) -> Path:
     """Write one version; it appears under its name only when complete.
 
+    A file that holds the same arrays already is left as it is, because a checkpoint may rely on its bytes.
+
     Args:
         checkpoints: The run's folder of checkpoints.
         version: Of the policy.
@@ -37,7 +39,8 @@ def save_policy(
     if not path.parent.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         sync_folder(checkpoints)
-    write_policy(path, version, arrays, facts)
+    if not holds(path, arrays):
+        write_policy(path, version, arrays, facts)
     return path
 
 
@@ -82,6 +85,19 @@ def read_policy(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
         raise RunDirectoryError(
             f"{path.name} cannot be read", file=path, found=error, fix="copy it again from the run it belongs to"
         ) from error
+
+
+def holds(path: Path, arrays: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether a file is there, undamaged, with these very arrays, bit for bit."""
+    try:
+        found, _ = load_tensors(path)
+    except (OSError, SafetensorError):
+        return False
+    return found.keys() == arrays.keys() and all(
+        (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+        and found[name].tobytes() == array.tobytes()
+        for name, array in arrays.items()
+    )
 
 
 def policy_versions(checkpoints: Path) -> list[int]:

@@ -1,0 +1,624 @@
+"""Checkpoints: whatever breaks, the newest sound one is found, whole, and it is said what was wrong with the others."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import resource
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from disk_support import DeadDisk, Disk, contents, fails_once
+from headrace.core.errors import RunDirectoryError
+from headrace.learners import manifest
+from headrace.learners.checkpoint import LearnerState
+from headrace.learners.checkpoints import Checkpoint, CheckpointStore, load_checkpoint
+from headrace.learners.manifest import MANIFEST, seal, unseal
+from headrace.weights.policy_file import load_policy_arrays, policy_versions, save_policy
+
+POLICY = "policy.safetensors"
+
+
+def state(number: int) -> LearnerState:
+    arrays = {"actor": np.full(40, number, np.float32), "count": np.array([number])}
+    return LearnerState(arrays, {"updates": number, "generator": {"state": 2**100 + number}})
+
+
+def policy(number: float) -> dict[str, np.ndarray]:
+    return {"actor": np.full(20, number, np.float32), "scale": np.array([0.1])}
+
+
+def facts(number: int, **more: object) -> dict[str, object]:
+    return {"env_steps": 100 * number, "oldest_segment": number // 3, "rows": [4, 640], "exact": True, **more}
+
+
+def put(store: CheckpointStore, version: int, number: int | None = None, **more: object) -> Path:
+    """A checkpoint whose content tells its number."""
+    number = version if number is None else number
+    return store.write(version, state(number), facts(number, **more), policy(number), {"env_steps": 100 * number})
+
+
+def number_of(checkpoint: Checkpoint) -> int:
+    """Which of the contents it holds; everything in it has to say the same."""
+    loaded = checkpoint.load()
+    number = loaded.facts["updates"]
+    expected, arrays = state(number), checkpoint.policy()[0]
+    assert loaded.facts == expected.facts
+    assert {name: array.tobytes() for name, array in loaded.arrays.items()} == {
+        name: array.tobytes() for name, array in expected.arrays.items()
+    }
+    assert checkpoint.facts["env_steps"] == 100 * number
+    assert arrays["actor"].tolist() == policy(number)["actor"].tolist()
+    return number
+
+
+def newest(folder: Path, *problems: str, oldest_segment: int | None = None) -> tuple[int, int] | None:
+    """Version and number of the newest sound one, seen by somebody who knows only the folder."""
+    found, told = CheckpointStore(folder, keep=3).newest_sound(oldest_segment)
+    assert told == list(problems)
+    return None if found is None else (found.version, number_of(found))
+
+
+@pytest.fixture
+def store(tmp_path) -> CheckpointStore:
+    made = CheckpointStore(tmp_path / "checkpoints", keep=3)
+    made.folder.mkdir()
+    return made
+
+
+# What is written
+
+
+def test_what_was_written_is_found(store):
+    assert newest(store.folder) is None
+    folder = put(store, 12, wall_s=3.25, episodes=7)
+    assert folder == store.folder / "12"
+    assert sorted(contents(folder)) == [MANIFEST, POLICY, "state-1.safetensors"]
+    (found,) = store.checkpoints()
+    assert (found.version, found.saved, found.folder, found.oldest_segment) == (12, 1, folder, 4)
+    assert found.facts == {**facts(12), "version": 12, "wall_s": 3.25, "episodes": 7}
+    assert newest(store.folder) == (12, 12)
+    assert load_checkpoint(folder).facts == state(12).facts
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert load_policy_arrays(store.folder, 12)[1] == {"env_steps": "1200", "version": "12"}
+
+
+def test_manifest_is_json_that_people_can_read(store):
+    folder = put(store, 12)
+    values = json.loads((folder / MANIFEST).read_text())
+    sizes = {name: (folder / name).stat().st_size for name in (POLICY, "state-1.safetensors")}
+    assert {name: mark["bytes"] for name, mark in values["files"].items()} == sizes
+    assert list(values)[:3] == ["format", "headrace", "saved"]
+    assert (values["format"], values["headrace"], values["saved"], values["rows"]) == (1, "0.1.0", 1, [4, 640])
+
+
+def test_newest_is_the_one_saved_last_not_the_highest_version(store):
+    for version in (30, 20, 25):
+        put(store, version)
+    assert [(found.version, found.saved) for found in store.checkpoints()] == [(25, 3), (20, 2), (30, 1)]
+
+
+def test_numbers_rise_over_the_whole_run(store):
+    put(store, 1)
+    put(CheckpointStore(store.folder, 3), 2)
+    later = CheckpointStore(store.folder, 3)
+    put(later, 2, 5)
+    (store.folder / "2" / MANIFEST).write_text("garbage")  # its number is used all the same
+    put(CheckpointStore(store.folder, 3), 3)
+    assert [found.saved for found in store.checkpoints()] == [4, 1]
+
+
+def test_the_same_version_again_replaces_it(store):
+    put(store, 12, 1)
+    folder = put(store, 12, 2)
+    assert sorted(contents(folder)) == [MANIFEST, POLICY, "state-2.safetensors"]
+    assert newest(store.folder) == (12, 2)
+    assert load_policy_arrays(store.folder, 12)[0]["actor"][0] == 2
+
+
+def test_a_policy_that_is_there_with_the_same_arrays_stays_as_it_is(store):
+    save_policy(store.folder, 12, policy(12), {"env_steps": 5, "spaces": "noted at its evaluation"})
+    before = (store.folder / "12" / POLICY).stat()
+    put(store, 12)
+    save_policy(store.folder, 12, policy(12), {"env_steps": 9_999})  # evaluated later, more steps collected
+    assert (store.folder / "12" / POLICY).stat().st_ino == before.st_ino
+    assert newest(store.folder) == (12, 12)
+    assert load_policy_arrays(store.folder, 12)[1]["env_steps"] == "5"
+
+
+@pytest.mark.parametrize("found", ["another", "other_dtype", "damaged"])
+def test_another_policy_is_replaced(store, found):
+    if found == "damaged":
+        (store.folder / "12").mkdir()
+        (store.folder / "12" / POLICY).write_text("no policy")
+    else:
+        dtype = np.float64 if found == "other_dtype" else np.float32
+        value = 12 if found == "other_dtype" else 3
+        save_policy(store.folder, 12, {**policy(12), "actor": np.full(20, value, dtype)}, {})
+    put(store, 12)
+    assert newest(store.folder) == (12, 12)
+
+
+def test_state_that_changes_after_it_was_written_changes_nothing(store):
+    live = state(1)
+    store.write(1, live, facts(1), policy(1), {})
+    live.arrays["actor"][:] = 0
+    assert newest(store.folder) == (1, 1)
+
+
+# What breaks afterwards
+
+
+def damaged(name: str, what: str) -> str:
+    return f"{name} of checkpoint 9 {what}"
+
+
+def two(store: CheckpointStore) -> Path:
+    put(store, 8)
+    return put(store, 9)
+
+
+@pytest.mark.parametrize("name", ["state-2.safetensors", POLICY])
+@pytest.mark.parametrize("left", [0, 1, 8, 100, -9, -1])
+def test_a_file_that_is_cut_off(store, name, left):
+    path = two(store) / name
+    data = path.read_bytes()
+    path.write_bytes(data[:left])
+    has = len(data[:left])
+    assert newest(store.folder, damaged(name, f"is cut off: {has} bytes instead of {len(data)}")) == (8, 8)
+    path.write_bytes(data + b"x")
+    assert newest(store.folder, damaged(name, f"has grown: {len(data) + 1} bytes instead of {len(data)}")) == (8, 8)
+
+
+@pytest.mark.parametrize("name", ["state-2.safetensors", POLICY])
+def test_any_byte_that_is_flipped(store, name):
+    path = two(store) / name
+    data = path.read_bytes()
+    told = damaged(name, "is damaged: its bytes are not those that were written")
+    for place in range(0, len(data), 7):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :])
+        assert newest(store.folder, told) == (8, 8)
+    path.write_bytes(data)
+    assert newest(store.folder) == (9, 9)
+
+
+@pytest.mark.parametrize("name", ["state-2.safetensors", POLICY])
+def test_a_file_that_is_missing(store, name):
+    (two(store) / name).unlink()
+    assert newest(store.folder, damaged(name, "is missing")) == (8, 8)
+
+
+def test_a_manifest_cut_off_anywhere(store):
+    path = two(store) / MANIFEST
+    data = path.read_bytes()
+    for left in range(len(data)):
+        path.write_bytes(data[:left])
+        found, told = store.newest_sound()
+        assert found is not None
+        assert found.version == 8, left
+        assert len(told) == 1
+        assert "checkpoint 9" in told[0]
+
+
+def test_any_byte_of_a_manifest_that_is_flipped(store):
+    path = two(store) / MANIFEST
+    data = path.read_bytes()
+    for place in range(len(data)):
+        bit = place % 8
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :])
+        with pytest.raises(RunDirectoryError, match="checkpoint 9"):
+            Checkpoint.read(path.parent)
+        if place % 9 == 0:
+            found, told = store.newest_sound()
+            assert found is not None
+            assert (found.version, len(told)) == (8, 1), (place, bit)
+
+
+def test_a_missing_manifest_makes_it_a_policy_only(store):
+    (two(store) / MANIFEST).unlink()
+    assert newest(store.folder) == (8, 8)
+    with pytest.raises(RunDirectoryError, match=r"9 is no checkpoint: it has no checkpoint\.json"):
+        load_checkpoint(store.folder / "9")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (b"", "is not JSON: Expecting value: line 1 column 1 (char 0)"),
+        (b"\xff\xfe\xfa", "is not JSON"),
+        (b"[]", "was changed or damaged after it was written"),
+        (b"{}", "was changed or damaged after it was written"),
+        (seal({"format": 1, "saved": 3}), "was changed or damaged after it was written"),
+    ],
+)
+def test_a_manifest_that_is_none(store, text, told):
+    (two(store) / MANIFEST).write_bytes(text)
+    found, problems = store.newest_sound()
+    assert found is not None
+    assert found.version == 8
+    assert problems[0].startswith(f"checkpoint.json of checkpoint 9 {told}")
+
+
+def test_a_format_that_is_not_known_is_left_alone(store):
+    folder = two(store)
+    values = unseal((folder / MANIFEST).read_bytes())
+    (folder / MANIFEST).write_bytes(seal({**values, "format": 2, "headrace": "3.1.0"}))
+    before = contents(folder)
+    assert newest(store.folder, "checkpoint 9 has format 2, and only 1 is known here") == (8, 8)
+    with pytest.raises(RunDirectoryError) as caught:
+        Checkpoint.read(folder)
+    assert str(caught.value) == (
+        "[CFG-002] checkpoint 9 has format 2, and only 1 is known here\n"
+        f"  file: {folder / MANIFEST}\n"
+        "  written by: Headrace 3.1.0\n"
+        "  fix: go on from an older checkpoint; `headrace train --resume` takes the newest sound one"
+    )
+    for version in (10, 11, 12, 13):
+        put(store, version)
+        store.prune()
+    assert contents(folder) == before
+
+
+def test_a_checkpoint_moved_to_another_folder_is_none(store):
+    shutil.copytree(two(store), store.folder / "7")
+    told = "checkpoint.json of checkpoint 7 was changed or damaged after it was written"
+    assert newest(store.folder, told) == (9, 9)
+
+
+def test_a_file_that_cannot_be_read(store):
+    path = two(store) / "state-2.safetensors"
+    path.unlink()
+    path.symlink_to(path.name)
+    told = damaged(path.name, "cannot be read: Too many levels of symbolic links")
+    assert newest(store.folder, told) == (8, 8)
+
+
+def test_all_are_damaged(store):
+    folder = two(store)
+    (folder / MANIFEST).write_text("garbage")
+    (store.folder / "8" / POLICY).unlink()
+    found, told = store.newest_sound()
+    assert found is None
+    assert [sentence[:30] for sentence in told] == ["checkpoint.json of checkpoint ", "policy.safetensors of checkpoi"]
+
+
+def test_a_checkpoint_whose_rows_are_gone_is_left_out(store):
+    two(store)  # their rows begin in segment 2 and 3
+    assert newest(store.folder, oldest_segment=3) == (9, 9)
+    gone = "the rows of checkpoint {} are gone: they begin in segment {}, and the record begins with 4"
+    assert newest(store.folder, gone.format(9, 3), gone.format(8, 2), oldest_segment=4) is None
+
+
+def test_loading_a_damaged_state_never_gives_a_part_of_it(store):
+    folder = two(store)
+    (found, _) = store.checkpoints()
+    path = folder / "state-2.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x00")
+    with pytest.raises(RunDirectoryError, match="is damaged") as caught:
+        found.load()
+    assert caught.value.facts["expected"] != caught.value.facts["found"]
+
+
+def test_seal_is_undone_by_unseal():
+    values = {"a": [1, 2.5, None, True], "b": {"ü\n}": 1e300}, "c": float("inf"), "d": "}"}
+    assert unseal(seal(values)) == values
+    assert json.loads(seal(values))["b"] == values["b"]
+
+
+# What breaks while it is written
+
+
+def again(store):
+    put(store, 5, 50)
+
+
+def again_with_the_same_policy(store):
+    store.write(5, state(50), facts(50), policy(5), {"env_steps": 500})
+
+
+def new(store):
+    put(store, 7)
+
+
+def new_beside_its_policy(store):
+    put(store, 6)
+
+
+def new_beside_another_policy(store):
+    put(store, 6, 60)
+
+
+def prune(store):
+    CheckpointStore(store.folder, keep=1).prune(best_version=2)
+
+
+def forget(store):
+    older = next(found for found in store.checkpoints() if found.version == 3)
+    store.forget_newer(older)
+
+
+def evaluate(store):
+    store.note_evaluation(5, 3.0)
+
+
+def prepared(folder: Path) -> CheckpointStore:
+    """Three checkpoints, the policy of a fourth version, evaluations, and what two dead writers left."""
+    folder.mkdir()
+    store = CheckpointStore(folder, keep=3)
+    for version in (2, 3, 5):
+        put(store, version)
+        store.note_evaluation(version, -version)
+    save_policy(folder, 6, policy(6), {})
+    (folder / "6" / "state-9.safetensors").write_text("its manifest was never written")
+    (folder / "5" / ".state-4.safetensors.77").write_text("half")
+    return store
+
+
+ACTIONS = {
+    again: (5, 50),
+    again_with_the_same_policy: None,
+    new: (7, 7),
+    new_beside_its_policy: (6, 6),
+    new_beside_another_policy: (6, 60),
+    prune: (5, 5),
+    forget: (3, 3),
+    evaluate: (5, 5),
+}
+"""Version and number of the newest afterwards; None: of mixed content."""
+
+
+def outcome(folder: Path) -> tuple[int, int]:
+    found, told = CheckpointStore(folder, 3).newest_sound()
+    assert told == []
+    assert found is not None
+    return found.version, found.load().facts["updates"]
+
+
+def check_all(folder: Path) -> None:
+    """Every checkpoint there is, not only the newest, is whole; and every policy can be played."""
+    for checkpoint in CheckpointStore(folder, 3).checkpoints():
+        checkpoint.load()
+        if checkpoint.load().facts["updates"] != 50:
+            number_of(checkpoint)
+    for version in policy_versions(folder):
+        load_policy_arrays(folder, version)
+    assert set(policy_versions(folder)) >= {2, 3, 5, 6}
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.__name__)
+@pytest.mark.parametrize("kind", [Disk, DeadDisk])
+def test_a_disk_that_fails_at_any_call(tmp_path, action, kind):
+    """The first failure is told; the newest checkpoint is the one before or the new one, and the next try succeeds."""
+    original = prepared(tmp_path / "original").folder
+    done = shutil.copytree(original, tmp_path / "done")
+    action(CheckpointStore(done, 3))
+    after, seen = outcome(done), set()
+    assert ACTIONS[action] in (None, after)
+    for at in itertools.count():
+        folder = shutil.copytree(original, tmp_path / "case")
+        store = CheckpointStore(folder, 3)
+        with pytest.MonkeyPatch.context() as patch:
+            disk = kind(patch, at, fails_once)
+            error = None
+            try:
+                action(store)
+            except OSError as caught:
+                error = caught
+        if not disk.struck:
+            break
+        assert error is not None, f"{disk.calls[at]} failed, and nobody was told"
+        now = outcome(folder)
+        assert now in ((5, 5), (3, 3), after), disk.calls
+        check_all(folder)
+        seen.add(now)
+        action(store)
+        assert contents(folder) == contents(done) or renumbered(folder) == renumbered(done)
+        shutil.rmtree(folder)
+    assert at > 4
+    assert (5, 5) in seen
+    shutil.rmtree(folder)
+
+
+def renumbered(folder: Path) -> dict[str, object]:
+    """What there is, but for the number of the newest state, which a try that failed may have used up."""
+    newest_one = CheckpointStore(folder, 3).checkpoints()[0]
+    found = contents(folder)
+    name = f"state-{newest_one.saved}.safetensors"
+    manifest_of = f"{newest_one.version}/{MANIFEST}"
+    found[f"{newest_one.version}/state"] = found.pop(f"{newest_one.version}/{name}")
+    found[manifest_of] = found[manifest_of][:0]
+    return found
+
+
+@pytest.mark.parametrize("action", [again, new, new_beside_its_policy, new_beside_another_policy])
+def test_a_failed_write_leaves_everything_as_it_was(tmp_path, action):
+    original = prepared(tmp_path / "original").folder
+    CheckpointStore(original, 3)._tidy_all()  # what others left is not put back
+    before, unchanged = contents(original), 0
+    for at in itertools.count():
+        folder = shutil.copytree(original, tmp_path / "case")
+        with pytest.MonkeyPatch.context() as patch:
+            disk = Disk(patch, at, fails_once)
+            try:
+                action(CheckpointStore(folder, 3))
+            except OSError:
+                if outcome(folder) == (5, 5):
+                    assert contents(folder) == before, disk.calls[: at + 1]
+                    assert sorted(path.name for path in folder.iterdir()) == sorted(
+                        path.name for path in original.iterdir()
+                    )
+                    unchanged += 1
+        shutil.rmtree(folder)
+        if not disk.struck:
+            break
+    assert unchanged > 8
+
+
+def test_a_full_disk(store):
+    put(store, 8)
+    before = contents(store.folder)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    big = LearnerState({"actor": np.zeros(100_000)}, {})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            store.write(9, big, facts(9), policy(9), {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert contents(store.folder) == before
+    assert [path.name for path in store.folder.iterdir()] == ["8"]
+    put(store, 9)
+    assert newest(store.folder) == (9, 9)
+
+
+def test_facts_that_are_not_json_leave_nothing(store):
+    put(store, 8)
+    before = contents(store.folder)
+    with pytest.raises(TypeError):
+        put(store, 9, episodes=np.int64(3))
+    assert contents(store.folder) == before
+
+
+def test_left_over_files_go_with_the_next_write(store):
+    folder = two(store)
+    (folder / "state-7.safetensors").write_text("no manifest names it")
+    (folder / ".checkpoint.json.77").write_text("{")
+    (store.folder / "4").mkdir()
+    (store.folder / "4" / ".policy-3.safetensors.77").write_text("half")
+    (store.folder / "notes.txt").write_text("of somebody else")
+    put(store, 10)
+    assert sorted(contents(store.folder)) == sorted(
+        [f"{version}/{name}" for version in (8, 9, 10) for name in (MANIFEST, POLICY)]
+        + ["8/state-1.safetensors", "9/state-2.safetensors", "10/state-3.safetensors", "notes.txt"]
+    )
+    assert not (store.folder / "4").exists()
+
+
+def test_a_writer_that_died_before_the_policy_had_its_name(store, monkeypatch):
+    put(store, 9, 1)
+    monkeypatch.setattr("headrace.learners.checkpoints._tidy", lambda *_, **__: None)
+    folder = put(store, 9, 2)
+    assert sorted(contents(folder)) == [
+        MANIFEST, "policy-2.safetensors", POLICY, "state-1.safetensors", "state-2.safetensors",
+    ]  # fmt: skip
+    assert newest(store.folder) == (9, 2)
+    monkeypatch.undo()
+    put(store, 10)
+    assert sorted(contents(folder)) == [MANIFEST, POLICY, "state-2.safetensors"]
+    assert load_policy_arrays(store.folder, 9)[0]["actor"][0] == 2
+
+
+# Which are kept
+
+
+def kept(store: CheckpointStore) -> list[int]:
+    return [found.version for found in store.checkpoints()]
+
+
+def test_the_newest_and_the_best_are_kept(store):
+    means = {1: -5.0, 2: 7.0, 3: 7.0, 4: -1.0, 5: 3.0, 6: 0.0, 9: 99.0}
+    for version, mean in means.items():
+        store.note_evaluation(version, mean)
+    for version in range(1, 8):
+        put(store, version)
+        store.prune()
+    assert kept(store) == [7, 6, 5, 3]
+    assert store.best_version() == 3
+    assert policy_versions(store.folder) == [1, 2, 3, 4, 5, 6, 7]
+    assert sorted(contents(store.folder / "2")) == [POLICY]
+    assert newest(store.folder) == (7, 7)
+
+
+def test_the_best_is_known_after_a_restart_and_evaluated_before_or_after(store):
+    put(store, 1)
+    store.note_evaluation(1, 5.0)
+    store.note_evaluation(2, 6.0)
+    store.note_evaluation(3, float("nan"))
+    put(store, 2)
+    put(store, 3)
+    again = CheckpointStore(store.folder, keep=1)
+    assert again.best_version() == 2
+    again.note_evaluation(1, 8.0)
+    again.prune()
+    assert kept(again) == [3, 1]
+
+
+def test_the_best_may_be_named(store):
+    for version in (1, 2, 3, 4, 5):
+        put(store, version)
+        store.note_evaluation(version, -version)
+    store.prune(best_version=2)
+    assert kept(store) == [5, 4, 3, 2]
+
+
+def test_nothing_was_evaluated(store):
+    for version in (1, 2, 3, 4):
+        put(store, version)
+    assert store.best_version() is None
+    store.prune()
+    assert kept(store) == [4, 3, 2]
+
+
+def test_the_oldest_segment_is_that_of_the_newest_ones(store):
+    assert store.oldest_segment() is None
+    for version, segment in ((1, 0), (2, 2), (3, 5), (4, 4), (5, 6)):
+        put(store, version, oldest_segment=segment)
+    store.note_evaluation(1, 1.0)
+    store.prune()
+    assert kept(store) == [5, 4, 3, 1]
+    assert store.oldest_segment() == 4
+
+
+def test_what_is_newer_is_forgotten_when_a_run_goes_on_from_before(store):
+    for version in (1, 2, 3, 4):
+        put(store, version)
+        store.note_evaluation(version, version)
+    older = store.checkpoints()[2]
+    store.forget_newer(older)
+    assert kept(store) == [2, 1]
+    assert policy_versions(store.folder) == [1, 2, 3, 4]
+    put(store, 3, 30)
+    assert newest(store.folder) == (3, 30)
+    assert store.best_version() == 2  # what was evaluated as 3 was another policy
+    assert store.checkpoints()[0].saved == 5
+
+
+def test_evaluations_that_are_damaged_are_told_and_written_anew(store):
+    put(store, 8)
+    store.note_evaluation(8, 1.0)
+    path = store.folder / "evaluations.json"
+    path.write_text(path.read_text().replace("1.0", "9.0"))
+    told = "evaluations.json cannot be read (not as it was written), so it is not known which checkpoint is the best"
+    assert newest(store.folder, told) == (8, 8)
+    store.note_evaluation(8, 2.0)
+    assert newest(store.folder) == (8, 8)
+    assert store.best_version() == 8
+
+
+# The state of a learner alone
+
+
+def test_state_of_a_learner_is_replaced_whole(tmp_path):
+    path = tmp_path / "learner.safetensors"
+    assert LearnerState.load(path) is None
+    for number in (1, 2):
+        state(number).save(path)
+    loaded = LearnerState.load(path)
+    assert loaded is not None
+    assert loaded.facts == state(2).facts
+    np.testing.assert_array_equal(loaded.arrays["actor"], state(2).arrays["actor"], strict=True)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(RunDirectoryError, match="the learner's saved state cannot be read"):
+        LearnerState.load(path)
+
+
+def test_unsound_errors_have_a_fix():
+    error = manifest._unsound("x is missing", Path("x"))
+    assert str(error) == (
+        "[CFG-002] x is missing\n  file: x\n"
+        "  fix: go on from an older checkpoint; `headrace train --resume` takes the newest sound one"
+    )
