@@ -33,6 +33,7 @@ class FakeActor:
         self.loaded: list[float] = []
         self.seen: list[np.ndarray] = []
         self.episodes = 0
+        self.carry = np.zeros(0, np.float32)
 
     def load(self, arrays):
         self.loaded.append(float(arrays["bias"][0]))

@@ -44,7 +44,13 @@ class PolicySpec:
 
 
 class LaneNoise(Protocol):
-    """Exploration state of one lane; owns the lane's exploration generator."""
+    """Exploration state of one lane; owns the lane's exploration generator, which begins anew with every chunk."""
+
+    @property
+    def carry(self) -> NDArray[np.float32]:
+        """All that crosses the end of a chunk, live, to be read and overwritten; of one length in all lanes of a run,
+        and empty where nothing does."""
+        ...
 
     def begin_episode(self) -> None:
         """Forget what must not cross an episode's end."""
@@ -102,8 +108,13 @@ class Algorithm(Protocol):
         """Hash of every learned array, targets and normaliser included."""
         ...
 
-    def ledger(self) -> dict[str, int]:
-        """What was done (``updates``, ``target_updates``, ...) beside what the configuration declares (``..._declared``)."""
+    def ledger(self) -> dict[str, float]:
+        """What was done (``critic_steps``, ``target_critic_moves``, ...) beside what is declared (``..._declared``).
+
+        Done should come from what does it (`headrace.algorithms.flat.counts`), declared from the configuration and
+        ``updates``, so that neither follows the other into a mistake. Counts survive `state`; a name without its
+        ``..._declared`` is only told, and may never fall if it ends in ``_steps`` or ``_moves``.
+        """
         ...
 
     def state(self) -> dict[str, NDArray[Any]]:

@@ -24,6 +24,7 @@ class GaussianNoise:
 
     def __init__(self, generator: np.random.Generator) -> None:
         self._generator = generator
+        self.carry = np.zeros(0, np.float32)
 
     def begin_episode(self) -> None:
         """Nothing crosses from step to step."""
@@ -45,6 +46,11 @@ class OrnsteinUhlenbeckNoise:
         self._stay = np.float32(1.0 - theta)
         self._x = np.zeros(dimensions, np.float32)
 
+    @property
+    def carry(self) -> NDArray[np.float32]:
+        """``x``, [A]."""
+        return self._x
+
     def begin_episode(self) -> None:
         """Back to zero."""
         self._x.fill(0.0)
@@ -59,6 +65,9 @@ class OrnsteinUhlenbeckNoise:
 
 class NoNoise:
     """No exploration; draws nothing from any generator."""
+
+    def __init__(self) -> None:
+        self.carry = np.zeros(0, np.float32)
 
     def begin_episode(self) -> None:
         """There is nothing to forget."""
@@ -81,6 +90,11 @@ def lane_noise(config: ExplorationConfig, dimensions: int, generator: np.random.
     if config.kind == "ornstein-uhlenbeck":
         return OrnsteinUhlenbeckNoise(generator, dimensions, config.theta)
     return NoNoise()
+
+
+def carried_floats(config: ExplorationConfig, dimensions: int) -> int:
+    """Length of `LaneNoise.carry` for actions of ``dimensions`` numbers."""
+    return dimensions if config.kind == "ornstein-uhlenbeck" else 0
 
 
 def scale_at(config: ExplorationConfig, env_steps: int) -> float:

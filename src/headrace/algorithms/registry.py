@@ -16,6 +16,7 @@ from headrace.algorithms.acting import BoxActor, Network, PerceptronForward
 from headrace.algorithms.base import Actor, Algorithm, PolicySpec
 from headrace.algorithms.configs import NetworkConfig, TD3Config
 from headrace.algorithms.encoding import ActionBox, ObservationEncoder
+from headrace.algorithms.exploration import carried_floats as carried_by_noise
 from headrace.core.config import Section
 from headrace.core.errors import ConfigError
 
@@ -32,6 +33,7 @@ class Entry:
     check_spaces: Callable[[Space, Space], None]
     build_actor: Callable[[PolicySpec], Actor]
     build_algorithm: Callable[[Section, Space, Space, int, str], Algorithm]
+    carried_floats: Callable[[Section, Space], int]
 
 
 def algorithms() -> dict[str, str]:
@@ -57,6 +59,16 @@ def build_actor(policy: PolicySpec) -> Actor:
         ConfigError: A network factory does not do, or ``policy.config`` belongs to no algorithm.
     """
     return _entry(policy.config).build_actor(policy)
+
+
+def carried_floats(config: Section, action_space: Space) -> int:
+    """Length of `LaneNoise.carry`: exploration state of one lane that crosses the end of a chunk.
+
+    Raises:
+        UnsupportedSpace: As `check_spaces`.
+        ConfigError: ``config`` belongs to no algorithm.
+    """
+    return _entry(config).carried_floats(config, action_space)
 
 
 def build_algorithm(
@@ -101,6 +113,13 @@ def _td3_actor(policy: PolicySpec) -> Actor:
     return BoxActor(policy, _acting_network(config.actor, inputs, outputs), config.exploration)
 
 
+def _td3_carried_floats(config: Section, action_space: Space) -> int:
+    exploration = cast("TD3Config", config).exploration
+    if exploration.kind != "ornstein-uhlenbeck":
+        return 0  # and nobody asks how large an action is
+    return carried_by_noise(exploration, ActionBox(action_space).size)
+
+
 def _acting_network(config: NetworkConfig, inputs: int, outputs: int) -> Network:
     if config.factory is None:
         return PerceptronForward(config, inputs, outputs)
@@ -123,6 +142,7 @@ _ENTRIES: Mapping[type[Section], Entry] = MappingProxyType(
             check_spaces=_check_continuous,
             build_actor=_td3_actor,
             build_algorithm=_td3,
+            carried_floats=_td3_carried_floats,
         ),
     }
 )

@@ -5,17 +5,17 @@ The same object runs under every schedule: in the learner's process, or in a col
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
-from headrace.algorithms.base import Actor, LaneNoise
+from headrace.algorithms.base import Actor
+from headrace.collectors.restoring import bring_back
+from headrace.collectors.streams import LaneStreams
 from headrace.core import seeding
 from headrace.core.errors import EnvironmentFault, EnvironmentRaised, HeadraceError, NonFiniteValue
 from headrace.core.specs import assemble
@@ -25,7 +25,6 @@ from headrace.lanes.derive import observe
 from headrace.lanes.lane import LaneBlock, LaneWriter
 from headrace.lanes.layout import INFO_KEYS, STEP
 from headrace.telemetry.board import Activity, Slot
-from headrace.weights.snapshot import SnapshotReader
 
 _ODD_KEYS = frozenset(INFO_KEYS)
 
@@ -48,7 +47,7 @@ class Group:
     seed: int
     """Of the run."""
     incarnation: int = 0
-    """How often the group's collector has been replaced."""
+    """How often the group's random streams have been begun anew, because its collector was replaced."""
     random_steps: int = 0
     """Transitions per lane whose actions are uniformly random."""
     environment: str = "environment"
@@ -86,10 +85,25 @@ class _Lane:
     number: int
     env: gymnasium.Env[Any, Any]
     writer: LaneWriter
-    noise: LaneNoise
-    random_actions: spaces.Space[Any]
+    streams: LaneStreams
     running: bool = False
     """Whether an episode is running."""
+
+
+class PolicySource(Protocol):
+    """Where a collector takes policies from: a `SnapshotReader`, or a record's."""
+
+    version: int
+    """Of the policy in use."""
+
+    @property
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        """All that acting needs, valid until the second `refresh` from now."""
+        ...
+
+    def refresh(self) -> bool:
+        """Take the version that is to be used now; whether it is another one."""
+        ...
 
 
 class Collector:
@@ -102,6 +116,7 @@ class Collector:
         actor: The acting half of the algorithm.
         reader: Where new policies come from.
         slot: The component's place on the board.
+        resume: Go on with the episodes that are running in the lanes; `restore` comes before `collect` then.
     """
 
     def __init__(
@@ -110,8 +125,10 @@ class Collector:
         envs: Sequence[gymnasium.Env[Any, Any]],
         block: LaneBlock,
         actor: Actor,
-        reader: SnapshotReader,
+        reader: PolicySource,
         slot: Slot,
+        *,
+        resume: bool = False,
     ) -> None:
         self.group = group
         self._block = block
@@ -121,18 +138,27 @@ class Collector:
         g = block.geometry
         self._observation_space, self._action_space = envs[0].observation_space, envs[0].action_space
         self._check = ObservationCheck(self._observation_space, group.environment, cast=group.cast)
-        self._lanes = [self._lane(number, env) for number, env in zip(group.lanes, envs, strict=True)]
+        self._lanes = [self._lane(number, env, resume) for number, env in zip(group.lanes, envs, strict=True)]
         self._windows = block.windows(g.frame_stack)
         self._places = np.zeros(len(envs), np.int64)
         self._t = np.zeros(len(envs), np.int64)
         self._finite_obs = [leaf.path for leaf in g.observation if leaf.dtype.kind == "f"]
 
-    def _lane(self, number: int, env: gymnasium.Env[Any, Any]) -> _Lane:
-        seed, again = self.group.seed, self.group.incarnation
-        random_actions = copy.deepcopy(self._action_space)
-        random_actions.seed(seeding.integer(seed, "random-actions", number, again))
-        noise = self._actor.noise(seeding.generator(seed, "exploration", number, again))
-        return _Lane(number, env, LaneWriter(self._block, number), noise, random_actions)
+    def _lane(self, number: int, env: gymnasium.Env[Any, Any], resume: bool) -> _Lane:
+        streams = LaneStreams(self.group.seed, number, self.group.incarnation, self._actor, self._action_space)
+        writer = LaneWriter(self._block, number, resume=resume)
+        return _Lane(number, env, writer, streams, running=writer.t > 0)
+
+    def restore(self) -> None:
+        """Bring environments and exploration to where the lanes' rows end; all slots of a lane's carry are the same.
+
+        Raises:
+            EpisodeNotRestored: An environment did something else than what is stored. Nothing was written.
+        """
+        for lane in self._lanes:
+            lane.streams.noise.carry[:] = self._block.carry[lane.number, 0]
+            if lane.running:
+                bring_back(lane.env, self._block, lane.number, self.group.seed, self._check, self._slot)
 
     def collect(self, chunk: int, steps: int, stopping: Callable[[], bool] | None = None) -> Commit:
         """Collect one chunk.
@@ -148,12 +174,7 @@ class Collector:
         Raises:
             EnvironmentFault: The environment broke its contract. Rows before the fault are in the lanes.
         """
-        if self._reader.refresh():
-            self._actor.load(self._reader.arrays)
-        seeding.seed_global_generators(self.group.seed, "global", self.group.number, self.group.incarnation, chunk)
-        begun = [(lane.writer.row, lane.writer.transitions) for lane in self._lanes]
-        for lane, (_, transitions) in zip(self._lanes, begun, strict=True):
-            self._block.chunk_begun[lane.number] = chunk, transitions
+        begun = self._begin(chunk)
         try:
             for _ in range(steps):
                 if stopping is not None and stopping():
@@ -163,6 +184,9 @@ class Collector:
             self._refuse_non_finite(begun)  # the first bad value is to blame, not what it led to
             raise
         self._refuse_non_finite(begun)
+        slot = chunk % self._block.geometry.carry_slots
+        for lane in self._lanes:
+            self._block.carry[lane.number, slot] = lane.streams.noise.carry
         return Commit(
             self.group.incarnation, self.group.number, chunk, self._reader.version, last=False,
             lanes=tuple(
@@ -174,8 +198,38 @@ class Collector:
             ),
         )  # fmt: skip
 
-    def _step(self) -> None:
-        """One step of every lane."""
+    def repeat(self, chunk: int, transitions: Sequence[int]) -> None:
+        """Make a part of a chunk again that a collector which is gone had made.
+
+        Args:
+            chunk: Its number.
+            transitions: Of each lane; the collector may have been killed between two lanes of a step.
+        """
+        begun = self._begin(chunk)
+        ends = [before + count for (_, before), count in zip(begun, transitions, strict=True)]
+        while missing := [lane.writer.transitions < end for lane, end in zip(self._lanes, ends, strict=True)]:
+            if not any(missing):
+                return
+            self._step(missing)
+
+    def _begin(self, chunk: int) -> list[tuple[int, int]]:
+        """Take the newest policy, put every random stream to the chunk's beginning.
+
+        Returns:
+            Row number and transitions of each lane.
+        """
+        group = self.group
+        if self._reader.refresh():
+            self._actor.load(self._reader.arrays)
+        seeding.seed_global_generators(group.seed, "global", group.number, group.incarnation, chunk)
+        for lane in self._lanes:
+            lane.streams.begin_chunk(chunk, random_actions=lane.writer.transitions < group.random_steps)
+            self._block.chunk_begun[lane.number] = chunk, lane.writer.transitions
+            self._block.incarnation[lane.number] = group.incarnation
+        return [(lane.writer.row, lane.writer.transitions) for lane in self._lanes]
+
+    def _step(self, wanted: Sequence[bool] | None = None) -> None:
+        """One step of every lane, or of those that are wanted."""
         slot, block = self._slot, self._block
         for place, lane in enumerate(self._lanes):
             if not lane.running:
@@ -183,8 +237,10 @@ class Collector:
             self._places[place] = block.place(lane.number, lane.writer.row - block.geometry.first_row)
             self._t[place] = lane.writer.t
         slot.enter(Activity.POLICY)
-        actions = self._actor.act(self._observations(), [lane.noise for lane in self._lanes])
+        actions = self._actor.act(self._observations(), [lane.streams.noise for lane in self._lanes])
         for place, lane in enumerate(self._lanes):
+            if wanted is not None and not wanted[place]:
+                continue
             if lane.writer.transitions < self.group.random_steps:
                 action = self._random_action(lane)
             else:
@@ -198,7 +254,7 @@ class Collector:
         return observe(rows, g.observation, self._t)
 
     def _random_action(self, lane: _Lane) -> list[Any]:
-        value = lane.random_actions.sample()
+        value = lane.streams.random_actions.sample()
         return [np.asarray(leaf.of(value), leaf.dtype) for leaf in self._block.geometry.action]
 
     def _step_lane(self, lane: _Lane, action: list[Any]) -> None:
@@ -239,7 +295,7 @@ class Collector:
         except Exception as error:  # user code may raise anything; it is passed on with its place
             raise raised(error, "reset", self.group.environment, lane.number, writer.transitions) from error
         writer.begin_episode(self._parts(self._check.check(obs, lane.number, writer.transitions)))
-        lane.noise.begin_episode()
+        lane.streams.noise.begin_episode()
         lane.running = True
 
     def _parts(self, obs: Any) -> list[Any]:

@@ -109,6 +109,10 @@ class CreditBook:
         chunks = sum(limit - done for limit, done in zip(self.limit, self.committed, strict=True))
         return chunks * self._chunk_steps
 
+    def go_on(self, committed: Sequence[int]) -> None:
+        """Begin where each group has committed so many chunks, and no credit is outstanding."""
+        self.committed, self.limit = list(committed), list(committed)
+
     def on_commit(self, group: int) -> None:
         """A chunk of the group arrived."""
         self.committed[group] += 1

@@ -59,18 +59,27 @@ class LaneBlock:
         self.chunk_begun = header[:, 0, 2:4]
         """Number of each lane's newest chunk, and transitions before it; written by its collector, for whoever has
         to repeat what it did."""
+        self.incarnation = header[:, 0, 7]
+        """Of the random streams each lane's newest chunk draws from; written by its collector."""
         self.info_counts: NDArray[np.int32] = np.ndarray(
             (g.lanes, len(INFO_KEYS)), np.int32, self._whole, 32, (HEADER_BYTES, 4)
         )
-        """Steps of each lane in which a key of `INFO_KEYS` was set in ``info``; written by its collector, in the rest
-        of its cache line."""
+        """Steps of each lane in which a key of `INFO_KEYS` was set in ``info``; written by its collector."""
         self.committed = header[:, 1, :]
         """The learner's books of each lane, see `headrace.lanes.replay`."""
+        self.resident_from = header[:, 1, 5]
+        """First row of each lane that is still in the replay; one of those books."""
         self.stopping = header[:, 1, 7]
         """Not zero: whoever writes the lane shall commit what it has and leave; written by the learner."""
         self.intended = header[:, 2, :]
         """What the learner is about to make of its books, see `headrace.lanes.replay`."""
         self.rows: NDArray[np.void] = np.ndarray((g.lanes, g.stride_rows), g.dtype, self._whole, g.rows_offset)
+        self.carry: NDArray[np.float32] = np.zeros((g.lanes, g.carry_slots, 0), np.float32)
+        """[lanes, slots, floats] exploration state after chunk ``c`` of a lane, in slot ``c % carry_slots``; written by
+        its collector before it commits the chunk."""
+        if g.carry_floats:
+            shape = g.lanes, g.carry_slots, g.carry_floats
+            self.carry = np.ndarray(shape, np.float32, self._whole, g.carry_offset)
 
     def begin(self) -> None:
         """Set the row numbers of a new block."""
@@ -85,16 +94,23 @@ class LaneBlock:
             return [self.rows[lane, first : first + length]]
         return [self.rows[lane, first:ring], self.rows[lane, : first + length - ring]]
 
-    def checksum(self, lane: int, start: int, stop: int) -> int:
-        """CRC-32 of the bytes of complete rows ``start`` to ``stop``."""
+    def raw(self, lane: int, start: int, stop: int) -> list[memoryview]:
+        """The bytes of rows ``start`` to ``stop`` of a lane in order, as one or two views."""
         size = self.geometry.dtype.itemsize
         ring = self.geometry.ring_rows
         base = self.geometry.rows_offset + lane * self.geometry.stride_rows * size
         first, length = start % ring, stop - start
         whole = min(length, ring - first)
         at = base + first * size
-        value = zlib.crc32(self.buffer[at : at + whole * size])
-        return value if whole == length else zlib.crc32(self.buffer[base : base + (length - whole) * size], value)
+        head = self.buffer[at : at + whole * size]
+        return [head] if whole == length else [head, self.buffer[base : base + (length - whole) * size]]
+
+    def checksum(self, lane: int, start: int, stop: int) -> int:
+        """CRC-32 of the bytes of complete rows ``start`` to ``stop``."""
+        value = 0
+        for piece in self.raw(lane, start, stop):
+            value = zlib.crc32(piece, value)
+        return value
 
     def windows(self, width: int) -> NDArray[np.void]:
         """All windows of ``width`` neighbouring rows of all lanes, as one flat overlapping view of the block.
@@ -113,8 +129,8 @@ class LaneBlock:
 
     def release(self) -> None:
         """Drop all views, so that the shared memory below can be closed; rows that others hold keep it mapped."""
-        del self._whole, self.rows_written, self.episodes_begun, self.chunk_begun, self.info_counts
-        del self.committed, self.stopping, self.intended, self.rows, self.buffer
+        del self._whole, self.rows_written, self.episodes_begun, self.chunk_begun, self.incarnation, self.info_counts
+        del self.committed, self.resident_from, self.stopping, self.intended, self.rows, self.carry, self.buffer
 
 
 class LaneWriter:
@@ -123,11 +139,16 @@ class LaneWriter:
     Observations and actions are numpy values per leaf, in the geometry's order, already checked against their
     spaces: their bytes are stored as they are. A chunk of ``n`` steps uses at most ``2 n`` rows.
 
+    Args:
+        block: The lanes.
+        lane: Which.
+        resume: Go on with the episode the lane's last row belongs to, if it has not ended.
+
     Raises:
         DataLossError: The lane's last episode is neither ended nor cut; see `Replay.salvage`.
     """
 
-    def __init__(self, block: LaneBlock, lane: int) -> None:
+    def __init__(self, block: LaneBlock, lane: int, *, resume: bool = False) -> None:
         g = block.geometry
         fields = g.dtype.fields
         assert fields is not None, "a row is structured"
@@ -154,7 +175,10 @@ class LaneWriter:
         last = self._rows[(self.row - 1) % self._ring]
         self.transitions: int = int(last["transitions"]) if self.row > g.first_row else 0
         self._place = place_word(max(0, self._number[1] - 1), 0)
-        self._refuse_unended(g.first_row)
+        if resume and self.row > g.first_row and last["kind"] == STEP:
+            self._place = place_word(int(last["episode"]), int(last["t"]) + 1)
+        else:
+            self._refuse_unended(g.first_row)
 
     @property
     def t(self) -> int:

@@ -4,10 +4,11 @@ A row is the observation's leaves, a packed head (`HEAD`) and the action's leave
 In that order what one step adds, from the head of its row to the observation of the next, is one piece of memory
 that a worker fills with one call. A block is
 
-    headers [lanes, 3, 64 bytes] | lane 0: ring + mirror | lane 1: ring + mirror | ...
+    headers [lanes, 3, 64 bytes] | lane 0: ring + mirror | lane 1: ring + mirror | ... | carry
 
 A lane's ring is followed by copies of its first rows (the mirror), so that a window of rows that starts
-anywhere in the ring is one contiguous piece of memory.
+anywhere in the ring is one contiguous piece of memory. The carry is what of a lane's exploration crosses the
+end of a chunk, for the newest chunks of each lane.
 """
 
 from __future__ import annotations
@@ -125,6 +126,8 @@ class Geometry:
     window_chunks: int
     frame_stack: int = 1
     n_step: int = 1
+    carry_floats: int = 0
+    """Exploration state of one lane that crosses a chunk's end, in float32 numbers."""
     dtype: np.dtype[Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -188,6 +191,16 @@ class Geometry:
         return self.lanes * HEADER_BYTES
 
     @property
+    def carry_slots(self) -> int:
+        """Chunks of a lane whose carry is kept: those a collector may be ahead, its last one, and the learner's."""
+        return self.window_chunks + 2
+
+    @property
+    def carry_offset(self) -> int:
+        """Byte at which the carry begins."""
+        return self.rows_offset + self.lanes * self.stride_rows * self.dtype.itemsize
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the whole block."""
-        return self.rows_offset + self.lanes * self.stride_rows * self.dtype.itemsize
+        return self.carry_offset + 4 * self.lanes * self.carry_slots * self.carry_floats

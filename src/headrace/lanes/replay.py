@@ -81,6 +81,8 @@ class LaneBooks:
         place = place_word(int(last["episode"]), int(last["t"]) + 1)
         head = 0.0, int(last["version"]), int(last["transitions"]), place, end_word(CUT)
         HEAD.pack_into(block.buffer, at, *head)
+        for leaf in g.action:  # of a step that never returned; a replay of the run knows nothing of it
+            block.rows[leaf.path][lane, slot] = 0
         if slot < g.mirror_rows:
             block.rows[lane, g.ring_rows + slot] = block.rows[lane, slot]
 
@@ -162,7 +164,20 @@ class Replay:
         return int(self.books.committed.sum() + self.books.salvaged.sum())
 
     def commit(self, lane: int, commit: LaneCommit) -> Stretch:
-        """Take over the rows a collector has committed.
+        """Look at the rows a collector has committed, and take them over.
+
+        Raises:
+            DataLossError: The rows are not those the collector wrote, or not as many.
+        """
+        self.check(lane, commit)
+        return self.take_over(lane, commit)
+
+    def take_over(self, lane: int, commit: LaneCommit) -> Stretch:
+        """Take over rows that `check` has looked at."""
+        return self._advance(lane, commit.stop, committed=commit.transitions)
+
+    def check(self, lane: int, commit: LaneCommit) -> None:
+        """Look at the rows a collector has committed.
 
         Raises:
             DataLossError: The rows are not those the collector wrote, or not as many.
@@ -179,7 +194,6 @@ class Replay:
                 found=f"{counted} transitions, checksum {found:08x}",
                 fix="keep the run directory and file a bug: this is never the user's fault",
             )
-        return self._advance(lane, commit.stop, committed=counted)
 
     def salvage(self, lane: int) -> tuple[Stretch, bool]:
         """Take over what a collector that is gone had written and not committed, and mark the cut.

@@ -39,6 +39,8 @@ class UniformSampler:
         self._piece_of = np.zeros(0, np.int64)
         self._pieces_per_bucket = 0
         self._ahead: list[NDArray[np.int64]] = []
+        self.places = np.zeros(0, np.int64)
+        """[B] places of the newest batch's windows, see `Replay.windows`."""
 
     @property
     def rows(self) -> int:
@@ -58,7 +60,18 @@ class UniformSampler:
         self._refresh()
         if not self._ahead or len(self._ahead[-1]) != batch_size:
             self._ahead = list(self._draw(_AHEAD * batch_size).reshape(_AHEAD, batch_size))
-        return self._replay.windows(self._ahead.pop())
+        self.places = self._ahead.pop()
+        return self._replay.windows(self.places)
+
+    def ahead(self) -> NDArray[np.int64]:
+        """[N, B] places that are drawn and not used yet, the next batch last; N is 0 where rows have come since."""
+        self._refresh()
+        return np.stack(self._ahead) if self._ahead else np.zeros((0, 0), np.int64)
+
+    def go_on(self, ahead: NDArray[np.int64]) -> None:
+        """Use these places next, of a sampler that had the same rows to draw from."""
+        self._refresh()
+        self._ahead = list(ahead.astype(np.int64))
 
     def _draw(self, count: int) -> NDArray[np.int64]:
         """Flat places of ``count`` transitions."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.algorithms.base import Algorithm, Transitions
 from headrace.lanes.credits import Commit
@@ -17,8 +19,13 @@ from headrace.lanes.samplers import UniformSampler
 from headrace.learners.checkpoint import LearnerState
 from headrace.learners.episodes import EpisodeBooks
 from headrace.learners.suspicion import Suspicion
+from headrace.learners.witness import Drawn, Nobody, Salvaged, Witness
 from headrace.telemetry.board import Activity, Slot
 from headrace.weights.snapshot import Snapshots
+
+
+_AHEAD = "sampler.ahead"
+"""Name of the sampler's drawn and unused places among the arrays of a state."""
 
 
 @dataclass(slots=True)
@@ -57,6 +64,8 @@ class LearnerParts:
     slot: Slot = field(repr=False)
     suspicion: Suspicion | None = field(default=None, repr=False)
     """Looks at every row that arrives; None: nobody does."""
+    witness: Witness = field(default_factory=Nobody, repr=False)
+    """Told of every event that decides what is learned."""
 
 
 class Learner:
@@ -69,6 +78,7 @@ class Learner:
         self.limiter = parts.limiter
         self.episodes = EpisodeBooks(parts.replay.geometry.lanes)
         self.suspicion = parts.suspicion
+        self.witness = parts.witness
         self.lag = PolicyLag()
         self.env_steps = 0
         """Transitions committed or salvaged."""
@@ -76,6 +86,10 @@ class Learner:
         """Transitions drawn for updates, with repetition."""
         self.first_update_at: int | None = None
         """Environment steps that were stored when the first update was made; None before it."""
+        self.incarnations = [0] * len(parts.groups)
+        """Of each group's random streams: of its newest rows, or the next one where its collector was lost."""
+        self.episodes_begun = [0] * parts.replay.geometry.lanes
+        """Episodes begun in the rows taken over of each lane."""
         self.published_updates = -1
         """Updates behind the newest published policy; -1: none is published."""
 
@@ -102,8 +116,13 @@ class Learner:
         """
         slot = self._parts.slot
         slot.enter(Activity.COMMIT)
-        lanes = self._parts.groups[commit.group]
-        stretches = [self.replay.commit(lane, part) for lane, part in zip(lanes, commit.lanes, strict=True)]
+        parts = list(zip(self._parts.groups[commit.group], commit.lanes, strict=True))
+        for lane, part in parts:
+            self.replay.check(lane, part)
+        starts = [int(self.replay.books.row[lane]) for lane, _ in parts]
+        self.witness.committed(commit, starts, self.updates)  # first: a record may be ahead of the books, never behind
+        stretches = [self.replay.take_over(lane, part) for lane, part in parts]
+        self.incarnations[commit.group] = commit.incarnation
         self.lag.add(self.version - commit.version, sum(part.transitions for part in commit.lanes))
         self._take_in(stretches)
         slot.count("chunks", commit.chunk + 1)
@@ -115,12 +134,32 @@ class Learner:
             Transitions salvaged.
         """
         before = self.env_steps
-        self._take_in([self.replay.salvage(lane)[0] for lane in self._parts.groups[group]])
+        lanes = self._parts.groups[group]
+        found = [self._salvage(lane) for lane in lanes]
+        self.incarnations[group] = int(self.replay.block.incarnation[lanes[0]]) + 1
+        for lane in lanes:  # of one that died between a reset and its first step nothing else is left
+            self.episodes_begun[lane] = int(self.replay.block.episodes_begun[lane])
+        self.witness.salvaged(group, [saved for _, saved in found], self.updates)
+        self._take_in([stretch for stretch, _ in found])
         return self.env_steps - before
+
+    def _salvage(self, lane: int) -> tuple[Stretch, Salvaged]:
+        books = self.replay.books
+        start, salvaged, rejected = int(books.row[lane]), int(books.salvaged[lane]), int(books.rejected[lane])
+        stretch, cut = self.replay.salvage(lane)
+        stop = int(books.row[lane])
+        return stretch, Salvaged(
+            start, stop, int(books.salvaged[lane]) - salvaged, int(books.rejected[lane]) - rejected, cut
+        )
 
     def _take_in(self, stretches: Sequence[Stretch]) -> None:
         for stretch in stretches:
             self.episodes.add(stretch)
+            for piece in stretch.rows[-1:]:
+                if len(piece):
+                    self.episodes_begun[stretch.lane] = max(
+                        self.episodes_begun[stretch.lane], int(piece["episode"][-1]) + 1
+                    )
             if self.suspicion is not None:
                 for piece in stretch.rows:
                     self.suspicion.add(stretch.lane, piece)
@@ -137,7 +176,10 @@ class Learner:
         """The next batch of the sampling stream."""
         parts, geometry = self._parts, self.replay.geometry
         windows = parts.sampler.sample(parts.batch_size)
-        return transitions(windows, geometry.observation, geometry.action, geometry.frame_stack, parts.gamma)
+        batch = transitions(windows, geometry.observation, geometry.action, geometry.frame_stack, parts.gamma)
+        drawn = Drawn(parts.sampler.places, windows, batch, geometry.n_step, geometry.head_offset)
+        self.witness.drew(drawn, self.updates)
+        return batch
 
     def update(self) -> None:
         """One gradient step."""
@@ -147,6 +189,7 @@ class Learner:
             self.first_update_at = self.env_steps
         self.algorithm.update(self.batch())
         self.sampled += parts.batch_size
+        self.witness.updated(self.algorithm)
         parts.slot.count("updates", self.updates)
 
     def publish(self) -> int:
@@ -161,11 +204,17 @@ class Learner:
         parts.slot.enter(Activity.PUBLISH)
         version = parts.snapshots.publish(self.algorithm.policy_arrays())
         self.published_updates = self.updates
+        self.witness.published(version, parts.snapshots.newest()[1], self.updates)
         parts.slot.count("version", version)
         return version
 
+    @property
+    def published_arrays(self) -> Mapping[str, NDArray[Any]]:
+        """All that acting needs, as published in the newest version; live until the fourth publication from now."""
+        return self._parts.snapshots.newest()[0]
+
     def state(self) -> LearnerState:
-        """What another learner needs to go on from here with the same lanes."""
+        """What another learner needs to go on from here with the same rows."""
         facts = {
             "rows": self.replay.books.row.tolist(),
             "generator": self._parts.sampler.generator.bit_generator.state,
@@ -173,8 +222,39 @@ class Learner:
             "lag": [self.lag.total, self.lag.transitions, self.lag.max],
             "sampled": self.sampled,
             "first_update_at": self.first_update_at,
+            "version": self.version,
+            "published_updates": self.published_updates,
+            "incarnations": self.incarnations,
+            "episodes_begun": self.episodes_begun,
         }
-        return LearnerState(self.algorithm.state(), facts)
+        return LearnerState({**self.algorithm.state(), _AHEAD: self._parts.sampler.ahead()}, facts)
+
+    def restore(self, state: LearnerState, published: Mapping[str, NDArray[Any]]) -> None:
+        """Go on exactly where `state` was taken, in lanes that hold the very rows there were.
+
+        Args:
+            state: Of the same run.
+            published: `published_arrays` at that time.
+        """
+        self._load(state)
+        self._parts.sampler.go_on(state.arrays[_AHEAD])
+        self.env_steps = self.replay.env_steps
+        self._parts.snapshots.go_on(state.facts["version"], published)
+        self.published_updates = state.facts["published_updates"]
+        self.incarnations = list(state.facts["incarnations"])
+        self.episodes_begun = list(state.facts["episodes_begun"])
+        slot = self._parts.slot
+        for name, value in (("env_steps", self.env_steps), ("episodes", self.episodes.finished),
+                            ("updates", self.updates), ("version", self.version)):  # fmt: skip
+            slot.count(name, value)
+
+    def _load(self, state: LearnerState) -> None:
+        facts = state.facts
+        self.algorithm.load_state({name: array for name, array in state.arrays.items() if name != _AHEAD})
+        self._parts.sampler.generator.bit_generator.state = facts["generator"]
+        self.episodes.load_state(facts["episodes"])
+        self.lag = PolicyLag(*facts["lag"])
+        self.sampled, self.first_update_at = facts["sampled"], facts["first_update_at"]
 
     def resume(self, state: LearnerState | None) -> int:
         """Take the place of a learner that died, in lanes that hold what it had taken over.
@@ -189,13 +269,8 @@ class Learner:
         lanes = range(self.replay.geometry.lanes)
         rows = [self.replay.geometry.first_row] * len(lanes)
         if state is not None:
-            facts = state.facts
-            self.algorithm.load_state(state.arrays)
-            self._parts.sampler.generator.bit_generator.state = facts["generator"]
-            self.episodes.load_state(facts["episodes"])
-            self.lag = PolicyLag(*facts["lag"])
-            self.sampled, self.first_update_at = facts["sampled"], facts["first_update_at"]
-            rows = facts["rows"]
+            self._load(state)
+            rows = state.facts["rows"]
         missed = 0
         for lane in lanes:
             start = max(rows[lane], int(self.replay.books.resident_from[lane]))

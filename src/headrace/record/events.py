@@ -155,7 +155,7 @@ class BatchesTrained:
     updates: int
     """Gradient steps made before the first of them."""
     prints: NDArray[np.uint32]
-    """[U, 2] which rows were drawn, and what they held."""
+    """[U, 3] which rows were drawn, what they held, and what was made of them (0: not looked at)."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BatchesTrained):
@@ -173,7 +173,7 @@ class BatchesTrained:
     def unpack(cls, data: bytes) -> BatchesTrained:
         """The event in a payload."""
         (updates,) = _BATCHES.unpack_from(data)
-        return cls(updates, np.frombuffer(data, "<u4", offset=_BATCHES.size).reshape(-1, 2))
+        return cls(updates, np.frombuffer(data, "<u4", offset=_BATCHES.size).reshape(-1, 3))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ updates and publications that the learner saw.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.lanes.credits import Commit, CreditBook
 
@@ -26,6 +26,8 @@ class FreeRun:
         self._book = CreditBook(
             config.env.groups, config.collect.chunk_steps * config.env.group_size, config.collect.window_chunks
         )
+        if training.schedule_facts:
+            self._book.go_on(training.schedule_facts["committed"])
 
     def on_commit(self, commit: Commit) -> None:
         """A group's chunk arrived."""
@@ -41,6 +43,15 @@ class FreeRun:
     def on_joined(self, groups: Sequence[int]) -> None:
         """They are granted chunks with everybody else, from their next one on."""
 
+    def state(self) -> dict[str, Any]:
+        """See `headrace.runtime.training.Schedule`."""
+        return {"committed": list(self._book.committed)}
+
+    @property
+    def exact(self) -> bool:
+        """See `headrace.runtime.training.Schedule`; when commits arrive is nobody's to repeat."""
+        return False
+
     def run(self) -> None:
         """Until the target is reached and paid for, or the supervisor says stop."""
         training, learner = self._training, self._training.learner
@@ -53,9 +64,9 @@ class FreeRun:
             self._grant()
             if learner.due and (training.collecting or not self._endless):
                 learner.update()
-                if learner.updates % publish_every == 0 or training.evaluation_due:
+                if learner.updates % publish_every == 0 or training.boundary_due:
                     learner.publish()
-                    training.boundary()
+                    training.boundary(self)
             elif training.collecting:
                 training.groups.wait(self._busy(), training.control_fd)
             else:
@@ -81,6 +92,8 @@ class FreeRun:
         return [group for group, limit in enumerate(book.limit) if limit > book.committed[group]]
 
 
-def run_async(training: Training) -> None:
-    """Drive a training in which collecting and learning overlap."""
-    FreeRun(training).run()
+def run_async(training: Training) -> FreeRun:
+    """Drive a training in which collecting and learning overlap; the schedule as it ended."""
+    run = FreeRun(training)
+    run.run()
+    return run

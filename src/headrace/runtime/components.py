@@ -29,6 +29,7 @@ from headrace.runtime.payloads import (
 )
 from headrace.supervision.messages import Done, Ready
 from headrace.telemetry.board import Activity, Board, State
+from headrace.weights.snapshot import SnapshotReader
 
 
 def probe(context: ChildContext) -> None:
@@ -98,12 +99,19 @@ def collector(context: ChildContext) -> None:
         policy = payload.spaces.policy(config)
         collectors = {
             group: stack.enter_context(
-                closing(build_collector(payload.basics, policy, group, block, snapshots, slot, payload.incarnation))
+                closing(
+                    build_collector(
+                        payload.basics, policy, group, block, SnapshotReader(snapshots), slot, payload.beginning(group)
+                    )
+                )
             )
             for group in payload.groups
         }
         context.control.send(Ready({}), timeout_s=config.deadlines.start_s)
         slot.set_state(State.RUNNING)
+        if payload.resume and not payload.incarnation:
+            for one in collectors.values():
+                one.restore()
         worker = CollectorWorker(
             collectors, payload.incarnation, credit_pipe, commit_pipe, context.control, board, slot
         )

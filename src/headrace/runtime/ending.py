@@ -85,6 +85,8 @@ class Ending:
         self._clock = clock
         self._stop_due_s: float | None = None
         """When the learner must have answered a request to stop."""
+        self._hurry_due_s = math.inf
+        """When a round that has not been finished is ended in the middle."""
         self._leave_due_s = math.inf
         """When collectors that have not left are ended, so that the learner need not wait for them."""
 
@@ -94,16 +96,23 @@ class Ending:
         return self._stop_due_s is not None
 
     def request(self, reason: str, supervisor: Stoppable) -> None:
-        """Have the collectors leave at their next step, and the learner finish in order."""
+        """Have the learner finish in order.
+
+        Collectors leave at their next step; in rounds they are given time to finish theirs, so that a run that goes on
+        from here does what it would have done.
+        """
         now_s, stop_s = self._clock.now(), self._config.deadlines.stop_s
         if self._course.interrupted:
             self._leave_due_s = min(self._leave_due_s, now_s + min(GRACE_S, stop_s / 2))
+            self._hurry_due_s = min(self._hurry_due_s, now_s + min(GRACE_S, stop_s / 2) / 2)
         if self._stop_due_s is not None:
             return
         self._stop_due_s = now_s + stop_s
         self._leave_due_s = min(self._leave_due_s, now_s + stop_s / 2)
+        self._hurry_due_s = min(self._hurry_due_s, now_s + stop_s / 4)
         self._say("stopping", "supervisor", f"stopping: {reason}")
-        self._resources.stop_collecting()
+        if self._config.run.schedule == "async":
+            self._resources.stop_collecting()
         if not self._course.training_s or not supervisor.send("learner", Stop(reason)):
             self._course.over = True
 
@@ -119,6 +128,9 @@ class Ending:
             course.over = True
         elif limit_s is not None and course.training and now_s - course.training_s[0] >= limit_s:
             self.request("run_duration_s is over", supervisor)
+        if now_s > self._hurry_due_s:
+            self._hurry_due_s = math.inf
+            self._resources.stop_collecting()
         if now_s > self._leave_due_s and not course.learner_done:
             self._end_those_who_step(supervisor)
         if self._stop_due_s is None or now_s <= self._stop_due_s or course.learner_done:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import Any, Literal
 
 from headrace.core.clock import Clock, MonotonicClock
@@ -11,12 +11,14 @@ from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError
 from headrace.ipc.forkserver import ForkServer
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.ending import Course, Ending
+from headrace.runtime.history import history_for
 from headrace.runtime.incidents import Chronicle, Incidents
 from headrace.runtime.interrupts import Interrupts
 from headrace.runtime.observer import Observer
 from headrace.runtime.payloads import Basics, EnvFactory
 from headrace.runtime.progress import Progress
 from headrace.runtime.resources import Resources, child_specs, collector_ids, components
+from headrace.runtime.resume import ResumePoint
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.scores import EvaluationQueue
 from headrace.runtime.standstill import StandstillWatch
@@ -52,6 +54,7 @@ def run_experiment(
     run_dir: RunDirectory,
     on_progress: Callable[[Progress], None] | None = None,
     env_factory: EnvFactory | None = None,
+    resume: ResumePoint | None = None,
 ) -> Summary:
     """Run it to its end, whatever the end.
 
@@ -60,42 +63,51 @@ def run_experiment(
         run_dir: Made and held by the caller.
         on_progress: Called a few times a second with the present state.
         env_factory: A callable that builds one environment, instead of ``env.id`` and ``env.factory``.
+        resume: Where the run goes on; None: it is a new one.
 
     Returns:
         What ``summary.json`` holds, which is written as well; ``exit_code`` says how the run ended.
     """
     clock = MonotonicClock()
+    history = history_for(run_dir.events_file, resume)
     with ExitStack() as stack:
         board = stack.enter_context(Board.create(run_dir.board_file, components(config)))
         board.slot("supervisor").set_state(State.RUNNING)
-        events = stack.enter_context(EventLog(run_dir.events_file, clock))
-        metrics = stack.enter_context(MetricsSink(run_dir.metrics_file, run_dir.tensorboard_dir))
+        events = stack.enter_context(EventLog(run_dir.events_file, clock, clock.now() - history.last_s))
+        at = resume.env_steps if resume is not None else None
+        metrics = stack.enter_context(MetricsSink(run_dir.metrics_file, run_dir.tensorboard_dir, resumed_at=at))
         resources = stack.enter_context(closing(Resources(config)))
+        resources.resume = resume
         evaluations = EvaluationQueue(
-            baseline=config.evaluation.random_baseline, enabled=config.evaluation.episodes > 0
+            baseline=config.evaluation.random_baseline, enabled=config.evaluation.episodes > 0, history=history
         )
-        observer = Observer(config, board, metrics, evaluations, clock, on_progress)
+        observer = Observer(config, board, metrics, evaluations, clock, on_progress, history)
         basics = Basics(config, run_dir.board_file.absolute(), env_factory)
         chronicle = Chronicle(events, observer)
         incidents = Incidents(basics, resources, observer, chronicle, run_dir.path, clock)
         experiment = Experiment(basics, chronicle, resources, observer, evaluations, incidents, clock)
         specs = child_specs(basics, resources, run_dir.checkpoints_dir.absolute())
-        with Interrupts() as interrupts:
-            try:
-                with _supervisor(config, run_dir, board, specs, clock) as supervisor:
-                    experiment.run(supervisor, interrupts)
-            except HeadraceError as error:
-                experiment.fail(error)
-            except BaseException as error:
-                # Not of the run itself: a bug, or whoever looks on has raised. It goes on to the caller.
-                experiment.fail(_own_failure(error))
-                run_dir.write_summary(experiment.summary())
-                raise
+        _supervise(experiment, run_dir, _supervisor(config, run_dir, board, specs, clock))
         summary = experiment.summary()
         board.slot("supervisor").set_state(State.FAILED if summary["error"] else State.ENDED)
         run_dir.write_summary(summary)
         observer.show(at_once=True)
         return summary
+
+
+def _supervise(experiment: Experiment, run_dir: RunDirectory, supervised: AbstractContextManager[Supervisor]) -> None:
+    """Follow a run to its end; what is its own failure is noted, anything else goes on to the caller."""
+    with Interrupts() as interrupts:
+        try:
+            with supervised as supervisor:
+                experiment.run(supervisor, interrupts)
+        except HeadraceError as error:
+            experiment.fail(error)
+        except BaseException as error:
+            # Not of the run itself: a bug, or whoever looks on has raised.
+            experiment.fail(_own_failure(error))
+            run_dir.write_summary(experiment.summary())
+            raise
 
 
 @contextmanager
@@ -174,6 +186,11 @@ class Experiment:
     def run(self, supervisor: Supervisor, interrupts: Interrupts) -> None:
         """Start everything, follow it to its end."""
         self._supervisor = supervisor
+        history = self._observer.history
+        if history.point is not None:
+            text, facts = history.told()
+            self._say("resumed", "supervisor", text, tell=True, **facts)
+            self._observer.show(at_once=True)
         self._say(
             "started", "supervisor", f"run started: {self._config.run.schedule}", schedule=self._config.run.schedule
         )
@@ -199,9 +216,11 @@ class Experiment:
     def summary(self) -> Summary:
         """The summary, after everybody has left."""
         config, observer = self._config, self._observer
-        books = audit(self._resources.books, config.env.lanes)
-        if not books["balanced"] and self._course.error is None:
-            self._course.error = unbalanced(books)
+        books = None
+        if observer.history.point is None or self._course.training_s:  # or its experience is not there again
+            books = audit(self._resources.books, config.env.lanes)
+            if not books["balanced"] and self._course.error is None:
+                self._course.error = unbalanced(books)
         error = self._course.error
         outcome, code = "completed", 0
         if error is not None:
@@ -220,7 +239,8 @@ class Experiment:
             "degraded": self._incidents.losses.summary(),
         }
         self._say("ended", "supervisor", f"run ended: {outcome}", outcome=outcome)
-        return summarize(config, facts, observer.learner, books, self._evaluations, observer.faults)
+        resumes = observer.history.resumes
+        return summarize(config, facts, observer.learner, books, self._evaluations, observer.faults, resumes)
 
     # What happened, one method each.
 
@@ -257,6 +277,7 @@ class Experiment:
         """It can take rows: start those who bring them."""
         self._course.training_s = self._course.training_s or [self._clock.now()]
         self._resources.layout = facts["layout"]
+        self._resources.streams = facts["streams"]
         resumed = facts["resumed"]
         if resumed is not None:
             again = self._updates_before - resumed["updates"]
@@ -272,10 +293,21 @@ class Experiment:
             self._observer.on_facts(facts)
         elif kind == "frozen":
             self._checkpoint = facts
-            self._say("checkpoint", child_id, f"policy {facts['version']} at {facts['env_steps']:,} steps", **facts)
+            self._say("policy", child_id, f"policy {facts['version']} at {facts['env_steps']:,} steps", **facts)
             self._evaluations.order(facts)
+        elif kind == "saved":
+            self._checkpoint = facts
+            text = f"checkpoint {facts['version']} at {facts['env_steps']:,} steps, {facts['updates']:,} updates"
+            self._say("checkpoint", child_id, text, **facts)
+        elif kind == "not_saved":
+            self._say(kind, child_id, f"a checkpoint could not be written: {facts['problem']}", tell=True, **facts)
+        elif kind == "record_lost":
+            text = f"the record ends here, training goes on without it: {facts['problem']}"
+            self._say(kind, child_id, text, tell=True, **facts)
         elif kind == "evaluated":
             point = self._observer.on_evaluation(facts)
+            if point.version is not None:
+                self._note("evaluated", version=point.version, mean_reward=point.mean_reward)
             target = self._config.evaluation.target
             if target is not None and point.version is not None and point.mean_reward >= target:
                 self._ending.request(f"evaluation.target {target:g} is reached", self._supervisor)
@@ -379,6 +411,10 @@ class Experiment:
         """Tell the learner about a collector."""
         number = int(collector_id.removeprefix("collector-"))
         self._supervisor.send("learner", Command(name, {"collector": number, **facts}))
+
+    def _note(self, kind: str, **facts: object) -> None:
+        """Have the learner note something in the record."""
+        self._supervisor.send("learner", Command("note", {"kind": kind, **facts}))
 
     def _watch(self, interrupts: Interrupts) -> None:
         """What happens although no child tells anything."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 from headrace.collectors.collector import Collector
-from headrace.core.errors import ComponentStalled
+from headrace.core.errors import ComponentStalled, EpisodeNotRestored
 from headrace.ipc.channel import MessagePipe
 from headrace.lanes.credits import Commit, Credit
 from headrace.lanes.lane import LaneBlock
+from headrace.runtime.payloads import GroupBeginning
 from headrace.telemetry.board import Activity, Board, Slot
 from headrace.telemetry.waits import wait_readable
 
@@ -62,18 +64,39 @@ class Groups(Protocol):
         """
         ...
 
+    def restore(self) -> list[int]:
+        """Have every group go on with the episodes that are running in its lanes, if the run was resumed.
+
+        Returns:
+            Groups that could not; their collector is gone, and their rows are to be salvaged before `begin_anew`.
+        """
+        ...
+
+    def begin_anew(self, group: int, incarnation: int) -> None:
+        """Give such a group a new collector, with random streams of this incarnation."""
+        ...
+
 
 class InlineGroups:
     """Collectors in the learner's own process: a granted chunk is collected when it is asked for.
 
     Args:
-        collectors: One per group.
+        build: Makes the collector of a group.
+        beginnings: How each group's collector begins.
         chunk_steps: Environment steps per lane and chunk.
         stopping: Asked between environment steps; true ends a chunk early, and no further one is begun.
     """
 
-    def __init__(self, collectors: Sequence[Collector], chunk_steps: int, stopping: Callable[[], bool]) -> None:
-        self._collectors = collectors
+    def __init__(
+        self,
+        build: Callable[[int, GroupBeginning], Collector],
+        beginnings: Sequence[GroupBeginning],
+        chunk_steps: int,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._build = build
+        self._beginnings = beginnings
+        self._collectors = [build(group, begin) for group, begin in enumerate(beginnings)]
         self._chunk_steps = chunk_steps
         self._stopping = stopping
         self._granted: list[tuple[int, int]] = []
@@ -108,6 +131,29 @@ class InlineGroups:
     def stop(self) -> list[int]:
         """See `Groups`; every chunk that was begun has been taken, so nothing is left to commit."""
         return []
+
+    def restore(self) -> list[int]:
+        """See `Groups`."""
+        failed = []
+        for group, begin in enumerate(self._beginnings):
+            if not begin.resume:
+                continue
+            try:
+                self._collectors[group].restore()
+            except EpisodeNotRestored as error:
+                failed.append(group)
+                sys.stderr.write(f"{error}\n")  # into the learner's log; the cut itself is an event
+        return failed
+
+    def begin_anew(self, group: int, incarnation: int) -> None:
+        """See `Groups`."""
+        self._collectors[group].close()
+        self._collectors[group] = self._build(group, GroupBeginning(incarnation))
+
+    def close(self) -> None:
+        """Close every environment."""
+        for collector in self._collectors:
+            collector.close()
 
 
 class RemoteGroups:
@@ -206,6 +252,13 @@ class RemoteGroups:
         for group in groups:
             self._send(group, 0, 0, 0, stop=True)
         return groups
+
+    def restore(self) -> list[int]:
+        """See `Groups`; each collector does so by itself, and one that cannot is replaced."""
+        return []
+
+    def begin_anew(self, group: int, incarnation: int) -> None:
+        """See `Groups`; the supervisor does."""
 
     def _send(self, group: int, chunk: int, limit: int, version: int, *, stop: bool) -> None:
         collector = self._owner[group]

@@ -7,7 +7,7 @@ by the updates it pays for; so what is learned does not depend on how many proce
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.lanes.credits import Commit
 
@@ -20,7 +20,9 @@ class Rounds:
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self._chunk = 0
+        self._chunk = int(training.schedule_facts.get("chunk", 0))
+        self._whole = True
+        """Whether no round was ended early."""
         self._missing: set[int] = set()
         """Groups whose chunk of this round has not arrived."""
         self._arrived: list[Commit] = []
@@ -38,6 +40,15 @@ class Rounds:
     def on_joined(self, groups: Sequence[int]) -> None:
         """They take part from the next round on."""
 
+    def state(self) -> dict[str, Any]:
+        """See `headrace.runtime.training.Schedule`."""
+        return {"chunk": self._chunk}
+
+    @property
+    def exact(self) -> bool:
+        """See `headrace.runtime.training.Schedule`."""
+        return self._whole
+
     def run(self) -> None:
         """Rounds until the target is reached or the supervisor says stop."""
         training = self._training
@@ -45,7 +56,7 @@ class Rounds:
         while training.collecting:
             self._round()
             training.learner.publish()
-            training.boundary()
+            training.boundary(self)
             training.tick(self)
         training.leave(self)
         self._take_over(range(training.config.env.groups))
@@ -60,9 +71,10 @@ class Rounds:
         for group in present:
             self._await(group)
             self._take_over([group])
-            while training.learner.due and training.stop_reason is None:
+            while training.learner.due and not training.hurried:
                 training.learner.update()
                 training.tick(self)
+        self._whole = not training.hurried
 
     def _present(self) -> list[int]:
         """Groups that can take part; waits while all of them are being replaced."""
@@ -73,9 +85,9 @@ class Rounds:
         return present
 
     def _await(self, group: int) -> None:
-        """Wait for a group's chunk, unless the run is to stop; what is on its way then arrives while it leaves."""
+        """Wait for a group's chunk, unless the end hurries; what is on its way then arrives while it leaves."""
         training = self._training
-        while group in self._missing and training.stop_reason is None:
+        while group in self._missing and not training.hurried:
             for commit in training.groups.take():
                 self.on_commit(commit)
             training.tick(self)
@@ -90,6 +102,8 @@ class Rounds:
             self._training.learner.commit(commit)
 
 
-def run_rounds(training: Training) -> None:
-    """Drive a training in rounds."""
-    Rounds(training).run()
+def run_rounds(training: Training) -> Rounds:
+    """Drive a training in rounds; the schedule as it ended."""
+    rounds = Rounds(training)
+    rounds.run()
+    return rounds

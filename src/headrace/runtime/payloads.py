@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ import gymnasium
 from gymnasium import spaces
 
 from headrace.algorithms.base import Actor, PolicySpec
-from headrace.algorithms.registry import build_actor
-from headrace.collectors.collector import Collector, Group
+from headrace.algorithms.registry import build_actor, carried_floats
+from headrace.collectors.collector import Collector, Group, PolicySource
 from headrace.core import seeding
 from headrace.core.specs import leaves
 from headrace.envs.contract import build_environment, environment_name
@@ -21,8 +22,9 @@ from headrace.lanes.derive import stacked_space
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.layout import Geometry
 from headrace.runtime.config import ExperimentConfig
+from headrace.runtime.resume import ResumePoint
 from headrace.telemetry.board import Activity, Slot
-from headrace.weights.snapshot import SnapshotLayout, SnapshotReader, Snapshots
+from headrace.weights.snapshot import SnapshotLayout, Snapshots
 
 EnvFactory = Callable[..., gymnasium.Env[Any, Any]]
 
@@ -44,6 +46,17 @@ class EnvSpaces:
     observation: spaces.Space[Any]
     action: spaces.Space[Any]
 
+    @classmethod
+    def of(cls, basics: Basics) -> EnvSpaces:
+        """Those an environment of the run declares; it is built for it, and closed.
+
+        Raises:
+            EnvironmentFault: It cannot be built.
+        """
+        env = build_environment(basics.config.env, 0, factory=basics.env_factory, component="replay")
+        with closing(env):
+            return cls(env.observation_space, env.action_space)
+
     def geometry(self, config: ExperimentConfig) -> Geometry:
         """Sizes of the lanes."""
         return Geometry(
@@ -55,6 +68,7 @@ class EnvSpaces:
             window_chunks=config.collect.window_chunks,
             frame_stack=config.env.frame_stack,
             n_step=config.replay.n_step,
+            carry_floats=carried_floats(config.algorithm, self.action),
         )
 
     def policy(self, config: ExperimentConfig) -> PolicySpec:
@@ -70,8 +84,13 @@ class LearnerPayload:
     basics: Basics
     spaces: EnvSpaces
     checkpoints: Path
+    record: Path
     incarnation: int = 0
     """Above 0 it takes the place of one that died, in lanes that hold experience."""
+    resume: ResumePoint | None = None
+    """Where the run goes on; None: it is new."""
+    streams: list[int] | None = None
+    """As the first learner of this session told, for one that takes its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +102,15 @@ class CollectorPayload:
     layout: SnapshotLayout
     groups: tuple[int, ...]
     incarnation: int
+    """Of the process."""
+    streams: tuple[int, ...]
+    """Incarnation of each group's random streams that the session's first collectors have."""
+    resume: bool = False
+    """Whether the first ones go on with the episodes that are running in the lanes."""
+
+    def beginning(self, group: int) -> GroupBeginning:
+        """How a group's collector begins in this process."""
+        return GroupBeginning(self.streams[group] + self.incarnation, self.resume and not self.incarnation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +120,16 @@ class EvaluatorPayload:
     basics: Basics
     spaces: EnvSpaces
     checkpoints: Path
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBeginning:
+    """How a group's collector begins."""
+
+    incarnation: int
+    """Of the group's random streams."""
+    resume: bool = False
+    """Whether it goes on with the episodes that are running in the lanes."""
 
 
 def group_lanes(config: ExperimentConfig, group: int) -> tuple[int, ...]:
@@ -117,9 +155,19 @@ def attach_snapshots(layout: SnapshotLayout, fd: int) -> Snapshots:
 
 
 def build_collector(
-    basics: Basics, policy: PolicySpec, group: int, block: LaneBlock, snapshots: Snapshots, slot: Slot, incarnation: int
-) -> Collector:
+    basics: Basics, policy: PolicySpec, group: int, block: LaneBlock, reader: PolicySource, slot: Slot,
+    begin: GroupBeginning,
+) -> Collector:  # fmt: skip
     """One group's environments, actor and writers.
+
+    Args:
+        basics: Of the run.
+        policy: What the acting half is built from.
+        group: Which.
+        block: The lanes.
+        reader: Where policies come from.
+        slot: The component's place on the board.
+        begin: How its streams and episodes begin.
 
     Raises:
         EnvironmentFault: An environment could not be built.
@@ -130,7 +178,7 @@ def build_collector(
     for lane in lanes:
         slot.enter(Activity.ENV_CONSTRUCT, lane)
         # What a constructor draws from a global generator must not depend on who was built before it.
-        seeding.seed_global_generators(config.run.seed, "construct-global", lane, incarnation)
+        seeding.seed_global_generators(config.run.seed, "construct-global", lane, begin.incarnation)
         envs.append(build_environment(config.env, lane, factory=basics.env_factory, component=slot.id))
     actor: Actor = build_actor(policy)
     return Collector(
@@ -138,7 +186,7 @@ def build_collector(
             number=group,
             lanes=lanes,
             seed=config.run.seed,
-            incarnation=incarnation,
+            incarnation=begin.incarnation,
             random_steps=-(-config.collect.random_steps // config.env.lanes),
             environment=environment_name(config.env, basics.env_factory),
             cast=config.env.cast_observations,
@@ -146,6 +194,7 @@ def build_collector(
         envs,
         block,
         actor,
-        SnapshotReader(snapshots),
+        reader,
         slot,
+        resume=begin.resume,
     )

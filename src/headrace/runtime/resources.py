@@ -24,6 +24,7 @@ from headrace.runtime.payloads import (
     LearnerPayload,
     groups_of,
 )
+from headrace.runtime.resume import ResumePoint
 from headrace.supervision.spec import ChildSpec, RestartBudget
 from headrace.telemetry.board import Activity
 from headrace.weights.snapshot import SnapshotLayout
@@ -59,6 +60,10 @@ class Resources:
         self.layout: SnapshotLayout | None = None
         self.block: LaneBlock | None = None
         self.books: LaneBooks | None = None
+        self.resume: ResumePoint | None = None
+        """Where the run goes on; None: it is new."""
+        self.streams: list[int] | None = None
+        """Incarnation of each group's random streams that the first collectors go on with; told by the learner."""
         self.left_out: set[int] = set()
         """Groups that no collector is given any more."""
         self._shared: list[SharedBlock] = []
@@ -145,8 +150,16 @@ def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list
 
     def collector_payload(number: int, incarnation: int) -> CollectorPayload:
         assert resources.layout is not None, "the learner comes before the collectors"
+        assert resources.streams is not None, "the learner comes before the collectors"
         groups = resources.groups_left(f"collector-{number}")
-        return CollectorPayload(basics, spaces(), resources.layout, groups, incarnation)
+        resume = resources.resume is not None and config.checkpoint.restore_episodes
+        streams = tuple(resources.streams)
+        return CollectorPayload(basics, spaces(), resources.layout, groups, incarnation, streams, resume)
+
+    def learner_payload(incarnation: int) -> LearnerPayload:
+        record = checkpoints.parent / "record"
+        streams = resources.streams
+        return LearnerPayload(basics, spaces(), checkpoints, record, incarnation, resources.resume, streams)
 
     specs = [
         ChildSpec(
@@ -155,8 +168,7 @@ def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list
         ),
         ChildSpec(
             id="learner", kind="learner", target="headrace.runtime.training:main",
-            payload=lambda incarnation: LearnerPayload(basics, spaces(), checkpoints, incarnation), fds=resources.learner_fds,
-            deadlines=limits, stop_timeout_s=stop_s, budget=learner,
+            payload=learner_payload, fds=resources.learner_fds, deadlines=limits, stop_timeout_s=stop_s, budget=learner,
         ),
     ]  # fmt: skip
     for number, child_id in enumerate(collector_ids(config)):

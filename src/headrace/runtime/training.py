@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, Protocol
 
-from headrace.algorithms.registry import build_algorithm
-from headrace.core import seeding
+from headrace.collectors.collector import Collector
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.ipc.channel import Channel
 from headrace.ipc.child import ChildContext
 from headrace.lanes.credits import CREDIT_BYTES, Commit, commit_bytes
-from headrace.lanes.rate_limiter import RateLimiter
-from headrace.lanes.replay import Replay
-from headrace.lanes.samplers import UniformSampler
-from headrace.learners.checkpoint import STATE_FILE, LearnerState
-from headrace.learners.learner import Learner, LearnerParts
-from headrace.learners.oddities import Expected
-from headrace.learners.suspicion import Suspicion
+from headrace.learners.learner import Learner
 from headrace.runtime.asynchronous import run_async
+from headrace.runtime.beginning import Begun, begin
+from headrace.runtime.checkpointing import Keeper
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.groups import Groups, InlineGroups, RemoteGroups, attached_pipes
 from headrace.runtime.lockstep import run_rounds
 from headrace.runtime.payloads import (
+    GroupBeginning,
     LearnerPayload,
-    attach_lanes,
     attach_snapshots,
     build_collector,
-    group_lanes,
     groups_of,
 )
 from headrace.supervision.messages import Command, Done, Ready, Report, Stop
 from headrace.telemetry.board import Activity, Board, Slot, State
-from headrace.weights.policy_file import save_policy
-from headrace.weights.snapshot import SnapshotLayout
+from headrace.weights.snapshot import SnapshotReader
 
 _REPORT_EVERY_S = 0.5
 
@@ -56,6 +48,15 @@ class Schedule(Protocol):
         """These groups have a new collector, which waits for credit."""
         ...
 
+    def state(self) -> dict[str, Any]:
+        """What another one of its kind needs to go on from here, as JSON knows it."""
+        ...
+
+    @property
+    def exact(self) -> bool:
+        """Whether a run that goes on from here does the very same as one that is not stopped."""
+        ...
+
 
 class Training:
     """What every schedule needs besides the learner: orders from the supervisor, reports, frozen policies.
@@ -65,7 +66,7 @@ class Training:
         groups: Where chunks come from.
         control: To the supervisor.
         config: Of the run.
-        checkpoints: Folder for policies.
+        keeper: Keeps policies, states and checkpoints.
         slot: The learner's place on the board.
         clock: For the pace of reports.
     """
@@ -76,7 +77,7 @@ class Training:
         groups: Groups,
         control: Channel,
         config: ExperimentConfig,
-        checkpoints: Path,
+        keeper: Keeper,
         slot: Slot,
         clock: Clock,
     ) -> None:
@@ -86,14 +87,28 @@ class Training:
         self.stop_reason: str | None = None
         """Why collecting ended before its target; None while it goes on."""
         self._control = control
-        self._checkpoints = checkpoints
+        self._keeper = keeper
         self._slot = slot
         self._clock = clock
         self._reported_s = clock.now()
         every = config.evaluation.every_steps
         self._next_evaluation = (learner.env_steps // every + 1) * every if every else 0
-        self._saved_s = clock.now()
         self._evaluated_version = 0
+        self.schedule_facts: Mapping[str, Any] = {}
+        """State of the schedule where the run was resumed."""
+
+    def goes_on(self, checkpoint: Mapping[str, Any]) -> None:
+        """Take over what a checkpoint's facts say beside the learner's own state."""
+        self.schedule_facts = checkpoint["schedule"]
+        self._evaluated_version = checkpoint["schedule"]["evaluated_version"]
+        for group in self.groups.restore():
+            self.learner.salvage(group)
+            self.groups.begin_anew(group, self.learner.incarnations[group])
+
+    @property
+    def hurried(self) -> bool:
+        """Whether collecting ends in the middle of a chunk, because somebody waits for the end of the run."""
+        return bool(self.learner.replay.block.stopping.any())
 
     @property
     def control_fd(self) -> int:
@@ -117,6 +132,8 @@ class Training:
                     self.stop_reason = self.stop_reason or reason
                 case Command("lost", facts):
                     self._lost(schedule, facts["collector"])
+                case Command("note", facts):
+                    self._note(facts)
                 case Command("left_out", facts):
                     self.groups.leave_out(facts["groups"])
                 case Command("joined", facts):
@@ -126,19 +143,18 @@ class Training:
             self._reported_s = now
             self._control.try_send(Report("metrics", self.facts() | {"values": self.learner.algorithm.metrics()}))
             self._tell_suspicions()
-        self._save(now)
+        if self._keeper.state_due:
+            self._slot.enter(Activity.CHECKPOINT)
+            problem = self._keeper.state()
+            if problem is not None:
+                self._say(Report("not_saved", {"problem": problem}))
 
-    def _save(self, now_s: float) -> None:
-        """Keep the learner's own state, so that another one can go on from it."""
-        supervision = self.config.supervision
-        if supervision.learner_death != "resume" or now_s - self._saved_s < supervision.learner_save_every_s:
-            return
-        self._saved_s = now_s
-        self._slot.enter(Activity.CHECKPOINT)
-        try:
-            self.learner.state().save(self._checkpoints / STATE_FILE)
-        except OSError as error:
-            self._say(Report("not_saved", {"problem": str(error)}))
+    def _note(self, facts: Mapping[str, Any]) -> None:
+        """Something the supervisor wants to have in the record."""
+        if facts["kind"] == "evaluated":
+            self._keeper.evaluated(facts["version"], facts["mean_reward"])
+        else:
+            self._keeper.note(**facts)
 
     def _tell_suspicions(self) -> None:
         """Each once, and again when it changes."""
@@ -167,18 +183,34 @@ class Training:
             if leaving:
                 self.groups.wait(sorted(leaving), self.control_fd)
 
-    def boundary(self) -> None:
-        """Between updates, the newest weights published: freeze a policy for evaluation if one is due."""
-        every = self.config.evaluation.every_steps
-        if not every or self.learner.env_steps < self._next_evaluation or not self.learner.updates:
-            return
-        self._next_evaluation = (self.learner.env_steps // every + 1) * every
-        self.freeze()
+    def boundary(self, schedule: Schedule) -> None:
+        """Between updates, the newest weights published: an evaluation and a checkpoint, if they are due."""
+        if self._evaluation_due and self.learner.updates:
+            every = self.config.evaluation.every_steps
+            self._next_evaluation = (self.learner.env_steps // every + 1) * every
+            self.freeze()
+            if self.config.checkpoint.enabled:  # so that the best one by evaluation is kept whole
+                self.checkpoint(schedule)
+        elif self._keeper.checkpoint_due:
+            self.checkpoint(schedule)
 
     @property
-    def evaluation_due(self) -> bool:
-        """Whether `boundary` would freeze a policy."""
+    def boundary_due(self) -> bool:
+        """Whether `boundary` would do something."""
+        return self._evaluation_due or self._keeper.checkpoint_due
+
+    @property
+    def _evaluation_due(self) -> bool:
         return bool(self.config.evaluation.every_steps) and self.learner.env_steps >= self._next_evaluation
+
+    def checkpoint(self, schedule: Schedule) -> None:
+        """Write a checkpoint, and tell."""
+        self._slot.enter(Activity.CHECKPOINT)
+        state = {**schedule.state(), "evaluated_version": self._evaluated_version}
+        facts = self._keeper.checkpoint(state, exact=schedule.exact)
+        if "problem" not in facts:
+            self._slot.add("checkpoints")
+        self._say(Report("saved" if "problem" not in facts else "not_saved", facts))
 
     def freeze(self) -> None:
         """Write the newest policy to disk and ask for its evaluation."""
@@ -187,10 +219,7 @@ class Training:
             return
         self._evaluated_version = version
         self._slot.enter(Activity.CHECKPOINT)
-        facts = {"env_steps": self.learner.env_steps, "updates": self.learner.updates}
-        save_policy(self._checkpoints, version, self.learner.algorithm.policy_arrays(), facts)
-        self._slot.add("checkpoints")
-        self._say(Report("frozen", {"version": version, **facts}))
+        self._say(Report("frozen", self._keeper.policy()))
 
     def facts(self) -> dict[str, Any]:
         """Counts as they are now; what has no source yet is None."""
@@ -209,10 +238,13 @@ class Training:
             "warnings": [finding.plain() for finding in learner.suspicion.findings] if learner.suspicion else [],
         }
 
-    def finish(self) -> None:
-        """The last policy, the last counts."""
+    def finish(self, schedule: Schedule) -> None:
+        """The last policy, the last checkpoint, the last counts."""
         if self.config.evaluation.episodes:
             self.freeze()
+        if self.config.checkpoint.enabled:
+            self.checkpoint(schedule)
+        self._keeper.end()
         if self.learner.suspicion is not None:
             self.learner.suspicion.close()
             self._tell_suspicions()
@@ -234,109 +266,38 @@ def main(context: ChildContext) -> None:
     with ExitStack() as stack:
         board = stack.enter_context(Board.attach(payload.basics.board))
         slot = board.slot(context.id)
-        learner, layout = build_learner(payload, context.fds, slot)
-        resumed = resume(learner, payload) if payload.incarnation else None
-        groups = stack.enter_context(_groups(payload, context.fds, board, slot, learner, layout))
-        if resumed is not None:
+        begun = stack.enter_context(begin(payload, context.fds, slot, context.control))
+        groups = stack.enter_context(_groups(payload, context.fds, board, slot, begun))
+        if payload.incarnation:
             groups.take()  # what the dead learner had not read was salvaged from the rows themselves
-        learner.publish()
-        training = Training(learner, groups, context.control, config, payload.checkpoints, slot, MonotonicClock())
-        context.control.send(Ready({"layout": layout, "resumed": resumed}), timeout_s=config.deadlines.start_s)
+        begun.learner.publish()
+        facts = {"layout": begun.layout, "resumed": begun.succeeded, "streams": begun.streams}
+        context.control.send(Ready(facts), timeout_s=config.deadlines.start_s)
         slot.set_state(State.RUNNING)
-        if config.run.schedule == "async":
-            run_async(training)
-        else:
-            run_rounds(training)
-        training.finish()
-
-
-def build_learner(payload: LearnerPayload, fds: dict[str, int], slot: Slot) -> tuple[Learner, SnapshotLayout]:
-    """The learner, fresh lanes, and the layout of the policies it publishes."""
-    import torch
-
-    config = payload.basics.config
-    torch.set_num_threads(config.learn.threads)
-    block = attach_lanes(payload.spaces, config, fds["lanes"])
-    if not payload.incarnation:
-        block.begin()
-    replay = Replay(block, resume=bool(payload.incarnation))
-    policy = payload.spaces.policy(config)
-    algorithm = build_algorithm(
-        config.algorithm, policy.observation_space, policy.action_space, config.run.seed, config.learn.device
-    )
-    layout = SnapshotLayout.of(algorithm.policy_arrays())
-    os.ftruncate(fds["snapshots"], layout.nbytes)  # only here is it known how large a policy is
-    parts = LearnerParts(
-        replay=replay,
-        sampler=UniformSampler(replay, seeding.generator(config.run.seed, "sampling")),
-        algorithm=algorithm,
-        snapshots=attach_snapshots(layout, fds["snapshots"]),
-        limiter=rate_limiter(config),
-        groups=tuple(group_lanes(config, group) for group in range(config.env.groups)),
-        batch_size=config.algorithm.batch_size,
-        gamma=config.algorithm.gamma,
-        slot=slot,
-        suspicion=suspicion(config, payload, replay),
-    )
-    return Learner(parts), layout
-
-
-def resume(learner: Learner, payload: LearnerPayload) -> dict[str, int]:
-    """Take the place of a learner that died: its newest saved state, and every row there is.
-
-    Returns:
-        What to tell about it.
-    """
-    missed = learner.resume(LearnerState.load(payload.checkpoints / STATE_FILE))
-    groups = range(payload.basics.config.env.groups)
-    salvaged = sum(learner.salvage(group) for group in groups)
-    return {"updates": learner.updates, "env_steps": learner.env_steps, "salvaged": salvaged, "missed_rows": missed}
-
-
-def suspicion(config: ExperimentConfig, payload: LearnerPayload, replay: Replay) -> Suspicion:
-    """Who looks whether the environments make data up."""
-    return Suspicion(
-        replay.geometry.dtype,
-        config.env.lanes,
-        payload.spaces.observation,
-        payload.spaces.action,
-        Expected(
-            continuing=config.env.continuing,
-            max_episode_steps=config.env.max_episode_steps,
-            acting_from=max(config.collect.random_steps, config.replay.learning_starts),
-        ),
-        replay.block.info_counts,
-    )
-
-
-def rate_limiter(config: ExperimentConfig) -> RateLimiter:
-    """The declared replay ratio as a limiter."""
-    replay = config.replay
-    round_steps = config.env.lanes * config.collect.chunk_steps
-    return RateLimiter(
-        learning_starts=max(1, replay.learning_starts),
-        ratio=None if replay.free_running else replay.ratio,
-        slack_steps=replay.slack_steps or 2 * round_steps,
-        target_steps=config.run.steps,
-    )
+        training = Training(begun.learner, groups, context.control, config, begun.keeper, slot, MonotonicClock())
+        if payload.resume is not None and not payload.incarnation:
+            training.goes_on(payload.resume.facts)
+        run = run_async if config.run.schedule == "async" else run_rounds
+        schedule = run(training)
+        training.finish(schedule)
 
 
 @contextmanager
-def _groups(
-    payload: LearnerPayload, fds: dict[str, int], board: Board, slot: Slot, learner: Learner, layout: SnapshotLayout
-) -> Iterator[Groups]:
-    config = payload.basics.config
+def _groups(payload: LearnerPayload, fds: dict[str, int], board: Board, slot: Slot, begun: Begun) -> Iterator[Groups]:
+    config, learner = payload.basics.config, begun.learner
     if config.run.schedule == "inline":
-        snapshots = attach_snapshots(layout, os.dup(fds["snapshots"]))
+        snapshots = attach_snapshots(begun.layout, os.dup(fds["snapshots"]))
         policy = payload.spaces.policy(config)
-        collectors = [
-            build_collector(payload.basics, policy, group, learner.replay.block, snapshots, slot, payload.incarnation)
-            for group in range(config.env.groups)
-        ]
+
+        def build(group: int, begin: GroupBeginning) -> Collector:
+            block, reader = learner.replay.block, SnapshotReader(snapshots)
+            return build_collector(payload.basics, policy, group, block, reader, slot, begin)
+
         stopping = learner.replay.block.stopping
-        yield InlineGroups(collectors, config.collect.chunk_steps, lambda: bool(stopping[0]))
-        for collector in collectors:
-            collector.close()
+        beginnings = [GroupBeginning(stream + payload.incarnation, begun.resumed) for stream in begun.streams]
+        groups = InlineGroups(build, beginnings, config.collect.chunk_steps, lambda: bool(stopping[0]))
+        yield groups
+        groups.close()
         return
     owned = [groups_of(config, collector) for collector in range(config.run.collectors)]
     with attached_pipes(fds, len(owned), (CREDIT_BYTES, commit_bytes(config.env.group_size))) as pipes:

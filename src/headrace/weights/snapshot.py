@@ -109,6 +109,16 @@ class Snapshots:
         self._latest[0] = version
         return version
 
+    def newest(self) -> tuple[dict[str, NDArray[Any]], int]:
+        """Arrays of the newest version, live until the fourth publication from now, and their checksum."""
+        place = self.version % PLACES
+        return self._views[place], self.mark(place)[1]
+
+    def go_on(self, version: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Publish a version of an earlier process again, under its own number. Only before any reader has begun."""
+        self._latest[0] = version - 1
+        self.publish(arrays)
+
     def release(self) -> None:
         """Drop all views, so that the shared memory below can be closed."""
         del self._latest, self._marks, self._payloads, self._views

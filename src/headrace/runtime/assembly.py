@@ -1,0 +1,95 @@
+"""A learner put together from a configuration, the same way in a run and in its replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace.algorithms.registry import build_algorithm
+from headrace.core import seeding
+from headrace.lanes.lane import LaneBlock
+from headrace.lanes.rate_limiter import RateLimiter
+from headrace.lanes.replay import Replay
+from headrace.lanes.samplers import UniformSampler
+from headrace.learners.learner import Learner, LearnerParts
+from headrace.learners.oddities import Expected
+from headrace.learners.suspicion import Suspicion
+from headrace.learners.witness import Witness
+from headrace.runtime.config import ExperimentConfig
+from headrace.runtime.payloads import EnvSpaces, group_lanes
+from headrace.telemetry.board import Slot
+from headrace.weights.snapshot import SnapshotLayout, Snapshots
+
+
+def build_learner(
+    config: ExperimentConfig,
+    spaces: EnvSpaces,
+    replay: Replay,
+    publish_to: Callable[[SnapshotLayout], Snapshots],
+    slot: Slot,
+    witness: Witness,
+    suspicion: Suspicion | None = None,
+) -> tuple[Learner, SnapshotLayout]:
+    """A learner with fresh weights.
+
+    Args:
+        config: Of the run.
+        spaces: Of one environment.
+        replay: Its lanes.
+        publish_to: Makes the place where policies are published, once it is known how large one is.
+        slot: The learner's place on the board.
+        witness: Told of what it does.
+        suspicion: Who looks at the rows that arrive.
+
+    Returns:
+        The learner, and the layout of the policies it publishes.
+    """
+    import torch
+
+    torch.set_num_threads(config.learn.threads)
+    policy = spaces.policy(config)
+    algorithm = build_algorithm(
+        config.algorithm, policy.observation_space, policy.action_space, config.run.seed, config.learn.device
+    )
+    layout = SnapshotLayout.of(algorithm.policy_arrays())
+    parts = LearnerParts(
+        replay=replay,
+        sampler=UniformSampler(replay, seeding.generator(config.run.seed, "sampling")),
+        algorithm=algorithm,
+        snapshots=publish_to(layout),
+        limiter=rate_limiter(config),
+        groups=tuple(group_lanes(config, group) for group in range(config.env.groups)),
+        batch_size=config.algorithm.batch_size,
+        gamma=config.algorithm.gamma,
+        slot=slot,
+        suspicion=suspicion,
+        witness=witness,
+    )
+    return Learner(parts), layout
+
+
+def suspicion(config: ExperimentConfig, spaces: EnvSpaces, block: LaneBlock) -> Suspicion:
+    """Who looks whether the environments make data up."""
+    return Suspicion(
+        block.geometry.dtype,
+        config.env.lanes,
+        spaces.observation,
+        spaces.action,
+        Expected(
+            continuing=config.env.continuing,
+            max_episode_steps=config.env.max_episode_steps,
+            acting_from=max(config.collect.random_steps, config.replay.learning_starts),
+        ),
+        block.info_counts,
+    )
+
+
+def rate_limiter(config: ExperimentConfig) -> RateLimiter:
+    """The declared replay ratio as a limiter."""
+    replay = config.replay
+    round_steps = config.env.lanes * config.collect.chunk_steps
+    return RateLimiter(
+        learning_starts=max(1, replay.learning_starts),
+        ratio=None if replay.free_running else replay.ratio,
+        slack_steps=replay.slack_steps or 2 * round_steps,
+        target_steps=config.run.steps,
+    )

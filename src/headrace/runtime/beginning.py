@@ -1,0 +1,213 @@
+"""How a learner begins: with a new run, from a checkpoint, or in the place of one that died."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.core.clock import MonotonicClock
+from headrace.core.errors import RunDirectoryError
+from headrace.core.spaces import space_facts
+from headrace.ipc.channel import Channel
+from headrace.lanes.lane import LaneBlock
+from headrace.lanes.replay import Replay
+from headrace.learners.checkpoint import STATE_FILE, LearnerState
+from headrace.learners.checkpoints import load_checkpoint
+from headrace.learners.learner import Learner
+from headrace.learners.recorder import Recorder
+from headrace.learners.witness import Nobody
+from headrace.record.events import RowPlace
+from headrace.record.machine import environment_modules
+from headrace.record.rows import RowReader
+from headrace.record.trace import Trace
+from headrace.runtime.assembly import build_learner, suspicion
+from headrace.runtime.checkpointing import Keeper
+from headrace.runtime.payloads import LearnerPayload, attach_lanes, attach_snapshots, group_lanes
+from headrace.runtime.recording import TRACE_FILE, Inherited, header_facts, new_record, record_goes_on
+from headrace.runtime.refill import refill
+from headrace.supervision.messages import Report
+from headrace.telemetry.board import Activity, Slot
+from headrace.weights.policy_file import load_policy_arrays
+from headrace.weights.snapshot import SnapshotLayout, Snapshots
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A learner that is ready to take rows."""
+
+    learner: Learner
+    layout: SnapshotLayout
+    keeper: Keeper
+    streams: list[int]
+    """Incarnation of each group's random streams that the run's first collectors go on with."""
+    resumed: bool
+    """Whether episodes are running in the lanes that collectors are to go on with."""
+    succeeded: dict[str, int] | None
+    """What to tell about taking the place of a learner that died."""
+
+
+@contextmanager
+def begin(payload: LearnerPayload, fds: dict[str, int], slot: Slot, control: Channel) -> Iterator[Begun]:
+    """The learner as it has to begin.
+
+    Args:
+        payload: What the supervisor has handed over.
+        fds: Descriptors of ``lanes`` and ``snapshots``.
+        slot: The learner's place on the board.
+        control: To the supervisor.
+
+    Raises:
+        RunDirectoryError: A state or checkpoint cannot be read.
+        RecordDamaged: The record does not hold what the checkpoint refers to.
+    """
+    desk = _Desk(payload, fds, slot, control)
+    if payload.incarnation:
+        begun = desk.succeed()
+    elif payload.resume is not None:
+        begun = desk.go_on()
+    else:
+        begun = desk.start()
+    try:
+        yield begun
+    finally:
+        if begun.keeper.recorder is not None:
+            begun.keeper.recorder.close()
+
+
+class _Desk:
+    """The three ways to begin."""
+
+    def __init__(self, payload: LearnerPayload, fds: dict[str, int], slot: Slot, control: Channel) -> None:
+        self._payload = payload
+        self._config = config = payload.basics.config
+        self._fds = fds
+        self._slot = slot
+        self._control = control
+        self._block: LaneBlock = attach_lanes(payload.spaces, config, fds["lanes"])
+        self._groups = tuple(group_lanes(config, group) for group in range(config.env.groups))
+
+    def start(self) -> Begun:
+        """A new run."""
+        self._block.begin()
+        recorder = self._opened(
+            lambda: new_record(
+                self._payload.record, self._config, self._header(), self._record_lost, self._block, self._groups
+            )
+        )
+        learner, layout = self._learner(Replay(self._block), recorder)
+        return self._begun(learner, layout, recorder)
+
+    def go_on(self) -> Begun:
+        """From a checkpoint."""
+        point, config = self._payload.resume, self._config
+        assert point is not None, "there is a checkpoint to go on from"
+        self._slot.enter(Activity.RESUME)
+        state = load_checkpoint(point.folder)
+        facts = point.facts
+        with (
+            RowReader(self._payload.record) as reader,
+            Trace.open(self._payload.record / TRACE_FILE) as trace,
+        ):
+            contents = refill(self._block, self._groups, trace, reader, facts)
+        place = RowPlace(*facts["rows"])
+        recorder = self._opened(
+            lambda: record_goes_on(
+                self._payload.record, config.record, facts["trace_bytes"], place, self._record_lost, self._block,
+                self._groups,
+            )
+        )  # fmt: skip
+        learner, layout = self._learner(Replay(self._block, resume=True), recorder)
+        published, _ = load_policy_arrays(self._payload.checkpoints, point.version)
+        learner.restore(state, published)
+        if recorder is not None:
+            recorder.contents, recorder.saves = contents, facts["saves"]
+            again = {"session": point.session, "machine": self._header()["machine"]}
+            recorder.note(learner.updates, "resumed", again)
+        if not config.checkpoint.restore_episodes:
+            for group in range(len(self._groups)):
+                learner.salvage(group)
+        streams = list(learner.incarnations)
+        return self._begun(learner, layout, recorder, streams, resumed=config.checkpoint.restore_episodes)
+
+    def succeed(self) -> Begun:
+        """In the place of a learner that died: its newest saved state, and every row there is."""
+        payload = self._payload
+        replay = Replay(self._block, resume=True)
+        inherited = self._inherited(replay)
+        state = LearnerState.load(payload.checkpoints / STATE_FILE)
+        recorder = None
+        if inherited is not None:
+            rows_at = None if self._config.record.rows == "none" else inherited.rows_at or RowPlace(0, 0)
+            recorder = self._opened(
+                lambda: record_goes_on(
+                    payload.record, self._config.record, inherited.trace_bytes, rows_at, self._record_lost,
+                    self._block, self._groups,
+                )
+            )  # fmt: skip
+        learner, layout = self._learner(replay, recorder)
+        if recorder is not None and inherited is not None:
+            recorder.contents, recorder.saves = inherited.contents, inherited.saves
+            inherited.write_missing(recorder)
+            recorder.succeeded(inherited.updates, -1 if state is None else state.facts["save"])
+        missed = learner.resume(state)
+        salvaged = sum(learner.salvage(group) for group in range(len(self._groups)))
+        told = {
+            "updates": learner.updates, "env_steps": learner.env_steps, "salvaged": salvaged, "missed_rows": missed,
+        }  # fmt: skip
+        return self._begun(learner, layout, recorder, payload.streams, succeeded=told)
+
+    def _begun(
+        self, learner: Learner, layout: SnapshotLayout, recorder: Recorder | None, streams: list[int] | None = None,
+        *, resumed: bool = False, succeeded: dict[str, int] | None = None,
+    ) -> Begun:  # fmt: skip
+        spaces = self._payload.spaces
+        policy_facts = space_facts(spaces.observation, spaces.action)
+        keeper = Keeper(self._payload.checkpoints, learner, recorder, self._config, policy_facts, MonotonicClock())
+        streams = streams or [0] * len(self._groups)
+        return Begun(learner, layout, keeper, streams, resumed, succeeded)
+
+    def _learner(self, replay: Replay, recorder: Recorder | None) -> tuple[Learner, SnapshotLayout]:
+        def publish_to(layout: SnapshotLayout) -> Snapshots:
+            os.ftruncate(self._fds["snapshots"], layout.nbytes)
+            return attach_snapshots(layout, self._fds["snapshots"])
+
+        return build_learner(
+            self._config, self._payload.spaces, replay, publish_to, self._slot, recorder or Nobody(),
+            suspicion(self._config, self._payload.spaces, self._block),
+        )  # fmt: skip
+
+    def _header(self) -> Mapping[str, Any]:
+        import torch
+
+        torch.set_num_threads(self._config.learn.threads)  # before it is asked how many there are
+        modules = environment_modules(self._config.env, self._payload.basics.env_factory)
+        return header_facts(self._config, self._block, modules)
+
+    def _inherited(self, replay: Replay) -> Inherited | None:
+        file = self._payload.record / TRACE_FILE
+        if not self._config.record.enabled or not file.exists():
+            return None
+        return Inherited(self._payload.record, replay, self._groups)
+
+    def _opened(self, make: Callable[[], Recorder]) -> Recorder | None:
+        """The record, unless it is not wanted.
+
+        Raises:
+            RunDirectoryError: The disk does not take it; nothing has been learned yet.
+        """
+        if not self._config.record.enabled:
+            return None
+        try:
+            return make()
+        except OSError as error:
+            raise RunDirectoryError(
+                f"the record in {self._payload.record} cannot be written",
+                problem=f"{type(error).__name__}: {error}",
+                fix="make room on the disk, or set record.enabled = false and checkpoint.enabled = false",
+            ) from error
+
+    def _record_lost(self, problem: str) -> None:
+        self._control.send(Report("record_lost", {"problem": problem}), timeout_s=self._config.deadlines.wait_s)

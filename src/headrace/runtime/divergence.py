@@ -1,0 +1,224 @@
+"""What a replay says when it comes to something else: which event, which value, and the likely cause."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core import seeding
+from headrace.core.errors import EnvironmentFault, HeadraceError, RecordDamaged
+from headrace.core.specs import assemble, leaves
+from headrace.envs.contract import build_environment
+from headrace.lanes.lane import LaneBlock
+from headrace.lanes.layout import STEP
+from headrace.record.causes import (
+    UNUSED_BYTES,
+    Clues,
+    Repeat,
+    cause_of_rows,
+    cause_without_rows,
+)
+from headrace.record.diff import Cause, Divergence, RowDifference, first_difference
+from headrace.record.events import ChunkCommitted, GroupSalvaged, PolicyPublished, RowPlace
+from headrace.record.learned import cause_of_batch, cause_of_weights
+from headrace.record.machine import differences, environment_modules, fingerprint
+from headrace.record.rows import RowReader
+from headrace.runtime.payloads import Basics, EnvSpaces
+from headrace.runtime.policies import Policies
+
+Extent = tuple[int, int, int, int]
+"""Lane, first row, row after the last, offset in the event's rows; see `headrace.runtime.refill.Extents`."""
+
+
+class Recorded:
+    """Rows as they were recorded, beside those that were made again.
+
+    Args:
+        block: The lanes of the replay.
+        rows: The record's rows.
+    """
+
+    def __init__(self, block: LaneBlock, rows: RowReader) -> None:
+        self.block = block
+        self._rows = rows
+
+    def of(self, event: ChunkCommitted | GroupSalvaged, extent: Extent, checksum: int) -> NDArray[np.void] | None:
+        """[R] rows of one lane; None if they were not kept.
+
+        Raises:
+            RecordDamaged: They are not those that were committed.
+        """
+        lane, start, stop, offset = extent
+        g = self.block.geometry
+        if event.place.segment < 0:
+            return None
+        place = RowPlace(event.place.segment, event.place.offset + offset)
+        try:
+            data = self._rows.read(place, (stop - start) * g.dtype.itemsize)
+        except RecordDamaged:
+            return None  # an older segment, which was not to be kept
+        if zlib.crc32(data) != checksum:
+            raise RecordDamaged(
+                f"rows {start:,} to {stop:,} of lane {lane} in the record differ from what was committed",
+                segment=place.segment,
+                fix="the disk or somebody else has changed record/rows-*.bin; the events are sound",
+            )
+        return np.frombuffer(data, g.dtype)
+
+    def replayed(self, lane: int, start: int, stop: int) -> NDArray[np.void]:
+        """[R] rows of the replay, copied."""
+        return np.concatenate([piece.copy() for piece in self.block.pieces(lane, start, max(start, stop))])
+
+
+class Judge:
+    """Finds the first value that differs, and names what has likely done it.
+
+    Args:
+        basics: Of the run.
+        spaces: Of one environment.
+        header: Of the record.
+        recorded: Its rows.
+        policies: Those at hand.
+    """
+
+    def __init__(
+        self, basics: Basics, spaces: EnvSpaces, header: Mapping[str, Any], recorded: Recorded, policies: Policies
+    ) -> None:
+        self._basics = basics
+        self._spaces = spaces
+        self._header = header
+        self._recorded = recorded
+        self._policies = policies
+
+    def machine(self) -> list[str]:
+        """How this machine and its libraries differ from those of the record."""
+        here = fingerprint(environment_modules(self._basics.config.env, self._basics.env_factory))
+        return differences(self._header["machine"], here)
+
+    def rows(
+        self, number: int, event: ChunkCommitted | GroupSalvaged, extents: Sequence[Extent], stops: Sequence[int]
+    ) -> Divergence:
+        """A chunk's rows differ.
+
+        Args:
+            number: Of the event.
+            event: The event.
+            extents: Where its rows are.
+            stops: Row number after the last one the replay made, per lane.
+        """
+        checksums = [part.checksum for part in event.lanes]
+        pairs = []
+        for extent, checksum, stop in zip(extents, checksums, stops, strict=True):
+            was = self._recorded.of(event, extent, checksum)
+            if was is not None:
+                pairs.append((extent, was, self._recorded.replayed(extent[0], extent[1], stop)))
+        found = [
+            (difference, was, now)
+            for extent, was, now in pairs
+            if (difference := first_difference(was, now, lane=extent[0], first_row=extent[1])) is not None
+        ]
+        if not found:
+            clues = Clues(machine=self.machine())
+            cause = UNUSED_BYTES if len(pairs) == len(extents) else cause_without_rows(clues)
+            return self._told(number, event, cause, compared="rows")
+        difference, was, now = min(found, key=lambda one: one[0].place)
+        others = {extent[0]: made for extent, _, made in pairs if extent[0] != difference.lane}
+        clues = Clues(others=others, machine=self.machine(), repeat=self._repeat(difference))
+        cause = cause_of_rows(difference, was, now, clues)
+        return self._told(number, event, cause, difference=difference)
+
+    def fault(self, number: int, event: ChunkCommitted, error: EnvironmentFault) -> Divergence:
+        """The environment failed where it had not."""
+        cause = Cause(
+            "environment_not_deterministic",
+            f"the environment failed in the replay and had not in the run: {error.what}",
+            "see what it depends on beside its seed and the actions",
+            tuple(f"{name}: {value}" for name, value in error.facts.items()),
+        )
+        return self._told(number, event, cause, compared="chunks")
+
+    def batch(self, number: int, update: int, recorded: tuple[int, ...], replayed: tuple[int, ...]) -> Divergence:
+        """The batch of an update differs."""
+        cause = cause_of_batch(recorded, replayed, update=update)
+        return Divergence(
+            event=number, kind=f"batch of update {update:,}", updates=update - 1, cause=cause, compared="batches",
+            recorded=_print(recorded), replayed=_print(replayed),
+        )  # fmt: skip
+
+    def policy(
+        self, number: int, event: PolicyPublished, version: int, checksum: int, batches_equal: bool | None
+    ) -> Divergence:
+        """A published policy differs."""
+        cause = cause_of_weights({}, {}, batches_equal=batches_equal, machine=self.machine())
+        return Divergence(
+            event=number, kind=f"policy {event.version}", updates=event.updates, cause=cause, compared="policies",
+            recorded=f"policy {event.version}, checksum {event.checksum:08x}",
+            replayed=f"policy {version}, checksum {checksum:08x}",
+        )  # fmt: skip
+
+    def weights(
+        self, number: int, updates: int, sha256: tuple[str, str],
+        ledgers: tuple[Mapping[str, float], Mapping[str, float]], batches_equal: bool | None,
+    ) -> Divergence:  # fmt: skip
+        """All weights, or the ledger, differ; pairs are (recorded, replayed)."""
+        cause = cause_of_weights(*ledgers, batches_equal=batches_equal, machine=self.machine())
+        return Divergence(
+            event=number, kind=f"weights after update {updates:,}", updates=updates, cause=cause, compared="weights",
+            recorded=sha256[0], replayed=sha256[1],
+        )  # fmt: skip
+
+    def _told(
+        self, number: int, event: ChunkCommitted | GroupSalvaged, cause: Cause, *,
+        difference: RowDifference | None = None, compared: str = "",
+    ) -> Divergence:  # fmt: skip
+        what = "chunk" if isinstance(event, ChunkCommitted) else "salvaged chunk"
+        return Divergence(
+            event=number, kind=f"{what} {event.chunk} of group {event.group}", updates=event.updates, cause=cause,
+            difference=difference, compared=compared,
+        )  # fmt: skip
+
+    def _repeat(self, difference: RowDifference) -> Repeat:
+        """Play the episode that differs again, twice, up to where it does."""
+        block = self._recorded.block
+        start = difference.row - difference.t
+        if start < int(block.resident_from[difference.lane]):
+            return Repeat.NOT_TRIED
+        rows = self._recorded.replayed(difference.lane, start, difference.row + 1)
+        actions = rows[rows["kind"] == STEP]
+        try:
+            first, second = (self._played(difference.lane, actions) for _ in range(2))
+            if first == second:
+                return Repeat.SAME
+            seeded = [self._played(difference.lane, actions, reseed=True) for _ in range(2)]
+        except HeadraceError:
+            return Repeat.NOT_TRIED
+        return Repeat.SAME_IF_RESEEDED if seeded[0] == seeded[1] else Repeat.DIFFERENT
+
+    def _played(self, lane: int, rows: NDArray[np.void], *, reseed: bool = False) -> list[bytes]:
+        """Bytes of everything an episode's environment returns."""
+        config, seed = self._basics.config, self._basics.config.run.seed
+        if reseed:
+            seeding.seed_global_generators(seed, "repeat-global", lane)
+        env = build_environment(config.env, lane, factory=self._basics.env_factory, component="replay")
+        seen = []
+        with closing(env):
+            observation, action = leaves(self._spaces.observation, "obs"), leaves(self._spaces.action, "action")
+            episode = int(rows["episode"][0]) if len(rows) else 0
+            obs, _ = env.reset(seed=seeding.integer(seed, "environment", lane, episode))
+            seen += [np.asarray(leaf.of(obs)).tobytes() for leaf in observation]
+            for row in rows:
+                parts = {leaf.path: np.array(row[leaf.path]) for leaf in action}
+                obs, reward, *ends, _ = env.step(assemble(self._spaces.action, parts, "action"))
+                seen += [np.asarray(leaf.of(obs)).tobytes() for leaf in observation]
+                seen += [np.float64(reward).tobytes(), bytes(map(bool, ends))]
+        return seen
+
+
+def _print(prints: Sequence[int]) -> str:
+    places, held, made = prints
+    return f"places {places:08x}, contents {held:08x}" + (f", made of them {made:08x}" if made else "")
