@@ -7,6 +7,8 @@ import pytest
 import headrace
 from headrace.core.errors import ConfigError
 from headrace.runtime import api
+from headrace.runtime.config import load_config
+from resume_support import PastRun
 
 
 @pytest.fixture
@@ -14,8 +16,8 @@ def started(monkeypatch):
     """What would have been run."""
     runs = []
 
-    def run_experiment(config, place, on_progress, env_factory):
-        runs.append((config, on_progress, env_factory))
+    def run_experiment(config, place, on_progress, env_factory, resume):
+        runs.append((config, on_progress, env_factory, resume))
         return {"outcome": "completed" if config.run.seed == 0 else "failed"}
 
     monkeypatch.setattr(api, "run_experiment", run_experiment)
@@ -32,17 +34,17 @@ def test_arguments_settings_and_algorithm_come_together(started, tmp_path):
         "pendulum-td3", steps=5000, collectors=3, schedule="lockstep", algorithm=algorithm, run_dir=tmp_path / "run",
         settings={"replay.ratio": 0.5, "env.lanes": "9"},
     )  # fmt: skip
-    ((config, on_progress, factory),) = started
+    ((config, on_progress, factory, resume),) = started
     assert (config.run.steps, config.run.collectors, config.run.schedule) == (5000, 3, "lockstep")
     assert (config.replay.ratio, config.env.lanes, config.algorithm) == (0.5, 9, algorithm)
-    assert (on_progress, factory) == (None, None)
+    assert (on_progress, factory, resume) == (None, None, None)
     assert (run.completed, run.path) == (True, tmp_path / "run")
     assert (run.path / "config.toml").is_file()
 
 
 def test_callable_environment_replaces_the_presets(started, tmp_path):
     run = headrace.train("hockey-td3", env=make_env, run_dir=tmp_path / "run", seed=1)
-    ((config, _, factory),) = started
+    ((config, _, factory, _),) = started
     assert factory is make_env
     assert (config.env.id, config.env.factory) == (None, f"{__name__}:make_env")
     assert config.env.kwargs == {}
@@ -55,3 +57,52 @@ def test_unknown_argument_is_refused_before_anything_starts(started, tmp_path):
     assert "steps" in caught.value.facts["known"]
     assert not started
     assert not (tmp_path / "run").exists()
+
+
+def ended(path, config=None):
+    """A run that was interrupted, with a checkpoint."""
+    past = PastRun(path, config)
+    past.learn(3)
+    past.checkpoint()
+    return past.end("interrupted")
+
+
+def test_run_goes_on_as_it_was_but_for_what_is_given(started, tmp_path):
+    path = ended(tmp_path / "run", load_config("pendulum-td3", {"replay.ratio": 0.5}))
+    run = headrace.train(run_dir=path, resume=True, steps=77_000, settings={"evaluation.episodes": 2})
+    ((config, _, _, resume),) = started
+    assert (config.replay.ratio, config.run.steps, config.evaluation.episodes) == (0.5, 77_000, 2)
+    assert (resume.env_steps, resume.updates) == (30, 12)
+    assert run.path == path
+
+
+def test_same_call_begins_a_run_and_goes_on_with_it(started, tmp_path):
+    call = {"env": make_env, "algorithm": headrace.TD3(batch_size=7), "steps": 50_000, "resume": True}
+    headrace.train(**call, run_dir=tmp_path / "run")
+    ((config, _, factory, resume),) = started
+    assert (factory, resume) == (make_env, None)
+    headrace.train(**call, run_dir=tmp_path / "run")  # nothing was learned, so it begins once more
+    assert started[1][3] is None
+    path = ended(tmp_path / "other", config)
+    headrace.train(**call, run_dir=path)
+    again, _, factory, resume = started[2]
+    assert (again, factory) == (config, make_env)
+    assert resume is not None
+
+
+def test_callable_environment_has_to_be_given_again(started, tmp_path):
+    lambdas = [lambda: None, lambda: None]
+    headrace.train(env=lambdas[0], run_dir=tmp_path / "run", steps=50_000)
+    path = ended(tmp_path / "other", started[0][0])
+    with pytest.raises(ConfigError, match="was handed over in Python, so it has to be handed over again"):
+        headrace.train(run_dir=path, resume=True)
+    headrace.train(env=lambdas[1], run_dir=path, resume=True)
+    assert started[-1][2] is lambdas[1]
+    with pytest.raises(ConfigError, match=r"env\.factory decides what is learned"):
+        headrace.train(env=make_env, run_dir=path, resume=True)
+
+
+def test_resume_without_a_directory_is_refused(started):
+    with pytest.raises(ConfigError, match="resume does not say which run to go on with"):
+        headrace.train("pendulum-td3", resume=True)
+    assert not started

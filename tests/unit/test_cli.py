@@ -21,6 +21,7 @@ from headrace.cli.main import main
 from headrace.core.clock import FakeClock
 from headrace.core.errors import ComponentStalled
 from headrace.runtime.progress import ComponentProgress, EvaluationPoint, Progress
+from resume_support import PastRun
 
 SUMMARY = {
     "outcome": "completed",
@@ -63,10 +64,10 @@ class FakeRun:
 
     def __init__(self, summary=None, error=None, writes=None, progress=()):
         self.summary, self.error, self.writes, self.progress = summary or SUMMARY, error, writes, progress
-        self.config = self.place = self.on_progress = None
+        self.config = self.place = self.on_progress = self.resume = None
 
-    def run_experiment(self, config, run_dir, on_progress, env_factory=None):
-        self.config, self.place, self.on_progress = config, run_dir, on_progress
+    def run_experiment(self, config, run_dir, on_progress, env_factory=None, resume=None):
+        self.config, self.place, self.on_progress, self.resume = config, run_dir, on_progress, resume
         assert run_dir.is_live()
         for progress in self.progress:
             if on_progress is not None:
@@ -145,7 +146,9 @@ def test_progress_is_printed_as_lines_where_there_is_no_terminal(fake, capsys):
     [
         (["pendulm-td3"], "[CFG-001] there is no preset pendulm-td3"),
         (["pendulum-td3", "--step", "3"], "[CFG-001] headrace train has no option --step"),
-        (["pendulum-td3", "--resume"], "[CFG-001] resuming a run is not built yet"),
+        (["pendulum-td3", "--resume"], "[CFG-001] --resume does not say which run to go on with"),
+        ([], "[CFG-001] there is no CONFIG, so nothing says what to train"),
+        (["--resume", "--run-dir", "nowhere"], "[CFG-002] nowhere holds no run"),
         (["pendulum-td3", "--set", "replay.capasity=3"], "[CFG-001] unknown key replay.capasity"),
         (["pendulum-td3", "--set", "replay.capacity"], "[CFG-001] --set replay.capacity sets nothing"),
         (["pendulum-td3", "--set", "run.seed=3", "--seed", "4"], "[CFG-001] run.seed is given twice"),
@@ -227,7 +230,7 @@ def test_nothing_before_the_learner_loads_torch(tmp_path):
     script = """
         import sys, types
         fake = types.ModuleType("headrace.runtime.experiment")
-        fake.run_experiment = lambda config, run_dir, on_progress: {"outcome": "completed", "exit_code": 0}
+        fake.run_experiment = lambda config, run_dir, on_progress, resume: {"outcome": "completed", "exit_code": 0}
         sys.modules["headrace.runtime.experiment"] = fake
         from headrace.cli.main import main
         import headrace.telemetry.events, headrace.telemetry.metrics, headrace.envs.contract, headrace.envs.toy
@@ -243,6 +246,62 @@ def test_nothing_before_the_learner_loads_torch(tmp_path):
         capture_output=True, text=True, timeout=60, cwd=tmp_path, check=True,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+# train --resume
+
+
+@pytest.fixture
+def ended(tmp_path):
+    """A run that was interrupted, with a checkpoint."""
+    past = PastRun(tmp_path / "run")
+    past.learn(3)
+    past.checkpoint()
+    past.learn()
+    return past.end("interrupted")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--resume", "--run-dir", "run"], ["run", "--resume"], ["run", "--resume", "--run-dir", "./run"],
+                  ["pendulum-td3", "--resume", "--run-dir", "run"]],
+)  # fmt: skip
+def test_run_goes_on_from_its_checkpoint(fake, ended, capsys, arguments):
+    run = fake()
+    assert headrace(["train", *arguments]) == 0
+    assert (run.place.path, run.resume.env_steps, run.resume.lost_env_steps) == (Path("run"), 30, 10)
+    assert capsys.readouterr().out.startswith("completed after")  # what is lost is told by the run itself
+    assert not run.place.is_live()
+
+
+def test_flags_change_what_may_change(fake, ended):
+    run = fake()
+    assert headrace(["train", "run", "--resume", "--steps", "77000", "--set", "evaluation.episodes=2"]) == 0
+    assert (run.config.run.steps, run.config.evaluation.episodes) == (77_000, 2)
+    assert headrace(["train", "run", "--resume", "--seed", "3"]) == 2
+
+
+def test_resume_of_nothing_begins_a_run_and_says_so(fake, capsys):
+    run = fake()
+    assert headrace(["train", "pendulum-td3", "--resume", "--run-dir", "here"]) == 0
+    assert run.resume is None
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == "here holds no run yet: a new run starts there"
+    assert second.startswith("completed after")
+
+
+def test_two_directories_are_one_too_many(fake, ended, capsys):
+    fake()
+    assert headrace(["train", "run", "--resume", "--run-dir", "other"]) == 2
+    assert capsys.readouterr().err.startswith("[CFG-001] two run directories are named")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ComponentStalled("learner did not start", fix="look")])
+def test_resume_that_fails_leaves_a_run_that_can_be_resumed(fake, ended, error):
+    fake(error=error)
+    assert headrace(["train", "run", "--resume"]) in (3, 130)
+    run = fake()
+    assert headrace(["train", "run", "--resume"]) == 0
+    assert run.resume.env_steps == 30
 
 
 # eval, list, version
@@ -448,6 +507,19 @@ def test_ending_of_a_run_that_hardly_began(monkeypatch):
     assert ending({"outcome": "failed"}, Path("x")) == (
         "failed\n  run           x\n  next          headrace doctor x    x/logs holds what every process printed"
     )
+
+
+def test_ending_of_a_run_that_was_resumed_says_what_was_lost():
+    resumes = [
+        {"env_steps": 100, "updates": 40, "lost_env_steps": 1000, "lost_updates": 5},
+        {"env_steps": 9000, "updates": 80, "lost_env_steps": 234, "lost_updates": 0},
+    ]
+    (told,) = [line for line in ending(SUMMARY | {"resumes": resumes}, Path("x")).splitlines() if "sessions" in line]
+    assert told == (
+        "  sessions      3, this one from step 9,000; 1,234 environment steps and 5 updates were lost between them"
+    )
+    nothing = {"env_steps": 100, "updates": 40, "lost_env_steps": 0, "lost_updates": 0}
+    assert "  sessions      2, this one from step 100\n" in ending(SUMMARY | {"resumes": [nothing]}, Path("x"))
 
 
 def test_ending_survives_its_own_json():

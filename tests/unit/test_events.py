@@ -111,3 +111,19 @@ def test_plain_values_are_json():
         "1": 0.5, "nan": None, "inf": [None, 1.0], "set": [3], "other": "<class 'object'>", "flag": True,
     }  # fmt: skip
     assert json.loads(json.dumps(made, allow_nan=False)) == made
+
+
+def test_writer_that_goes_on_does_not_complete_the_half_line_of_another_time(tmp_path):
+    path = tmp_path / "e"
+    path.write_bytes(b'{"kind": "a"}\n{"kind": "b", "te')
+    with EventLog(path) as log:
+        log.emit("c", "x", "")
+    assert [event["kind"] for event in read_events(path)] == ["a", "unreadable", "c"]
+
+
+def test_time_of_a_run_that_goes_on_does_so_too(tmp_path):
+    clock = FakeClock(1000.0)
+    with EventLog(tmp_path / "e", clock, clock.now() - 40.0) as log:
+        clock.advance(2.0)
+        log.emit("ready", "learner", "")
+    assert read_events(tmp_path / "e")[0]["t_s"] == 42.0

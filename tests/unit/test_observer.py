@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from headrace.core.clock import FakeClock
 from headrace.runtime.config import load_config
+from headrace.runtime.history import History
 from headrace.runtime.observer import Observer
+from headrace.runtime.resume import ResumePoint
 from headrace.runtime.scores import EvaluationQueue
 from headrace.telemetry.board import Activity, Board, State
 from headrace.telemetry.metrics import MetricsSink
@@ -22,14 +26,14 @@ def facts(steps: int, updates: int) -> dict[str, object]:
 
 
 class Bench:
-    def __init__(self, tmp_path, board: Board, metrics: MetricsSink) -> None:
+    def __init__(self, tmp_path, board: Board, metrics: MetricsSink, history: History | None = None) -> None:
         self.clock = FakeClock(50.0)
         self.board = board
         self.metrics_file = tmp_path / "metrics.jsonl"
         self.shown: list[object] = []
         self.queue = EvaluationQueue(baseline=False, enabled=True)
         config = load_config("pendulum-td3")
-        self.observer = Observer(config, board, metrics, self.queue, self.clock, self.shown.append)
+        self.observer = Observer(config, board, metrics, self.queue, self.clock, self.shown.append, history)
 
     def metrics(self) -> list[dict[str, object]]:
         return [json.loads(line) for line in self.metrics_file.read_text().splitlines()]
@@ -103,3 +107,40 @@ def test_evaluation_is_a_metric_at_its_own_step(bench):
     (line,) = bench.metrics()
     assert (line["step"], line["eval/mean_reward"]) == (640, -3.5)
     assert [point.version for point in bench.queue.points] == [4]
+
+
+@pytest.fixture
+def resumed(tmp_path, bench):
+    """The same run, going on at a checkpoint."""
+    history = History(faults=Counter(died=2, restarts=2))
+    history.begin(ResumePoint(Path("checkpoints/3"), 3, 5000, 400, {}, wall_s=60.0))
+    with MetricsSink(tmp_path / "metrics.jsonl", tmp_path / "tensorboard", resumed_at=5000) as metrics:
+        yield Bench(tmp_path, bench.board, metrics, history)
+
+
+def test_everything_goes_on_where_it_was(resumed):
+    resumed.observer.show(at_once=True)
+    shown = resumed.shown[-1]
+    assert (shown.env_steps, shown.updates, shown.wall_s) == (5000, 400, 60.0)
+    assert shown.mean_return is None
+    resumed.clock.advance(2.0)
+    resumed.observer.on_facts(facts(5100, 410))
+    (line,) = resumed.metrics()
+    assert (line["step"], line["updates"], line["wall_s"]) == (5100, 410, 62.0)
+    resumed.observer.show(at_once=True)
+    assert resumed.shown[-1].env_steps == 5100
+    assert resumed.observer.faults == {"died": 2, "restarts": 2}
+
+
+def test_updates_of_a_learner_that_has_not_begun_are_those_of_the_checkpoint(resumed):
+    assert resumed.observer.updates == 400
+    resumed.board.slot("learner").count("updates", 407)
+    assert resumed.observer.updates == 407
+
+
+def test_rate_is_not_that_of_a_jump(resumed):
+    resumed.observer.on_facts(facts(5000, 400))
+    assert resumed.observer.rates() == (None, None)
+    resumed.clock.advance(2.0)
+    resumed.observer.on_facts(facts(5100, 410))
+    assert resumed.observer.rates() == (50.0, 5.0)

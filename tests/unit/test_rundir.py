@@ -104,7 +104,7 @@ def test_start_that_fails_half_way_leaves_nothing(tmp_path, config, monkeypatch)
     def full(run):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(RunDirectory, "_folders", full)
+    monkeypatch.setattr(RunDirectory, "folders", full)
     with pytest.raises(RunDirectoryError, match="No space left on device"):
         RunDirectory.create(tmp_path / "a" / "b", config)
     assert contents(tmp_path) == []
@@ -200,3 +200,44 @@ def test_directory_of_a_run_that_was_killed_while_it_started_is_taken_over(tmp_p
         with RunDirectory.create(tmp_path, config) as run:
             assert not run.board_file.exists()
             assert (tmp_path / "earlier" / "1" / "board").is_file()
+
+
+@pytest.mark.parametrize("left", ["summary", "killed"])
+def test_run_that_ended_can_be_held_to_go_on_and_nothing_in_it_changes(tmp_path, config, left):
+    with RunDirectory.create(tmp_path, config) as run:
+        run.events_file.write_text("{}\n")
+        if left == "summary":
+            run.write_summary({"outcome": "completed"})
+    before = contents(tmp_path)
+    with RunDirectory.resume(tmp_path) as run:
+        assert run.read_config() == config
+        assert contents(tmp_path) == before
+        with pytest.raises(RunDirectoryError, match="in use by a run that is alive"):
+            RunDirectory.resume(tmp_path)
+        assert not run.discard_if_empty()
+    assert not run.is_live()
+
+
+def test_folder_that_was_deleted_is_made_again(tmp_path, config):
+    RunDirectory.create(tmp_path, config).close()
+    (tmp_path / "stacks").rmdir()
+    with RunDirectory.resume(tmp_path) as run:
+        assert run.stacks_dir.is_dir()
+
+
+@pytest.mark.parametrize("name", ["nowhere", "."])
+def test_where_there_is_no_run_none_goes_on(tmp_path, name):
+    with pytest.raises(RunDirectoryError, match="holds no run"):
+        RunDirectory.resume(tmp_path / name)
+    assert contents(tmp_path) == []
+
+
+def test_directory_with_a_checkpoint_is_never_taken_over(tmp_path, config):
+    """A resumed run that failed before its experience was there again says that it produced nothing."""
+    with RunDirectory.create(tmp_path, config) as run:
+        run.checkpoint_dir(3).mkdir()
+        (run.checkpoint_dir(3) / "checkpoint.json").write_text("{}")
+        run.write_summary({"outcome": "failed", "books": {"produced": 0}})
+    with pytest.raises(RunDirectoryError, match="already holds a finished run"):
+        RunDirectory.create(tmp_path, config)
+    assert not (tmp_path / "earlier").exists()

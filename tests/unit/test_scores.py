@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.runtime.history import History
+from headrace.runtime.progress import EvaluationPoint
 from headrace.runtime.scores import EvaluationQueue
 
 
@@ -53,3 +55,21 @@ def test_without_an_evaluator_nothing_waits():
     queue.order({"version": 1, "env_steps": 100})
     assert queue.idle
     assert queue.next() is None
+
+
+def test_what_earlier_sessions_evaluated_stands_and_random_actions_are_not_played_again():
+    random, known = EvaluationPoint(-5.0, 3), EvaluationPoint(1.0, 3, 100, 1)
+    history = History(evaluations=[known], random_baseline=random)
+    queue = EvaluationQueue(baseline=True, enabled=True, history=history)
+    assert queue.idle
+    assert queue.random_baseline is random
+    queue.order({"version": 2, "env_steps": 200})
+    queue.next()
+    queue.finished(facts(2))
+    assert [point.version for point in queue.points] == [1, 2]
+    assert history.evaluations == [known]
+
+
+def test_random_actions_that_no_session_has_played_come_first():
+    queue = EvaluationQueue(baseline=True, enabled=True, history=History(evaluations=[EvaluationPoint(1.0, 3, 100, 1)]))
+    assert queue.next() == {"version": None, "env_steps": None}

@@ -85,3 +85,34 @@ def test_throughput_is_over_training_alone():
     assert summary["collectors"] == 0
     (point,) = summary["evaluations"]
     assert (point["version"], point["env_steps"], point["mean_reward"], point["episodes"]) == (3, 60, 1.5, 1)
+
+
+RESUMES = [
+    {"env_steps": 4, "updates": 2, "lost_env_steps": 3, "lost_updates": 1},
+    {"env_steps": 6, "updates": 10, "lost_env_steps": 0, "lost_updates": 0},
+]
+OUTCOME = {
+    "outcome": "completed", "error": None, "exit_code": 0, "updates": 30, "wall_s": 9.0, "training_s": 2.0, "degraded": None,
+}  # fmt: skip
+
+
+def test_speed_of_a_resumed_run_is_that_of_this_session():
+    queue = EvaluationQueue(baseline=False, enabled=True)
+    summary = summarize(load_config("pendulum-td3"), OUTCOME, {}, audit(FakeBooks(BALANCED), 1), queue, {}, RESUMES)
+    assert (summary["env_steps"], summary["updates"]) == (10, 30)
+    assert summary["throughput"] == {"env_steps_per_s": 2.0, "updates_per_s": 10.0}
+    assert (summary["sessions"], summary["resumes"]) == (3, RESUMES)
+
+
+def test_run_that_was_never_resumed_has_one_session():
+    queue = EvaluationQueue(baseline=False, enabled=True)
+    summary = summarize(load_config("pendulum-td3"), OUTCOME, {}, audit(FakeBooks(BALANCED), 1), queue, {})
+    assert (summary["sessions"], summary["resumes"]) == (1, [])
+
+
+def test_session_that_ends_before_its_experience_is_there_again_keeps_the_counts_of_its_checkpoint():
+    queue = EvaluationQueue(baseline=False, enabled=True)
+    outcome = OUTCOME | {"outcome": "failed", "updates": 10, "training_s": None}
+    summary = summarize(load_config("pendulum-td3"), outcome, {}, None, queue, {}, RESUMES)
+    assert (summary["env_steps"], summary["updates"], summary["books"]) == (6, 10, None)
+    assert summary["throughput"] == {"env_steps_per_s": None, "updates_per_s": None}

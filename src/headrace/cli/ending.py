@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,10 @@ def ending(summary: Mapping[str, Any], run: Path) -> str:
     lines = [_headline(summary)]
     for title, text in _facts(summary):
         lines.append(f"  {title:<14}{text}")
-    points = [_point(found) for found in summary.get("evaluations") or ()]
+    points = [EvaluationPoint.of(found) for found in summary.get("evaluations") or ()]
     baseline = summary.get("random_baseline")
     if points:
-        lines += ["", *curve(points, _point(baseline) if baseline else None), ""]
+        lines += ["", *curve(points, EvaluationPoint.of(baseline) if baseline else None), ""]
     lines.append(f"  {'run':<14}{run}")
     upcoming = _NEXT.get(str(summary.get("outcome")))
     if upcoming is not None:
@@ -84,6 +84,9 @@ def _headline(summary: Mapping[str, Any]) -> str:
 
 
 def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    resumes = summary.get("resumes")
+    if resumes:
+        yield "sessions", _sessions(resumes)
     yield from _flow(summary)
     episodes = summary.get("episodes")
     if episodes:
@@ -103,6 +106,12 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield "suspicious", found["text"]
 
 
+def _sessions(resumes: Sequence[Mapping[str, Any]]) -> str:
+    steps, updates = (sum(one[key] or 0 for one in resumes) for key in ("lost_env_steps", "lost_updates"))
+    lost = f"{steps:,} environment steps and {updates:,} updates were lost between them" if steps or updates else ""
+    return f"{1 + len(resumes)}, this one from step {resumes[-1]['env_steps']:,}" + (f"; {lost}" if lost else "")
+
+
 def _flow(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if summary.get("books"):
         yield "books", books_line(summary["books"])
@@ -118,15 +127,3 @@ def _flow(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         values = {name: value for name, value in (summary.get(key) or {}).items() if value is not None}
         if values:
             yield title, ", ".join(f"{value:{form}} {name}" for name, value in values.items())
-
-
-def _point(found: Mapping[str, Any]) -> EvaluationPoint:
-    interval = found.get("interval")
-    value = found.get("mean_reward")
-    return EvaluationPoint(
-        mean_reward=float("nan") if value is None else value,  # JSON has no NaN; null stood for it
-        episodes=found.get("episodes", 0),
-        env_steps=found.get("env_steps"),
-        version=found.get("version"),
-        interval=(interval[0], interval[1]) if interval else None,
-    )

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,9 +14,12 @@ from headrace.cli import early
 from headrace.cli.drawing import make_view
 from headrace.cli.ending import ending
 from headrace.core.errors import ConfigError
-from headrace.runtime.config import ExperimentConfig, load_config
+from headrace.runtime.config import load_config
 from headrace.runtime.progress import Progress
 from headrace.runtime.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from headrace.runtime.sessions import Session
 
 _FLAGS = {
     "schedule": "run.schedule",
@@ -29,40 +32,69 @@ _FLAGS = {
 
 
 @click.command()
-@click.argument("config")
+@click.argument("config", required=False)
 @click.option("--schedule", type=click.Choice(["inline", "lockstep", "async"]), help="Who runs when.")
 @click.option("--collectors", type=int, metavar="N", help="Collector processes.")
 @click.option("--seed", type=int, metavar="S", help="Every random stream is derived from it.")
 @click.option("--steps", type=int, metavar="N", help="Environment steps after which the run ends.")
 @click.option("--run-duration", type=float, metavar="SECONDS", help="Seconds after which the run ends.")
 @click.option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the run is kept.")
-@click.option("--resume", is_flag=True, help="Go on with the run in --run-dir (not built yet).")
+@click.option("--resume", is_flag=True, help="Go on with the run in --run-dir; begin it if there is none yet.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key of the configuration; repeatable.")
 @click.option("--quiet", is_flag=True, help="Print nothing but the summary at the end.")
-def train(config: str, run_dir: Path | None, resume: bool, quiet: bool, **given: Any) -> int:
+def train(config: str | None, run_dir: Path | None, resume: bool, quiet: bool, **given: Any) -> int:
     """Train as CONFIG says: a preset's name (see headrace list) or a TOML file.
 
-    The run ends at the first limit it reaches, or in order after Ctrl-C.
+    The run ends at the first limit it reaches, or in order after Ctrl-C. With --resume it goes on from its newest
+    checkpoint; CONFIG may be left out then, or be the run directory itself.
     """
-    if resume:
-        raise ConfigError(
-            "resuming a run is not built yet",
-            fix="leave --resume out and give a new --run-dir; checkpoints of the old run stay where they are",
-        )
     import_from_here()
-    experiment = load_config(config, overrides_of(given.pop("settings"), given))
-    with early.importing():
-        # Only now, so that a mistake in a file or a flag is told at once; and before there is a run directory.
-        import headrace.runtime.experiment  # noqa: F401
-    with RunDirectory.create(run_dir, experiment, name=Path(config).stem) as place:
-        summary = _run(experiment, place, quiet=quiet)
-        click.echo(ending(summary, place.path))
+    overrides = overrides_of(given.pop("settings"), given)
+    with _resumed(config, run_dir, overrides) if resume else _begun(config, run_dir, overrides) as session:
+        if session.note is not None and not quiet:
+            click.echo(session.note)
+        summary = _run(session, quiet=quiet)
+        click.echo(ending(summary, session.place.path))
     if summary.get("error"):
         click.echo(str(summary["error"]), err=True)
     return int(summary.get("exit_code", 0))
 
 
-def _run(experiment: ExperimentConfig, place: RunDirectory, *, quiet: bool) -> dict[str, Any]:
+def _begun(config: str | None, run_dir: Path | None, overrides: dict[str, object]) -> Session:
+    if config is None:
+        raise ConfigError(
+            "there is no CONFIG, so nothing says what to train",
+            fix="name a preset (headrace list) or a TOML file; to go on with a run add --resume --run-dir RUN",
+        )
+    experiment = load_config(config, overrides)
+    with early.importing():
+        # Only now, so that a mistake in a file or a flag is told at once; and before there is a run directory.
+        import headrace.runtime.experiment  # noqa: F401
+        from headrace.runtime.sessions import Session
+    return Session(RunDirectory.create(run_dir, experiment, name=Path(config).stem), experiment)
+
+
+def _resumed(config: str | None, run_dir: Path | None, overrides: dict[str, object]) -> Session:
+    named = Path(config) if config is not None else None
+    if named is not None and named.is_dir():  # the run itself
+        if run_dir is not None and run_dir.resolve() != named.resolve():
+            raise ConfigError(
+                "two run directories are named, and only one can be gone on with",
+                first=named,
+                second=run_dir,
+                fix="leave one of them out",
+            )
+        config, run_dir = None, named
+    if run_dir is None:
+        raise ConfigError("--resume does not say which run to go on with", fix="add --run-dir RUN")
+    with early.importing():
+        import headrace.runtime.experiment  # noqa: F401
+        from headrace.runtime.sessions import resume_or_begin
+    return resume_or_begin(run_dir, config, overrides)
+
+
+def _run(session: Session, *, quiet: bool) -> dict[str, Any]:
+    place = session.place
     try:
         from headrace.runtime.experiment import run_experiment
 
@@ -70,12 +102,13 @@ def _run(experiment: ExperimentConfig, place: RunDirectory, *, quiet: bool) -> d
             show: Callable[[Progress], None] | None = None
             if not quiet:
                 show = stack.enter_context(make_view()).show
-            return dict(run_experiment(experiment, place, show))
+            return dict(run_experiment(session.config, place, show, resume=session.resume))
     except BaseException:  # passed on; but what the run has left is told first
         summary = place.read_summary()
         if summary is not None:
             click.echo(ending(summary, place.path))
-        place.discard_if_empty()
+        if session.resume is None:
+            place.discard_if_empty()
         raise
 
 

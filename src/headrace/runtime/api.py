@@ -14,6 +14,7 @@ from headrace.runtime.experiment import run_experiment
 from headrace.runtime.payloads import EnvFactory
 from headrace.runtime.progress import Progress
 from headrace.runtime.rundir import RunDirectory
+from headrace.runtime.sessions import Session, resume_or_begin
 
 _SHORT = {
     "schedule": "run.schedule",
@@ -47,6 +48,7 @@ def train(
     run_dir: str | Path | None = None,
     settings: Mapping[str, object] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
+    resume: bool = False,
     **short: Any,
 ) -> Run:
     """Train, and return when the run has ended.
@@ -59,14 +61,17 @@ def train(
         run_dir: Where the run is kept; None makes a new folder under ``run.directory``.
         settings: Any keys, dotted: ``{"replay.ratio": 0.5}``.
         on_progress: Called a few times a second.
+        resume: Go on with the run in ``run_dir``, from its newest checkpoint; begin it if there is none yet. What is
+            not given stays as the run had it; a callable environment has to be given again.
         **short: ``schedule``, ``collectors``, ``seed``, ``steps``, ``run_duration_s``.
 
     Returns:
         The run; one that failed is returned as well, with ``summary["error"]``.
 
     Raises:
-        ConfigError: The run was described wrongly; nothing was started.
-        RunDirectoryError: The run directory cannot be used.
+        ConfigError: The run was described wrongly, or what is given would change what a resumed run learns; nothing
+            was started.
+        RunDirectoryError: The run directory cannot be used, or holds nothing to go on from.
     """
     unknown = sorted(set(short) - set(_SHORT))
     if unknown:
@@ -83,7 +88,21 @@ def train(
         overrides["env.factory"] = factory_name(factory)
     if algorithm is not None:
         overrides["algorithm"] = algorithm.model_dump()
-    effective = load_config(config, {**overrides, **(settings or {})})
-    with RunDirectory.create(run_dir, effective) as place:
-        summary = run_experiment(effective, place, on_progress, factory)
-        return Run(place.path, summary)
+    with _session(config, {**overrides, **(settings or {})}, run_dir, resume, factory is not None) as session:
+        summary = run_experiment(session.config, session.place, on_progress, factory, session.resume)
+        return Run(session.place.path, summary)
+
+
+def _session(
+    config: str | Path | ExperimentConfig | None,
+    overrides: Mapping[str, object],
+    run_dir: str | Path | None,
+    resume: bool,
+    has_factory: bool,
+) -> Session:
+    if not resume:
+        effective = load_config(config, overrides)
+        return Session(RunDirectory.create(run_dir, effective), effective)
+    if run_dir is None:
+        raise ConfigError("resume does not say which run to go on with", fix="give run_dir")
+    return resume_or_begin(Path(run_dir), config, overrides, has_factory=has_factory)

@@ -25,6 +25,7 @@ from headrace.core.config import (
     RunConfig,
     Section,
     SupervisionConfig,
+    keys,
 )
 from headrace.core.errors import ConfigError
 from headrace.runtime import presets
@@ -62,8 +63,14 @@ class ExperimentConfig(Section):
         return self
 
 
+_KEYS = frozenset(keys(ExperimentConfig))
+"""Every dotted key; a table is the value of some."""
+
+
 def load_config(
-    source: str | Path | ExperimentConfig | None, overrides: Mapping[str, object] | None = None
+    source: str | Path | ExperimentConfig | None,
+    overrides: Mapping[str, object] | None = None,
+    base: ExperimentConfig | None = None,
 ) -> ExperimentConfig:
     """Read a preset or a TOML file, change single keys, check everything.
 
@@ -71,11 +78,12 @@ def load_config(
         source: A preset's name, a TOML file, a configuration to start from, or None for the defaults.
         overrides: By dotted key (``replay.capacity``). Text is read as a TOML value, and taken as it is where
             it is none.
+        base: Where a key comes from that neither of the two states; None: from the defaults.
 
     Raises:
         ConfigError: Anything is wrong with it; names file, key, value and bound.
     """
-    table = _table(source)
+    table = _table(source) if base is None else _laid_over(base, source)
     _make_way(table, overrides or {})
     for key, value in (overrides or {}).items():
         _put(table, key, toml.parse_value(value) if isinstance(value, str) else value)
@@ -102,6 +110,26 @@ def _table(source: str | Path | ExperimentConfig | None) -> dict[str, Any]:
     if isinstance(source, ExperimentConfig):
         return source.model_dump()
     return toml.read(presets.resolve(source))
+
+
+def _laid_over(base: ExperimentConfig, source: str | Path | ExperimentConfig | None) -> dict[str, Any]:
+    """The keys that ``source`` states, the others as in ``base``."""
+    stated = source.model_dump(exclude_unset=True) if isinstance(source, ExperimentConfig) else _table(source)
+    table = base.model_dump()
+    env = stated.get("env")
+    if isinstance(env, dict):
+        _make_way(table, {f"env.{key}": value for key, value in env.items()})
+    _lay(table, stated, "")
+    return table
+
+
+def _lay(table: dict[str, Any], stated: dict[str, Any], section: str) -> None:
+    for key, value in stated.items():
+        below = table.get(key)
+        if isinstance(value, dict) and isinstance(below, dict) and f"{section}{key}" not in _KEYS:
+            _lay(below, value, f"{section}{key}.")
+        else:
+            table[key] = value
 
 
 def _named(source: object) -> dict[str, object]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from headrace.core.clock import Clock
 from headrace.runtime.config import ExperimentConfig
+from headrace.runtime.history import History
 from headrace.runtime.progress import ComponentProgress, EvaluationPoint, Progress
 from headrace.runtime.scores import EvaluationQueue
 from headrace.telemetry.board import Activity, Board, SlotView, State
@@ -34,6 +35,7 @@ class Observer:
         evaluations: The evaluation queue.
         clock: Monotonic.
         on_progress: Called a few times a second; None: nobody looks.
+        history: Of the run's earlier sessions; None: there are none.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Observer:
         evaluations: EvaluationQueue,
         clock: Clock,
         on_progress: Callable[[Progress], None] | None,
+        history: History | None = None,
     ) -> None:
         self._config = config
         self._board = board
@@ -51,13 +54,15 @@ class Observer:
         self._evaluations = evaluations
         self._clock = clock
         self._on_progress = on_progress
-        self._started_s = clock.now()
+        self.history = history or History()
+        self._resume = self.history.point
+        self._started_s = clock.now() - (self._resume.wall_s if self._resume is not None else 0.0)
         self._shown_s = -_SHOW_EVERY_S
         self._history: deque[tuple[float, int, int]] = deque()
         self._own_work: dict[str, tuple[float, int]] = {}
         self.learner: dict[str, Any] = {}
         """The learner's newest facts."""
-        self.faults: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter(self.history.faults)
         """By kind, and ``restarts``."""
         self.lanes_lost = 0
         """Lanes the run goes on without."""
@@ -66,13 +71,14 @@ class Observer:
 
     @property
     def wall_s(self) -> float:
-        """Seconds since the run began."""
+        """Seconds the run has lasted: this session, and what is kept of those before it."""
         return self._clock.now() - self._started_s
 
     @property
     def updates(self) -> int:
         """Gradient steps the learner has made, also if it died before it could report them."""
-        return self._board.read("learner").counters["updates"]
+        counted = self._board.read("learner").counters["updates"]
+        return counted or (self._resume.updates if self._resume is not None else 0)
 
     def on_facts(self, facts: Mapping[str, Any]) -> None:
         """The learner told its counts."""
@@ -141,7 +147,7 @@ class Observer:
         if self._on_progress is None or (now_s - self._shown_s < _SHOW_EVERY_S and not at_once):
             return
         self._shown_s = now_s
-        facts = self.learner
+        facts = self.learner or self._at_the_resume()
         steps_per_s, updates_per_s = self.rates()
         self._on_progress(
             Progress(
@@ -162,6 +168,12 @@ class Observer:
                 message=self._told(),
             )
         )
+
+    def _at_the_resume(self) -> dict[str, Any]:
+        """What is known before the learner has told anything."""
+        if self._resume is None:
+            return {}
+        return {"env_steps": self._resume.env_steps, "updates": self._resume.updates}
 
     def _told(self) -> str | None:
         """The newest message; what the run goes on without stays with it, so that no later one hides it."""

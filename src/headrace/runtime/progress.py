@@ -5,7 +5,9 @@ A value without a source is None, never 0: "no episode has ended yet" and "the m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,18 @@ class EvaluationPoint:
     """The policy version; None for random actions."""
     interval: tuple[float, float] | None = None
     """95 % confidence interval of the mean return; None for a single episode."""
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Self:
+        """From the facts of an event or of a summary, in which null stands for NaN."""
+        mean, interval = facts.get("mean_reward"), facts.get("interval")
+        return cls(
+            mean_reward=float("nan") if mean is None else mean,
+            episodes=facts.get("episodes", 0),
+            env_steps=facts.get("env_steps"),
+            version=facts.get("version"),
+            interval=(interval[0], interval[1]) if interval else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from headrace.core.errors import RunDirectoryError
+from headrace.core.files import write_whole
+from headrace.learners.manifest import MANIFEST
 from headrace.runtime.config import ExperimentConfig, dump_toml, load_config
 from headrace.telemetry.board import Board
 from headrace.telemetry.events import plain
@@ -26,7 +28,10 @@ def _local_time() -> datetime:
 
 
 class RunDirectory:
-    """Paths inside one run directory. `create` makes one and holds it; `open` is for readers."""
+    """Paths inside one run directory.
+
+    `create` makes one and holds it, `resume` takes hold of one that is there, `open` is for readers.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,6 +75,27 @@ class RunDirectory:
         """
         run = cls(Path(path) if path is not None else _new_place(config, name, now()))
         run.claim(config)
+        return run
+
+    @classmethod
+    def resume(cls, path: str | Path) -> Self:
+        """Take the lock of a run that has ended, in whatever way, to go on with it. What it holds stays as it is.
+
+        Raises:
+            RunDirectoryError: There is no run in it, it is alive, or it cannot be written.
+        """
+        run = cls.open(path)
+        try:
+            run.take_lock("wait for its end, or end it in order with Ctrl-C or SIGTERM")
+            for folder in run.folders():
+                folder.mkdir(exist_ok=True)
+        except OSError as error:
+            run.close()
+            raise RunDirectoryError(
+                f"the run directory {path} cannot be written",
+                problem=f"{type(error).__name__}: {error}",
+                fix="make it writable; a run goes on in its own directory",
+            ) from None
         return run
 
     @classmethod
@@ -161,17 +187,9 @@ class RunDirectory:
         Raises:
             RunDirectoryError: It cannot be written; an older summary is unharmed.
         """
-        partial = self.summary_file.with_suffix(".json.partial")
         try:
-            with partial.open("w", encoding="utf-8") as file:
-                json.dump(plain(summary), file, indent=2)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self.summary_file)
-            _sync_folder(self.path)
+            write_whole(self.summary_file, [f"{json.dumps(plain(summary), indent=2)}\n".encode()])
         except OSError as error:
-            partial.unlink(missing_ok=True)
             raise RunDirectoryError(
                 f"{self.summary_file} cannot be written",
                 problem=f"{type(error).__name__}: {error}",
@@ -186,12 +204,12 @@ class RunDirectory:
         """
         try:
             self._make_folder()
-            self._take_lock()
+            self.take_lock(_ELSEWHERE)
             self._set_aside()
-            self._refuse_remains()
+            _refuse_remains(self)
             self._made.insert(0, self.config_file)
-            self.config_file.write_text(dump_toml(config), encoding="utf-8")
-            for folder in self._folders():
+            write_whole(self.config_file, [dump_toml(config).encode()])
+            for folder in self.folders():
                 if not folder.exists():
                     folder.mkdir()
                     self._made.insert(0, folder)
@@ -214,7 +232,7 @@ class RunDirectory:
             Whether it was removed. The lock is given back then.
         """
         written = [self.board_file, self.events_file, self.metrics_file, self.summary_file]
-        written += [path for folder in self._folders() for path in folder.rglob("*") if path.is_file()]
+        written += [path for folder in self.folders() for path in folder.rglob("*") if path.is_file()]
         if any(path.exists() and path.stat().st_size for path in written):
             return False
         for path in written:
@@ -222,7 +240,8 @@ class RunDirectory:
         self._undo()
         return True
 
-    def _folders(self) -> tuple[Path, ...]:
+    def folders(self) -> tuple[Path, ...]:
+        """The folders every run directory has."""
         return self.tensorboard_dir, self.record_dir, self.logs_dir, self.stacks_dir, self.checkpoints_dir
 
     def _make_folder(self) -> None:
@@ -233,7 +252,16 @@ class RunDirectory:
                 folder.mkdir()
                 self._made.insert(0, folder)
 
-    def _take_lock(self) -> None:
+    def take_lock(self, fix: str) -> None:
+        """Hold the run until `close`; `create` and `resume` call it.
+
+        Args:
+            fix: What to do if another process holds it.
+
+        Raises:
+            RunDirectoryError: It is alive.
+            OSError: The lock cannot be written.
+        """
         new = not self.lock_file.exists()
         handle = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -242,7 +270,7 @@ class RunDirectory:
             holder = os.read(handle, 32).decode(errors="replace").strip()
             os.close(handle)
             raise RunDirectoryError(
-                f"{self.path} is in use by a run that is alive", pid=holder or "not noted", fix=_ELSEWHERE
+                f"{self.path} is in use by a run that is alive", pid=holder or "not noted", fix=fix
             ) from None
         self._lock = handle
         if new:
@@ -252,28 +280,14 @@ class RunDirectory:
 
     def _set_aside(self) -> None:
         """Move away what a run left that has no experience anybody could miss."""
-        if not _never_began(self):
+        if not never_began(self):
             return
         place = self.path / "earlier" / str(len(list(self.path.glob("earlier/*"))) + 1)
         place.mkdir(parents=True)
         files = self.config_file, self.board_file, self.events_file, self.metrics_file, self.summary_file
-        for path in (*files, *self._folders()):
+        for path in (*files, *self.folders()):
             if path.exists():
                 path.rename(place / path.name)
-
-    def _refuse_remains(self) -> None:
-        if self.summary_file.exists():
-            outcome = (self.read_summary() or {}).get("outcome", "unknown")
-            raise RunDirectoryError(
-                f"{self.path} already holds a finished run", outcome=outcome, fix=f"{_ELSEWHERE}, or --resume it"
-            )
-        for file in (self.config_file, self.events_file, self.metrics_file, self.board_file):
-            if file.exists():
-                raise RunDirectoryError(
-                    f"{self.path} holds the remains of a run that did not finish",
-                    found=file.name,
-                    fix=f"{_ELSEWHERE}; what became of that run stands in its events.jsonl and logs",
-                )
 
     def _undo(self) -> None:
         """Take away what this object made, the newest first, and the lock last."""
@@ -286,11 +300,13 @@ class RunDirectory:
         self.close()
 
 
-def _never_began(run: RunDirectory) -> bool:
+def never_began(run: RunDirectory) -> bool:
     """Whether a run ended here before its first environment step."""
+    if any(run.checkpoints_dir.glob(f"*/{MANIFEST}")):
+        return False  # also where it was resumed since, and has not come as far again
     if run.summary_file.exists():
         summary = run.read_summary() or {}
-        return summary.get("outcome") != "completed" and summary.get("books", {}).get("produced") == 0
+        return summary.get("outcome") != "completed" and (summary.get("books") or {}).get("produced") == 0
     # Killed before it could write a summary. The board knows what the learner had been given.
     if not run.board_file.exists() or (run.metrics_file.exists() and run.metrics_file.stat().st_size):
         return False
@@ -301,16 +317,22 @@ def _never_began(run: RunDirectory) -> bool:
         return False
 
 
+def _refuse_remains(run: RunDirectory) -> None:
+    if run.summary_file.exists():
+        outcome = (run.read_summary() or {}).get("outcome", "unknown")
+        raise RunDirectoryError(
+            f"{run.path} already holds a finished run", outcome=outcome, fix=f"{_ELSEWHERE}, or --resume it"
+        )
+    for file in (run.config_file, run.events_file, run.metrics_file, run.board_file):
+        if file.exists():
+            raise RunDirectoryError(
+                f"{run.path} holds the remains of a run that did not finish",
+                found=file.name,
+                fix=f"{_ELSEWHERE}, or --resume it; what became of that run stands in its events.jsonl and logs",
+            )
+
+
 def _new_place(config: ExperimentConfig, name: str | None, now: datetime) -> Path:
     env = (config.env.id or config.env.factory or "").rpartition("/")[2].rpartition(":")[2]
     title = re.sub(r"[^A-Za-z0-9_.-]+", "-", name or f"{env}-{config.algorithm.name}").lower()
     return Path(config.run.directory) / f"{title}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-
-
-def _sync_folder(path: Path) -> None:
-    """Make a rename in ``path`` outlive a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

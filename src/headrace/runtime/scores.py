@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from headrace.runtime.history import History
 from headrace.runtime.progress import EvaluationPoint
 
 _MOST_WAITING = 3
@@ -17,20 +18,22 @@ class EvaluationQueue:
     An evaluator slower than training is not waited for: the oldest orders but the first are skipped, and counted.
 
     Args:
-        baseline: Whether uniformly random actions are evaluated first.
+        baseline: Whether uniformly random actions are evaluated first, unless they were in an earlier session.
         enabled: Whether there is an evaluator at all.
+        history: Of the run's earlier sessions, whose evaluations stand.
     """
 
-    def __init__(self, *, baseline: bool, enabled: bool) -> None:
+    def __init__(self, *, baseline: bool, enabled: bool, history: History | None = None) -> None:
+        known = history or History()
         self._enabled = enabled
         self._waiting: deque[dict[str, Any]] = deque()
-        if baseline and enabled:
+        if baseline and enabled and known.random_baseline is None:
             self._waiting.append({"version": None, "env_steps": None})
         self._running: dict[str, Any] | None = None
         self.skipped = 0
-        self.points: list[EvaluationPoint] = []
+        self.points: list[EvaluationPoint] = list(known.evaluations)
         """What has been evaluated, oldest first."""
-        self.random_baseline: EvaluationPoint | None = None
+        self.random_baseline: EvaluationPoint | None = known.random_baseline
 
     @property
     def idle(self) -> bool:
@@ -62,13 +65,7 @@ class EvaluationQueue:
     def finished(self, facts: Mapping[str, Any]) -> EvaluationPoint:
         """Note a result: ``version``, ``env_steps``, ``mean_reward``, ``interval``, ``episodes``."""
         self._running = None
-        point = EvaluationPoint(
-            mean_reward=facts["mean_reward"],
-            episodes=facts["episodes"],
-            env_steps=facts["env_steps"],
-            version=facts["version"],
-            interval=facts["interval"],
-        )
+        point = EvaluationPoint.of(facts)
         if point.version is None:
             self.random_baseline = point
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -46,9 +46,10 @@ def summarize(
     config: ExperimentConfig,
     outcome: Mapping[str, Any],
     learner: Mapping[str, Any],
-    books: Mapping[str, Any],
+    books: Mapping[str, Any] | None,
     evaluations: EvaluationQueue,
     faults: Mapping[str, int],
+    resumes: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Put the summary together.
 
@@ -56,11 +57,13 @@ def summarize(
         config: Of the run.
         outcome: ``outcome``, ``error``, ``exit_code``, ``updates``, ``wall_s``, ``training_s``, ``degraded``.
         learner: The learner's last facts; empty if it never told any.
-        books: From `audit`.
+        books: From `audit`; None if a resumed run ended before its experience was there again.
         evaluations: All of them.
-        faults: By kind, and ``restarts``.
+        faults: By kind, and ``restarts``, of all sessions.
+        resumes: Where each session but the first began and what was lost by that, oldest first.
     """
-    env_steps = books["committed"] + books["salvaged"]
+    begun = resumes[-1] if resumes else {"env_steps": 0, "updates": 0}
+    env_steps = books["committed"] + books["salvaged"] if books is not None else begun["env_steps"]
     return {
         "outcome": outcome["outcome"],
         "error": outcome["error"],
@@ -72,7 +75,7 @@ def summarize(
         "wall_s": round(outcome["wall_s"], 3),
         "env_steps": env_steps,
         "updates": outcome["updates"],
-        "books": dict(books),
+        "books": dict(books) if books is not None else None,
         "episodes": learner.get("episodes"),
         "warnings": learner.get("warnings", []),
         "replay_ratio": {
@@ -86,14 +89,19 @@ def summarize(
         "restarts": faults.get("restarts", 0),
         "degraded": outcome["degraded"],
         "weights_sha256": learner.get("weights_sha256"),
-        "throughput": _throughput(env_steps, outcome["updates"], outcome["training_s"]),
+        "throughput": _throughput(
+            env_steps - begun["env_steps"], outcome["updates"] - begun["updates"], outcome["training_s"]
+        ),
         "evaluations": [_point(point) for point in evaluations.points],
         "evaluations_skipped": evaluations.skipped,
         "random_baseline": _point(evaluations.random_baseline) if evaluations.random_baseline else None,
+        "sessions": 1 + len(resumes),
+        "resumes": [dict(one) for one in resumes],
     }
 
 
 def _throughput(env_steps: int, updates: int, training_s: float | None) -> dict[str, float | None]:
+    """Of this session."""
     return {
         "env_steps_per_s": env_steps / training_s if training_s else None,
         "updates_per_s": updates / training_s if training_s else None,

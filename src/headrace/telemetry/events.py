@@ -39,7 +39,7 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         self.lost = 0
-        self._torn = False
+        self._torn = _ends_torn(path)
         self._handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def append(self, values: Mapping[str, Any]) -> bool:
@@ -68,13 +68,23 @@ class JsonLines:
         return os.write(self._handle, line)
 
 
+def _ends_torn(path: Path) -> bool:
+    """Whether the file ends in half a line: its writer lost its machine, or its disk was full."""
+    try:
+        with path.open("rb") as file:
+            return file.seek(0, os.SEEK_END) > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
+    except OSError:  # not there yet, or not to be read; the constructor finds out
+        return False
+
+
 class EventLog:
     """What happened, appended to ``events.jsonl``. Any process of the run may hold one on the same file.
 
     Args:
         path: The file; made if missing.
         clock: Monotonic; the same machine-wide clock in every process.
-        started_s: The clock's reading at the run's start, from which ``t_s`` counts; None: now.
+        started_s: The clock's reading at the run's start, from which ``t_s`` counts; None: now. A run that is resumed
+            says when it would have started had it never stopped, so that its time goes on.
     """
 
     def __init__(self, path: Path, clock: Clock | None = None, started_s: float | None = None) -> None:

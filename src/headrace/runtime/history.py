@@ -1,0 +1,108 @@
+"""What the earlier sessions of a run have left in its events, for the session that goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headrace.runtime.progress import EvaluationPoint
+from headrace.runtime.resume import ResumePoint
+from headrace.telemetry.events import read_events
+
+_OF_A_RESUME = ("env_steps", "updates", "lost_env_steps", "lost_updates")
+
+
+@dataclass(slots=True)
+class History:
+    """Of a run that has not begun: nothing."""
+
+    last_s: float = 0.0
+    """Seconds from the run's start to the last event."""
+    evaluations: list[EvaluationPoint] = field(default_factory=list)
+    """Of policies that the run still knows, oldest first."""
+    random_baseline: EvaluationPoint | None = None
+    faults: Counter[str] = field(default_factory=Counter)
+    """By kind, and ``restarts``, as an `Observer` counts them."""
+    resumes: list[dict[str, Any]] = field(default_factory=list)
+    """What each resume began from and what was lost by it, oldest first."""
+    lanes_left_out: tuple[int, ...] = ()
+    """Lanes that the newest session has gone on without."""
+    point: ResumePoint | None = None
+    """Where this session begins; None: with the run."""
+
+    def begin(self, point: ResumePoint) -> None:
+        """This session goes on from ``point``."""
+        self.resume({name: getattr(point, name) for name in ("version", *_OF_A_RESUME)})
+        self.point = point
+
+    def told(self) -> tuple[str, dict[str, Any]]:
+        """The beginning of this session as an event: a sentence and its facts. Only after `begin`."""
+        point, newest = self.point, self.resumes[-1]
+        assert point is not None, "this session begins with the run"
+        text, again = str(point), newest.get("lanes_tried_again", ())
+        if again:
+            lanes, verb = ("lane", "is") if len(again) == 1 else ("lanes", "are")
+            text += f"; {lanes} {', '.join(map(str, again))}, left out before, {verb} tried again"
+        return text, {**newest, "version": point.version, "session": point.session, "problems": list(point.problems)}
+
+    def resume(self, facts: Mapping[str, Any]) -> None:
+        """A session began at a checkpoint: policies that were made after it are of a past that is forgotten.
+
+        Args:
+            facts: ``version``, ``env_steps`` and ``updates`` of the checkpoint, ``lost_env_steps``, ``lost_updates``.
+        """
+        again = {"lanes_tried_again": list(self.lanes_left_out)} if self.lanes_left_out else {}
+        self.resumes.append({**{name: facts.get(name) for name in _OF_A_RESUME}, **again})
+        newest = facts["version"]
+        self.evaluations = [point for point in self.evaluations if point.version is None or point.version <= newest]
+        self.lanes_left_out = ()
+
+
+def history_for(events_file: Path, point: ResumePoint | None) -> History:
+    """What a session has to know of those before it.
+
+    Args:
+        events_file: Of the run.
+        point: Where the session goes on; None: with a new run, which has no history.
+    """
+    if point is None:
+        return History()
+    found = read_history(read_events(events_file))
+    found.begin(point)
+    return found
+
+
+def read_history(events: Iterable[Mapping[str, Any]]) -> History:
+    """Go through the events of a run.
+
+    Args:
+        events: As `read_events` gives them.
+    """
+    found = History()
+    overdue: set[str] = set()
+    """Components that missed a deadline and have not ended yet."""
+    for event in events:
+        found.last_s = max(found.last_s, event.get("t_s") or 0.0)
+        component = str(event.get("component"))
+        match event.get("kind"):
+            case "resumed" if component == "supervisor":  # a learner's own is that of another one in its place
+                found.resume(event)
+            case "evaluated" if event.get("version") is None:
+                found.random_baseline = EvaluationPoint.of(event)
+            case "evaluated":
+                found.evaluations.append(EvaluationPoint.of(event))
+            case "stacks":
+                overdue.add(component)
+            case "fault" if component != "supervisor":  # the supervisor's says why the run ends
+                found.faults["stalled" if component in overdue else "died"] += 1
+            case "recycled":
+                found.faults["recycled"] += 1
+            case "started" | "restarted" as kind:
+                overdue.discard(component)
+                found.faults["restarts"] += kind == "restarted"
+            case "degraded":
+                found.lanes_left_out += tuple(event.get("lanes", ()))
+    return found

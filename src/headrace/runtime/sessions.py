@@ -1,0 +1,213 @@
+"""Opens a run directory for a session: the first one of a run, or one that goes on where an earlier one ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from headrace.core.errors import ConfigError, RunDirectoryError
+from headrace.core.files import write_whole
+from headrace.learners.checkpoint import STATE_FILE
+from headrace.learners.checkpoints import CheckpointStore
+from headrace.learners.manifest import Checkpoint
+from headrace.runtime.changes import changes, next_config
+from headrace.runtime.config import ExperimentConfig, dump_toml, load_config
+from headrace.runtime.resume import ResumePoint
+from headrace.runtime.rundir import RunDirectory, never_began
+from headrace.runtime.survey import find_resume_point
+from headrace.telemetry.metrics import cut_metrics
+
+Source = str | Path | ExperimentConfig | None
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A run directory that is held, and what is to be run in it."""
+
+    place: RunDirectory
+    config: ExperimentConfig
+    resume: ResumePoint | None = None
+    """None: the run is a new one."""
+    note: str | None = None
+    """What a user who asked for a resume has to know, in a sentence; None: nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.place.close()
+
+
+def resume_or_begin(
+    path: Path,
+    source: Source,
+    overrides: Mapping[str, object],
+    *,
+    has_factory: bool = False,
+) -> Session:
+    """Go on with the run in a directory; where there is none yet, begin it.
+
+    Everything that may be refused is refused before anything is changed.
+
+    Args:
+        path: The run directory.
+        source: A configuration, as for `load_config`, of which the keys that it states count as given. None: the run's
+            own; for a new run the defaults, if ``overrides`` names an environment.
+        overrides: Further keys that are given, by dotted name.
+        has_factory: Whether the environment is given as a callable.
+
+    Raises:
+        ConfigError: What is given would change what is learned, or there is nothing to do.
+        RunDirectoryError: The run is alive, has left nothing to go on from, or its directory cannot be written.
+    """
+    run = RunDirectory(path)
+    why_new = _why_new(run)
+    if why_new is None:
+        return _go_on(path, source, overrides, has_factory)
+    if source is None and (run.config_file.is_file() or not {"env.id", "env.factory"} & overrides.keys()):
+        source = RunDirectory.open(path).config_file  # or says that there is no run
+    config = load_config(source, overrides)
+    _free(run)
+    return Session(RunDirectory.create(path, config), config, note=f"{path} {why_new}: a new run starts there")
+
+
+def _go_on(path: Path, source: Source, overrides: Mapping[str, object], has_factory: bool) -> Session:
+    place = RunDirectory.resume(path)
+    with ExitStack() as stack:
+        stack.callback(place.close)
+        before = place.read_config()
+        config = next_config(before, source, overrides)
+        _require_environment(config, has_factory)
+        point = find_resume_point(place, config)
+        _require_work(place, config, point)
+        _prepare(place, before, config, point)
+        stack.pop_all()
+    return Session(place, config, point)
+
+
+def _why_new(run: RunDirectory) -> str | None:
+    """Why a new run begins in a directory, in words; None if it holds one that has begun."""
+    if not run.config_file.is_file():
+        return "holds no run yet"
+    if never_began(run):
+        return "holds a run that ended before its first environment step"
+    return "holds a configuration and nothing else" if _holds_only_a_configuration(run) else None
+
+
+def _holds_only_a_configuration(run: RunDirectory) -> bool:
+    """Whether a run was killed in its very first moment, or somebody has put the file there."""
+    written = run.board_file, run.events_file, run.metrics_file, run.summary_file
+    return not any(path.exists() for path in written)
+
+
+def _free(run: RunDirectory) -> None:
+    """Let a new run begin beside a configuration that is there alone."""
+    if not run.config_file.is_file() or not _holds_only_a_configuration(run):
+        return
+    with RunDirectory.resume(run.path):  # nobody is about to begin there
+        run.config_file.rename(run.path / f"config-{_next_number(run)}.toml")
+
+
+def _require_environment(config: ExperimentConfig, has_factory: bool) -> None:
+    where = config.env.factory
+    if has_factory or where is None:
+        return
+    module, _, function = where.partition(":")
+    if module == "__main__" or "<" in function:
+        raise ConfigError(
+            "the environment of this run was handed over in Python, so it has to be handed over again",
+            env_factory=where,
+            fix="resume with headrace.train(env=..., run_dir=..., resume=True), and the same callable",
+        )
+    if find_spec(module.partition(".")[0]) is None:
+        raise ConfigError(
+            "the environment of this run cannot be imported here",
+            env_factory=where,
+            fix=f"resume it where Python finds {module}, e.g. in the folder in which it was started",
+        )
+
+
+def _require_work(run: RunDirectory, config: ExperimentConfig, point: ResumePoint) -> None:
+    """Refuse to go on with a run that has all it was to have; one that ended before its end is brought to it."""
+    summary = run.read_summary()
+    if summary is not None and summary.get("outcome") == "completed" and point.env_steps >= config.run.steps:
+        raise ConfigError(
+            f"nothing to do: the run has its {config.run.steps:,} steps",
+            run=run.path,
+            env_steps=point.env_steps,
+            fix="raise run.steps (--steps N)",
+        )
+
+
+def _prepare(run: RunDirectory, before: ExperimentConfig, config: ExperimentConfig, point: ResumePoint) -> None:
+    """Put the new configuration in place, and aside what is of the past or would be written over.
+
+    Raises:
+        RunDirectoryError: It cannot be written; everything is as it was.
+    """
+    number = _next_number(run)
+    earlier = run.path / "earlier"
+    try:
+        with ExitStack() as undo:
+            if not earlier.exists():
+                earlier.mkdir()
+                undo.callback(earlier.rmdir)
+            if changes(before, config):
+                _change_config(run, config, run.path / f"config-{number}.toml", undo)
+            _set_aside(run.summary_file, earlier / f"summary-{number}.json", undo)
+            for folder in (run.stacks_dir, run.path / "reproducers"):  # this session may give files the same names
+                if folder.is_dir() and any(folder.iterdir()):
+                    _set_aside(folder, earlier / f"{folder.name}-{number}", undo)
+                    folder.mkdir()
+                    undo.callback(folder.rmdir)
+            _set_aside_checkpoints(run, point, earlier / f"checkpoints-{number}", undo)
+            CheckpointStore(run.checkpoints_dir, config.checkpoint.keep).forget_newer(Checkpoint.read(point.folder))
+            cut_metrics(run.metrics_file, point.env_steps, earlier / f"metrics-{number}.jsonl")
+            undo.pop_all()
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the run directory {run.path} cannot be written",
+            problem=f"{type(error).__name__}: {error}",
+            fix="make room on its disk, or make it writable; nothing in it has changed",
+        ) from None
+
+
+def _change_config(run: RunDirectory, config: ExperimentConfig, kept: Path, undo: ExitStack) -> None:
+    write_whole(kept, [run.config_file.read_bytes()])
+    undo.callback(kept.unlink, missing_ok=True)
+    write_whole(run.config_file, [dump_toml(config).encode()])
+    undo.callback(kept.replace, run.config_file)
+
+
+def _set_aside(path: Path, place: Path, undo: ExitStack) -> None:
+    if path.exists():
+        path.rename(place)
+        undo.callback(place.rename, path)
+
+
+def _set_aside_checkpoints(run: RunDirectory, point: ResumePoint, place: Path, undo: ExitStack) -> None:
+    """Policies of the past that is forgotten, which would be taken for the newest, and a state for a successor in it."""
+    versions = [
+        path for path in run.checkpoints_dir.iterdir() if path.name.isdigit() and int(path.name) > point.version
+    ]
+    found = [*versions, *run.checkpoints_dir.glob(STATE_FILE)]
+    if found:
+        place.mkdir()
+        undo.callback(place.rmdir)
+    for path in found:
+        _set_aside(path, place / path.name, undo)
+
+
+def _next_number(run: RunDirectory) -> int:
+    """One above every number in the names of what was kept so far."""
+    names = [path.name for path in (*run.path.glob("config-*.toml"), *run.path.glob("earlier/*-*"))]
+    found = (re.search(r"-(\d+)(\.\w+)?$", name) for name in names)
+    return max((int(match[1]) for match in found if match is not None), default=0) + 1
