@@ -26,9 +26,10 @@ _COMMANDS = {
     "list": "headrace.cli.listing:show_list",
     "monitor": "headrace.cli.monitor:monitor",
     "train": "headrace.cli.train:train",
+    "verify": "headrace.cli.verify:verify",
 }
 """Where each command is. It is imported when it is asked for: the others would only make it slow to answer."""
-_NOTHING_TO_END = frozenset({"eval", "list"})
+_NOTHING_TO_END = frozenset({"eval", "list", "verify"})
 """Commands that may be left at any moment, and import much while they run."""
 
 
