@@ -229,6 +229,13 @@ def test_the_last_transition_dropped_is_named() -> None:
     assert told.sentence == "transitions were dropped: the record lacks the last 1 row of the replay"
 
 
+def test_rows_that_are_equal_but_for_a_missing_one_need_no_digits() -> None:
+    replayed = stream(0, 6, dtype=SMALL, values=2)
+    replayed["reward"][2:5] = 0, 1, 0
+    assert cause(without(replayed, 3), replayed).name == "transition_dropped"
+    assert cause(again(replayed, 3), replayed).name == "transition_duplicated"
+
+
 def test_several_dropped_transitions_are_counted() -> None:
     replayed = stream(0, 9)
     assert "what the replay has 3 rows later" in cause(without(replayed, 2, 3, 4), replayed).sentence
@@ -313,6 +320,17 @@ def test_an_observation_stored_one_step_early_is_named() -> None:
     told = cause(recorded, replayed)
     assert told.name == "observation_shifted"
     assert told.sentence == "from row 1701 on each action is stored with the observation before the one it answers"
+
+
+def test_the_last_observation_shifted_is_no_dropped_transition() -> None:
+    """Its action is the one that belongs there."""
+    replayed = stream(0, 6)
+    recorded = replayed.copy()
+    recorded["obs"][5] = replayed["obs"][6]
+    assert cause(recorded, replayed).name == "observation_shifted"
+    for name in ("action", "reward"):
+        recorded[name][5] = stream(1, 6)[name][5]
+    assert cause(recorded, replayed).name == "transition_dropped"
 
 
 def test_a_shift_that_began_before_these_rows_is_named() -> None:

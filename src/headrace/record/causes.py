@@ -109,7 +109,10 @@ def _best(found: Sequence[Pattern]) -> Cause:
         return Cause("ambiguous", f"the values fit {listed(list(by_name))} alike", FILE_A_BUG, tuple(held))
     (best,) = by_name.values()
     return Cause(
-        best.name, best.sentence, FILE_A_BUG, (f"it explains {best.explained} of {best.of} rows",) * bool(best.of)
+        best.name,
+        best.sentence,
+        FILE_A_BUG,
+        (f"it explains {best.explained} of {best.of} rows",) * bool(best.explained),
     )
 
 

@@ -9,8 +9,8 @@ from headrace.record.diff import FILE_A_BUG, SAME_MACHINE, Cause
 
 
 def cause_of_batch(
-    recorded_print: tuple[int, int],
-    replayed_print: tuple[int, int],
+    recorded_print: Sequence[int],
+    replayed_print: Sequence[int],
     *,
     update: int,
     rows_as_committed: bool | None = None,
@@ -19,7 +19,7 @@ def cause_of_batch(
     """Why the fingerprints of an update's batch differ, where all chunks before it are equal.
 
     Args:
-        recorded_print: Checksums of the drawn places and of what they held.
+        recorded_print: Checksums of the drawn places, of what they held, and of what was made of them.
         replayed_print: The same, made again.
         update: Number of the update.
         rows_as_committed: Whether the rows of the row log are those that were committed; None: nobody looked.
@@ -34,6 +34,9 @@ def cause_of_batch(
         sentence = f"update {update}: the sampler drew other rows: {why}"
         fix = "keep the run directory and file a bug; look for code that draws from the sampler's generator"
         return Cause("sampling_differs", sentence, fix, (evidence,) * bool(evidence))
+    if recorded_print[1] == replayed_print[1]:
+        sentence = f"update {update}: the same rows were put together into another batch: stacks, returns or discounts"
+        return Cause("batch_built_differs", sentence, FILE_A_BUG, ("the same rows were drawn, and held the same",))
     if rows_as_committed is False:
         sentence = f"update {update}: rows in memory were no longer those that had been committed"
         fix = "look for native code that writes into memory that is not its own; else keep the run directory and file a bug"

@@ -155,14 +155,26 @@ def _moved(c: Comparison) -> Iterator[Pattern]:
         if not run:
             continue
         moved = left[:run]
-        sure = _sure(c, _Claim(moved, c.replayed, moved + lag, c.now.whole, math.log2(2 * len(lags))))
+        claim = _Claim(moved, c.replayed, moved + lag, c.now.whole, math.log2(2 * len(lags)))
+        rest_is_equal = run == c.rest and c.first + run + lag == len(c.replayed)
+        sure = rest_is_equal or _sure(c, claim)
+        explained = run - int(_stays(c, moved, moved + lag).sum())
         where = f"from row {c.row(c.first)} on the record holds what the replay has {amount(abs(lag), 'row')}"
         if lag > 0:
-            yield Pattern("transition_dropped", f"a transition was dropped: {where} later", run, len(left), sure)
+            yield Pattern("transition_dropped", f"a transition was dropped: {where} later", explained, len(left), sure)
         else:
             yield Pattern(
-                "transition_duplicated", f"a transition was stored twice: {where} earlier", run, len(left), sure
+                "transition_duplicated", f"a transition was stored twice: {where} earlier", explained, len(left), sure
             )
+
+
+def _stays(c: Comparison, left: Places, right: Places) -> Flags:
+    """Which rows were found by an observation alone, and hold an action that only the row in their own place has."""
+    alone = (c.was.kind[left] == UNFINISHED) != (c.now.kind[right] == UNFINISHED)
+    own = c.now.action[np.minimum(left, len(c.replayed) - 1)]
+    once = np.array([(c.now.action == number).sum() == 1 for number in own], np.bool_)
+    flags: Flags = alone & (c.was.action[left] == own) & once
+    return flags
 
 
 def _reordered(c: Comparison) -> Iterator[Pattern]:
