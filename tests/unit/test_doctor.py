@@ -226,11 +226,117 @@ def test_restarts_that_climb_while_the_run_gets_on():
 
 
 def test_an_evaluation_that_falls_behind():
-    events = [event("checkpoint", second, "learner", version=second) for second in (10, 20, 30)]
+    events = [event("policy", second, "learner", version=second) for second in (10, 20, 30)]
     events.insert(1, event("evaluated", 15, "evaluator", version=10))
     found = diagnose(replace(WELL, events=events))
     assert (found.state, found.culprit) == (Condition.HEALTHY, None)
     assert found.verdict == f"{GETS_ON}; the evaluation is 2 policies behind"
+
+
+MOVED = "the target critic moved 820 times in 410 updates; algorithm.policy_delay 2 declares 205"
+
+
+def mismatch(name: str = "target_critic_moves", text: str = MOVED, **facts):
+    return {
+        "name": name, "done": 820, "declared": 205, "text": text, "severity": "warning", "remedy": "move it once", "ok": False
+    } | facts  # fmt: skip
+
+
+NEVER = mismatch("never_hit", "evaluation.every_steps 5,000 is never reached", severity="info", remedy="")
+OTHER = mismatch(
+    "critic_lr", "the learning rate of the critic is 0.1; algorithm.critic_lr declares 0.001", remedy="other"
+)
+
+
+def test_a_ledger_that_does_not_balance_while_the_run_gets_on():
+    told = [event("ledger", 3.0, "learner") | mismatch(text=text) for text in ("an older number", MOVED)]
+    found = diagnose(replace(WELL, events=told))
+    assert (found.state, found.culprit, found.exit_code) == (Condition.HEALTHY, "learner", 0)
+    assert found.verdict == f"{GETS_ON}; {MOVED}"
+    assert found.remedy == "move it once"
+    assert found.evidence == ()
+
+
+def test_several_mismatches_are_one_sentence_and_lines():
+    told = [event("ledger", 3.0, "learner") | one for one in (NEVER, mismatch(), OTHER)]
+    found = diagnose(replace(WELL, events=told))
+    assert found.verdict == f"{GETS_ON}; {MOVED} (and 1 more of the ledger)"
+    assert found.evidence == (OTHER["text"], NEVER["text"])
+
+
+def test_intervals_that_are_never_reached_are_no_mismatch():
+    found = diagnose(replace(WELL, events=[event("ledger", 0.1, "learner") | NEVER]))
+    assert (found.verdict, found.culprit, found.remedy) == (f"{GETS_ON}; 1 interval will never be reached", None, "")
+    assert found.evidence == (NEVER["text"],)
+
+
+DONE = {"outcome": "completed", "error": None, "wall_s": 12.34, "env_steps": 400, "updates": 410}
+ENDED = "the run completed after 12.3 s with 400 environment steps and 410 updates"
+FINE = mismatch("critic_steps", "the optimiser of the critic has made 410 steps", ok=True, severity="info")
+
+
+def test_a_ledger_that_did_not_balance_at_the_end():
+    summary = DONE | {"ledger": [FINE, mismatch(), NEVER]}
+    # The summary knows better than the events.
+    found = diagnose(replace(WELL, summary=summary, events=[event("ledger", 1.0, "learner") | OTHER]))
+    assert (found.state, found.culprit) == (Condition.FINISHED, "learner")
+    assert found.verdict == f"{ENDED}; {MOVED}"
+    assert (found.evidence, found.remedy) == ((NEVER["text"],), "move it once")
+    assert diagnose(replace(WELL, summary=DONE | {"ledger": [FINE]})).verdict == ENDED
+
+
+def test_lanes_a_run_goes_on_without():
+    text = "the run goes on without collector-1 and its lanes 3, 4, 5: its budget is spent"
+    first = event("degraded", 40.0, "collector-1", text, lanes=[3, 4, 5])
+    found = diagnose(replace(WELL, events=[first]))
+    assert (found.verdict, found.culprit) == (f"{GETS_ON}; {text}", "collector-1")
+    assert found.remedy == "see reproducers/ and logs/ for what took these lanes down"
+    second = event("degraded", 50.0, "collector-0", "the run goes on without lane 0: it failed 3 times", lanes=[0])
+    found = diagnose(replace(WELL, events=[first, second]))
+    assert found.verdict == f"{GETS_ON}; the run goes on without lanes 0, 3, 4 and 5"
+    assert found.evidence == (text, second["text"])
+
+
+def test_lanes_a_run_went_on_without():
+    lost = {"lanes": [0], "collectors": [], "reason": "it failed 3 times"}
+    found = diagnose(replace(WELL, summary=DONE | {"degraded": lost}))
+    assert (found.verdict, found.culprit) == (f"{ENDED}; it went on without lane 0: it failed 3 times", None)
+    whole = lost | {"lanes": [2, 3], "collectors": ["collector-1"]}
+    found = diagnose(replace(WELL, summary=DONE | {"degraded": whole}))
+    assert (found.verdict, found.culprit) == (
+        f"{ENDED}; it went on without lanes 2 and 3: it failed 3 times",
+        "collector-1",
+    )
+    assert diagnose(replace(WELL, summary=DONE | {"degraded": None, "warnings": []})).verdict == ENDED
+
+
+def test_warnings_about_the_data():
+    zero = {"kind": "zero_part", "severity": "warning", "text": "obs.camera is all zero", "facts": {}}
+    info = {"kind": "few_rewards", "severity": "info", "text": "2 different rewards so far", "facts": {}}
+    found = diagnose(replace(WELL, summary=DONE | {"warnings": [info, zero]}))
+    assert found.verdict == f"{ENDED}; 1 warning about the data stands"
+    assert found.evidence == ("obs.camera is all zero",)
+    assert found.remedy == "read what the warnings mean in docs/guides/not-learning.md"
+    told = [
+        event("suspicious", 5.0, "learner", "in lane 1", finding="stuck_lane", severity="warning"),
+        event("suspicious", 6.0, "learner", "in lanes 1 and 2", finding="stuck_lane", severity="warning"),
+        event("suspicious", 7.0, "learner", "obs.camera is all zero", finding="zero_part", severity="warning"),
+        event("suspicious", 7.0, "learner", "few rewards", finding="few_rewards", severity="info"),
+    ]
+    found = diagnose(replace(WELL, events=told))
+    assert found.verdict == f"{GETS_ON}; 2 warnings about the data stand"
+    assert found.evidence == ("in lanes 1 and 2", "obs.camera is all zero")
+
+
+def test_what_stands_is_told_beside_another_verdict():
+    told = [event("ledger", 3.0, "learner") | mismatch(), event("fault", 4.0)]
+    stuck = replace(WELL, looks=(at(99.0, 5_000, since_s=50.0), at(100.0, 5_000, since_s=50.0)), events=told)
+    failed = replace(WELL, summary={"outcome": "failed", "error": SPENT, "wall_s": 1.0, "ledger": [mismatch()]})
+    for snapshot in (stuck, failed, replace(WELL, looks=(at(83.2, 5_000),), live=False, events=told)):
+        found = diagnose(snapshot)
+        assert not found.state.well
+        assert MOVED not in found.verdict
+        assert MOVED in found.evidence
 
 
 def test_warm_up_longer_than_the_buffer_is_refused_before_anything_starts():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from headrace.algorithms.flat import FlatAdam, FlatParameters
+from headrace.algorithms.flat import FlatAdam, FlatParameters, counts
 from headrace.core.errors import ConfigError
 
 
@@ -105,6 +105,52 @@ def test_target_moves_by_its_share_in_every_element():
     target.lerp_(online, 0.1)
     np.testing.assert_allclose(target.numpy(), 0.1)
     np.testing.assert_array_equal(online.numpy(), 1.0)
+
+
+def test_what_was_done_is_counted_where_it_is_done():
+    online, target = FlatParameters(network()), FlatParameters(network())
+    adam = FlatAdam(online, 1e-2)
+    for _ in range(3):
+        adam.step()
+    target.lerp_(online, 0.1)
+    target.lerp_(online, 0.1)
+    assert counts({"target": target}, {"net": adam}) == {
+        "target_moves": 2, "net_steps": 3, "net_optimisers": 1, "net_lr": 1e-2,
+    }  # fmt: skip
+    assert (online.moves, target.optimisers) == (0, 0)
+
+
+def test_optimiser_made_again_has_made_no_steps():
+    flat = FlatParameters(network())
+    first = FlatAdam(flat, 1e-2)
+    first.step()
+    again = FlatAdam(flat, 1e-2)
+    assert (first.steps, again.steps, again.optimisers) == (1, 0, 2)
+    again._adam = torch.optim.Adam([flat.value], lr=1e-2)
+    assert again.steps == 0
+    again.step()
+    assert again.steps == 1
+
+
+def test_undo_takes_the_step_back_out_of_the_count():
+    flat = FlatParameters(network())
+    adam = FlatAdam(flat, 1e-2)
+    adam.step()
+    adam.keep()
+    adam.step()
+    assert adam.steps == 2
+    adam.undo()
+    assert adam.steps == 1
+
+
+def test_counts_are_live_and_can_be_overwritten():
+    online, target = FlatParameters(network()), FlatParameters(network())
+    live = target.counts
+    target.lerp_(online, 0.1)
+    assert live.tolist() == [1, 0]
+    target.counts[:] = [41, 1]
+    target.lerp_(online, 0.1)
+    assert (target.moves, target.optimisers) == (42, 1)
 
 
 def test_frozen_layers_are_published_but_not_trained():

@@ -243,3 +243,19 @@ def test_a_pause_ends():
     before_ns = time.monotonic_ns()
     reader._pause(0.01)
     assert time.monotonic_ns() - before_ns >= 9_000_000
+
+
+def test_what_was_told_once_is_found_however_long_the_run_has_gone_on(run, board):
+    with EventLog(run.events_file) as events:
+        events.emit("started", "supervisor", "long ago")
+        events.emit("degraded", "collector-0", "the run goes on without lane 0: it failed", lanes=[0])
+        events.emit("ledger", "learner", "moved twice", name="target_moves", severity="warning")
+        for number in range(3_000):
+            events.emit("checkpoint", "learner", "x" * 100, version=number)
+        events.emit("ledger", "learner", "and the rate", name="critic_lr", severity="warning")
+    found = read_run(run.path, pause=lambda _: None).events
+    assert [event["kind"] for event in found[:3]] == ["degraded", "ledger", "checkpoint"]
+    assert [event["kind"] for event in found].count("ledger") == 2
+    assert len(found) < 2_500
+    versions = [event["version"] for event in found[2:-1]]
+    assert versions == list(range(versions[0], 3_000))

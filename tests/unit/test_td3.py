@@ -11,6 +11,7 @@ from gymnasium import spaces
 
 from headrace.algorithms.base import Transitions
 from headrace.algorithms.configs import ExplorationConfig, NetworkConfig, TD3Config
+from headrace.algorithms.flat import FlatAdam
 from headrace.algorithms.registry import build_actor
 from headrace.algorithms.td3 import TD3, critic_loss, smoothed_action, td_target
 from headrace.core import seeding
@@ -179,11 +180,38 @@ def test_ledger_equals_what_policy_delay_declares(delay):
     algorithm = learner(policy_delay=delay)
     for step in range(7):
         algorithm.update(batch(step))
+    assert algorithm.ledger() == {
+        "updates": 7,
+        "critic_steps": 7, "critic_steps_declared": 7,
+        "actor_steps": 7 // delay, "actor_steps_declared": 7 // delay,
+        "target_critic_moves": 7 // delay, "target_critic_moves_declared": 7 // delay,
+        "target_actor_moves": 7 // delay, "target_actor_moves_declared": 7 // delay,
+        "critic_optimisers": 1, "critic_optimisers_declared": 1,
+        "actor_optimisers": 1, "actor_optimisers_declared": 1,
+        "critic_lr": 3e-4, "critic_lr_declared": 3e-4,
+        "actor_lr": 3e-4, "actor_lr_declared": 3e-4,
+    }  # fmt: skip
+
+
+def test_ledger_counts_what_is_done_and_not_what_was_meant():
+    algorithm = learner()
+    algorithm._critic_adam.step()
+    algorithm._target_actor_flat.lerp_(algorithm._actor_flat, 0.5)
     ledger = algorithm.ledger()
-    assert (algorithm.updates, algorithm.actor_updates, algorithm.target_updates) == (7, 7 // delay, 7 // delay)
-    assert ledger["updates"] == 7
-    assert ledger["actor_updates"] == ledger["actor_updates_declared"] == 7 // delay
-    assert ledger["target_updates"] == ledger["target_updates_declared"] == 7 // delay
+    assert (ledger["updates"], ledger["critic_steps"], ledger["target_actor_moves"]) == (0, 1, 1)
+    assert (ledger["critic_steps_declared"], ledger["target_actor_moves_declared"]) == (0, 0)
+
+
+def test_no_mismatch_where_adam_stops_counting():
+    algorithm = learner(policy_delay=1)
+    algorithm.updates = FlatAdam.MOST_STEPS + 5
+    for adam in algorithm._adams().values():
+        adam.load("step", np.array(FlatAdam.MOST_STEPS, np.float32))
+    algorithm.update(batch())
+    ledger = algorithm.ledger()
+    assert algorithm.updates == FlatAdam.MOST_STEPS + 6
+    assert ledger["critic_steps"] == ledger["critic_steps_declared"] == FlatAdam.MOST_STEPS
+    assert ledger["actor_steps"] == ledger["actor_steps_declared"] == FlatAdam.MOST_STEPS
 
 
 def test_targets_start_equal_to_the_networks():
@@ -354,7 +382,7 @@ def test_non_finite_critic_loss_changes_nothing_and_names_the_row():
         "else lower algorithm.critic_lr or scale the rewards down"
     )
     assert algorithm.weights_sha256() == before
-    assert algorithm.updates == 2
+    assert algorithm.updates == algorithm.ledger()["critic_steps"] == 2
     algorithm.update(batch())
     assert np.isfinite(algorithm.state()["critic"]).all()
 
@@ -369,7 +397,8 @@ def test_non_finite_actor_loss_takes_the_critic_step_back():
     assert "batch: every value is finite" in str(caught.value)
     assert "update: 4" in str(caught.value)
     assert algorithm.weights_sha256() == before
-    assert (algorithm.updates, algorithm.target_updates) == (3, 1)
+    ledger = algorithm.ledger()
+    assert (algorithm.updates, ledger["target_critic_moves"], ledger["critic_steps"]) == (3, 1, 3)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ class FlatParameters:
     def __init__(self, module: nn.Module) -> None:
         named = dict(module.named_parameters())
         _must_be_float32(module, named)
+        self.counts = np.zeros(2, np.int64)
+        """How often `lerp_` has moved it, and how many optimisers were made for it; live, to be saved and overwritten."""
         self.parameters = list(named.values())
         first = self.parameters[0]
         self.value = torch.empty(
@@ -67,8 +70,19 @@ class FlatParameters:
 
     @torch.no_grad()
     def lerp_(self, online: FlatParameters, share: float) -> None:
-        """Move every parameter by ``share`` of the way to ``online``, as a target network does."""
+        """Move every parameter by ``share`` of the way to ``online``, as a target network does; counted."""
         self.value.lerp_(online.value, share)
+        self.counts[0] += 1
+
+    @property
+    def moves(self) -> int:
+        """Calls of `lerp_` on it."""
+        return int(self.counts[0])
+
+    @property
+    def optimisers(self) -> int:
+        """Optimisers made for it; a second one begins with empty moments."""
+        return int(self.counts[1])
 
     def numpy(self) -> Float32:
         """The vector itself, live, where it is in host memory; a copy where it is not. [P] float32."""
@@ -80,6 +94,9 @@ class FlatAdam:
 
     Element by element it is what ``torch.optim.Adam(module.parameters(), lr)`` does.
     """
+
+    MOST_STEPS = 2**24
+    """Steps after which its count, a float32, stands still."""
 
     def __init__(self, parameters: FlatParameters, lr: float) -> None:
         self._parameters = parameters
@@ -93,6 +110,22 @@ class FlatAdam:
         }
         self._adam.state[value] = self._moments
         self._kept = [tensor.detach().clone() for tensor in self._mutable()]
+        parameters.counts[1] += 1
+
+    @property
+    def steps(self) -> int:
+        """Steps behind its moments, as Adam itself counts them: one that was made again has made none."""
+        return int(self._adam.state[self._parameters.value].get("step", 0))
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return float(self._adam.param_groups[0]["lr"])
+
+    @property
+    def optimisers(self) -> int:
+        """Optimisers made for its parameters, itself included."""
+        return self._parameters.optimisers
 
     def step(self) -> None:
         """Apply ``parameters.grad``."""
@@ -119,6 +152,22 @@ class FlatAdam:
 
     def _mutable(self) -> list[Tensor]:
         return [self._parameters.value, *self._moments.values()]
+
+
+def counts(targets: Mapping[str, FlatParameters], adams: Mapping[str, FlatAdam]) -> dict[str, float]:
+    """What was done to networks, for `headrace.algorithms.base.Algorithm.ledger`; counted here and not by the algorithm.
+
+    Args:
+        targets: Networks that are moved and not trained, by name.
+        adams: The optimisers, by the name of what they train.
+
+    Returns:
+        ``<target>_moves``; ``<network>_steps``, ``<network>_optimisers`` and ``<network>_lr``.
+    """
+    found: dict[str, float] = {f"{name}_moves": flat.moves for name, flat in targets.items()}
+    for name, adam in adams.items():
+        found |= {f"{name}_steps": adam.steps, f"{name}_optimisers": adam.optimisers, f"{name}_lr": adam.lr}
+    return found
 
 
 def _must_be_float32(module: nn.Module, named: dict[str, nn.Parameter]) -> None:

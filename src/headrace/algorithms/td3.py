@@ -22,7 +22,7 @@ from headrace.algorithms.base import Arrays, PolicySpec, Transitions
 from headrace.algorithms.configs import TD3Config
 from headrace.algorithms.encoding import ActionBox, ObservationEncoder, RunningMoments, normalize
 from headrace.algorithms.exploration import scale_at
-from headrace.algorithms.flat import FlatAdam, FlatParameters
+from headrace.algorithms.flat import FlatAdam, FlatParameters, counts
 from headrace.algorithms.networks import TwinCritic, build_network
 from headrace.core import seeding
 from headrace.core.errors import ConfigError, NonFiniteValue
@@ -82,8 +82,6 @@ class TD3:
     ) -> None:
         self.policy = PolicySpec("td3", observation_space, action_space, config)
         self.updates = 0
-        self.actor_updates = 0
-        self.target_updates = 0
         self._config = config
         self._inputs = _Inputs(config, observation_space, action_space, _existing(device))
         observations, actions = self._inputs.encoder.size, self._inputs.box.size
@@ -153,7 +151,6 @@ class TD3:
         norm = self._actor_flat.backward(loss)  # of the actor alone: the critics' weights get no gradient
         _require_finite("actor", float(loss.detach()), norm)
         self._actor_adam.step()
-        self.actor_updates += 1
         self._means.add("actor_loss", float(loss.detach()))
         self._means.add("actor_grad_norm", norm)
 
@@ -161,7 +158,6 @@ class TD3:
         """The only place where target weights move."""
         self._target_actor_flat.lerp_(self._actor_flat, self._config.tau)
         self._target_critic_flat.lerp_(self._critic_flat, self._config.tau)
-        self.target_updates += 1
 
     def observe(self, obs: Arrays, env_steps: int) -> None:
         """Take notice of newly committed observations [B, ...] and of the total of environment steps."""
@@ -184,16 +180,22 @@ class TD3:
         """Means over the updates since the last call, by TensorBoard name; absent if there was none."""
         return {**self._means.take(), "train/exploration_scale": float(self._scale[0])}
 
-    def ledger(self) -> dict[str, int]:
-        """What has been done beside what the configuration declares; equal, or something is wrong."""
-        declared = self.updates // self._config.policy_delay
-        return {
-            "updates": self.updates,
-            "actor_updates": self.actor_updates,
-            "target_updates": self.target_updates,
-            "actor_updates_declared": declared,
-            "target_updates_declared": declared,
+    def ledger(self) -> dict[str, float]:
+        """What optimisers and targets themselves have counted, beside what the configuration declares."""
+        config, updates = self._config, self.updates
+        late = updates // config.policy_delay
+        done = counts({name: flat for name, flat in self._flats().items() if name.startswith("target")}, self._adams())
+        declared = {
+            "critic_steps": min(updates, FlatAdam.MOST_STEPS),
+            "actor_steps": min(late, FlatAdam.MOST_STEPS),
+            "target_critic_moves": late,
+            "target_actor_moves": late,
+            "critic_optimisers": 1,
+            "actor_optimisers": 1,
+            "critic_lr": config.critic_lr,
+            "actor_lr": config.actor_lr,
         }
+        return {"updates": updates, **done, **{f"{name}_declared": value for name, value in declared.items()}}
 
     def weights_sha256(self) -> str:
         """Hash of actor, critics, both targets, the optimisers' moments and the normaliser."""
@@ -207,7 +209,8 @@ class TD3:
         """All it takes to go on exactly here: learned arrays, counters, generator. Live where they can be; copy to keep."""
         return {
             **self._learned(),
-            "counters": np.array([self.updates, self.actor_updates, self.target_updates], np.int64),
+            **{f"{name}.counts": flat.counts for name, flat in self._flats().items()},
+            "counters": np.array([self.updates], np.int64),
             "generator": self._smoothing.get_state().numpy(),
             "exploration_scale": self._scale,
         }
@@ -217,6 +220,7 @@ class TD3:
         with torch.no_grad():
             for name, flat in self._flats().items():
                 flat.value.copy_(torch.tensor(arrays[name]))
+                flat.counts[:] = arrays[f"{name}.counts"]
         for name, adam in self._adams().items():
             for moment in adam.moments():
                 adam.load(moment, arrays[f"{name}.{moment}"])
@@ -224,7 +228,7 @@ class TD3:
             for name, array in self._inputs.moments.arrays().items():
                 array[...] = arrays[f"normaliser.{name}"]
             self._inputs.moments.refresh()
-        self.updates, self.actor_updates, self.target_updates = (int(n) for n in arrays["counters"])
+        self.updates = int(arrays["counters"][0])
         self._smoothing.set_state(torch.tensor(arrays["generator"]))
         self._scale[:] = arrays["exploration_scale"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from headrace.monitor.snapshot import Snapshot
 from headrace.telemetry.blame import Blame, Condition, blame
@@ -21,6 +22,17 @@ _LOOP_RESTARTS = 3
 _BEHIND = 2
 
 
+class Remark(NamedTuple):
+    """Something worth a word although the run gets on, or is over."""
+
+    component: str | None
+    text: str
+    """Half a sentence."""
+    remedy: str = ""
+    also: tuple[str, ...] = ()
+    """What else belongs to it, a line each."""
+
+
 def ended(snapshot: Snapshot) -> Blame | None:
     """The run has written its summary."""
     summary = snapshot.summary
@@ -32,7 +44,8 @@ def ended(snapshot: Snapshot) -> Blame | None:
         steps, updates = int(summary.get("env_steps") or 0), int(summary.get("updates") or 0)
         did = f"{amount(steps, 'environment step')} and {amount(updates, 'update')}"
         how = "was interrupted" if outcome == "interrupted" else outcome
-        return Blame(Condition.FINISHED, f"the run {how} {after} with {did}", evidence=recent_faults(snapshot))
+        finished = Blame(Condition.FINISHED, f"the run {how} {after} with {did}")
+        return with_remarks(finished, standing(snapshot), snapshot)
     what, facts = _told(str(summary["error"]))
     last = "; ".join(facts[name] for name in ("last time", "error") if name in facts)
     gave_up = "gave up" if outcome == "stalled" else "failed"
@@ -41,7 +54,7 @@ def ended(snapshot: Snapshot) -> Blame | None:
         Condition.FAILED,
         f"the run {gave_up} {after}: {what}" + (f"; {last}" if last else ""),
         _culprit(snapshot, what),
-        (*evidence, *recent_faults(snapshot)),
+        (*evidence, *seen(snapshot)),
         facts.get("fix", "read events.jsonl and logs/"),
     )
 
@@ -53,7 +66,7 @@ def no_board(snapshot: Snapshot) -> Blame | None:
     if snapshot.live:
         return Blame(Condition.STARTING, "the run is starting: it has no board yet")
     return Blame(
-        Condition.DEAD, "the run ended before it had a board that can be read", "supervisor", recent_faults(snapshot),
+        Condition.DEAD, "the run ended before it had a board that can be read", "supervisor", seen(snapshot),
         "start it again in another directory; the message of its command told why it ended",
     )  # fmt: skip
 
@@ -78,7 +91,7 @@ def orphaned(snapshot: Snapshot) -> Blame | None:
         f"supervisor (pid {header.supervisor_pid}) ended without a summary {seconds(snapshot.run_s)} after the start "
         f"of the run{ago}: it was killed, or the machine ran out of memory",
         "supervisor",
-        (*still, *doing, *recent_faults(snapshot)),
+        (*still, *doing, *seen(snapshot)),
         "ask the system's log for the out-of-memory killer; start the run again in another directory",
     )
 
@@ -94,7 +107,7 @@ def copied(snapshot: Snapshot) -> Blame | None:
         f"when this copy of a run on {header.host} was made, {seconds(snapshot.run_s)} after its start, "
         f"{found.sentence}",
         found.culprit,
-        (*found.evidence, *recent_faults(snapshot)),
+        (*found.evidence, *seen(snapshot)),
         found.remedy or f"ask the doctor on {header.host}, where the processes can be seen",
     )
 
@@ -172,27 +185,115 @@ def restart_loop(snapshot: Snapshot) -> Blame | None:
         f"{component} is started again and again and gets nowhere: {amount(count, 'restart')} within {_LOOP_S:g} s"
         f"{ends}, and no environment step or update within the last {seconds(flow.span_s)}",
         component,
-        recent_faults(snapshot),
+        seen(snapshot),
         f"read the end of logs/{component}.log; what it names has to be repaired, restarts do not help",
     )
 
 
-def remarks(snapshot: Snapshot) -> list[tuple[str | None, str]]:
-    """What is worth a word although the run gets on: (component or None, half a sentence)."""
-    found: list[tuple[str | None, str]] = []
+def remarks(snapshot: Snapshot) -> list[Remark]:
+    """What is worth a word although the run gets on."""
+    found = standing(snapshot)
     window_s, budget = snapshot.plan.restart_window_s, snapshot.plan.max_restarts
     for component, count in _restarts(snapshot, window_s).most_common(1):
         if budget is not None and count >= max(2, budget / 2):
-            found.append(
-                (
-                    component,
-                    f"{component} was restarted {count} times within {window_s:g} s, and more than {budget} end the run",
-                )
-            )
+            text = f"{component} was restarted {count} times within {window_s:g} s, and more than {budget} end the run"
+            found.append(Remark(component, text))
     behind = _unevaluated(snapshot)
     if behind >= _BEHIND:
-        found.append((None, f"the evaluation is {behind} policies behind"))
+        found.append(Remark(None, f"the evaluation is {behind} policies behind"))
     return found
+
+
+def with_remarks(found: Blame, remarks: Iterable[Remark], snapshot: Snapshot) -> Blame:
+    """A verdict on a run that nothing holds up, and what else there is to say."""
+    remarks = list(remarks)
+    culprit = next((one.component for one in remarks if one.component is not None), None)
+    also = (line for one in remarks for line in one.also)
+    return Blame(
+        found.condition,
+        "; ".join([found.sentence, *(one.text for one in remarks)]),
+        found.culprit or culprit,
+        (*found.evidence, *also, *recent_faults(snapshot)),
+        "; ".join(filter(None, [found.remedy, *(one.remedy for one in remarks)])),
+    )
+
+
+def seen(snapshot: Snapshot) -> tuple[str, ...]:
+    """Beside a verdict on something else: what stands, and the newest faults, a line each."""
+    lines = [line for one in standing(snapshot) for line in (one.text, *one.also)]
+    return (*lines, *recent_faults(snapshot))
+
+
+def standing(snapshot: Snapshot) -> list[Remark]:
+    """What the run itself has found wrong and goes on with: in its summary, or in its events while there is none."""
+    return [remark for rule in (_ledger, _degraded, _suspicious) if (remark := rule(snapshot)) is not None]
+
+
+def _ledger(snapshot: Snapshot) -> Remark | None:
+    """What was done against what the configuration declares."""
+    told = _found(snapshot, "ledger", "ledger", lambda event: event.get("name" if _warns(event) else "text"))
+    wrong = [one for one in told if one.get("ok") is not True]
+    never = tuple(str(one.get("text")) for one in wrong if not _warns(one))
+    mismatches = [one for one in wrong if _warns(one)]
+    if not mismatches:
+        return Remark(None, f"{amount(len(never), 'interval')} will never be reached", "", never) if never else None
+    first, *others = mismatches
+    more = f" (and {len(others)} more of the ledger)" if others else ""
+    lines = tuple(str(one.get("text")) for one in others)
+    return Remark("learner", f"{first.get('text')}{more}", str(first.get("remedy") or ""), (*lines, *never))
+
+
+def _degraded(snapshot: Snapshot) -> Remark | None:
+    """Lanes the run goes on without."""
+    remedy = "see reproducers/ and logs/ for what took these lanes down"
+    if snapshot.summary is not None:
+        lost = snapshot.summary.get("degraded")
+        if not lost:
+            return None
+        collectors = lost.get("collectors") or [None]
+        return Remark(
+            collectors[0], f"it went on without {_lanes(lost.get('lanes', ()))}: {lost.get('reason')}", remedy
+        )
+    events = [event for event in snapshot.events if event.get("kind") == "degraded"]
+    if not events:
+        return None
+    component = str(events[-1].get("component"))
+    if len(events) == 1:
+        return Remark(component, str(events[0].get("text")), remedy)
+    lanes = sorted(lane for event in events for lane in event.get("lanes", ()))
+    return Remark(
+        component, f"the run goes on without {_lanes(lanes)}", remedy, tuple(str(event.get("text")) for event in events)
+    )
+
+
+def _suspicious(snapshot: Snapshot) -> Remark | None:
+    """Data that the environments may have made up."""
+    told = _found(snapshot, "suspicious", "warnings", lambda event: event.get("finding"))
+    texts = [str(one.get("text")) for one in told if _warns(one)]
+    if not texts:
+        return None
+    return Remark(
+        None, f"{amount(len(texts), 'warning')} about the data {'stands' if len(texts) == 1 else 'stand'}",
+        "read what the warnings mean in docs/guides/not-learning.md", tuple(texts),
+    )  # fmt: skip
+
+
+def _found(
+    snapshot: Snapshot, kind: str, key: str, identity: Callable[[Mapping[str, Any]], object]
+) -> list[Mapping[str, Any]]:
+    """What the summary lists under ``key``; without one, the newest event of a kind for each identity."""
+    if snapshot.summary is not None:
+        return [one for one in snapshot.summary.get(key) or () if isinstance(one, Mapping)]
+    return list({identity(event): event for event in snapshot.events if event.get("kind") == kind}.values())
+
+
+def _warns(finding: Mapping[str, Any]) -> bool:
+    return finding.get("severity") == "warning"
+
+
+def _lanes(lanes: Iterable[int]) -> str:
+    numbers = [str(lane) for lane in lanes]
+    return f"lane{'' if len(numbers) == 1 else 's'} {names(numbers)}"
 
 
 def _restarts(snapshot: Snapshot, within_s: float) -> Counter[str]:
@@ -206,12 +307,12 @@ def _restarts(snapshot: Snapshot, within_s: float) -> Counter[str]:
 
 def _unevaluated(snapshot: Snapshot) -> int:
     """Policies frozen for evaluation after the newest one that was evaluated."""
-    versions: dict[str, list[int]] = {"evaluated": [], "checkpoint": []}
+    versions: dict[str, list[int]] = {"evaluated": [], "policy": []}
     for event in snapshot.events:
         version = event.get("version")
         if isinstance(version, int):  # of random actions it is null
             versions.get(str(event.get("kind")), []).append(version)
-    return sum(version > max(versions["evaluated"], default=0) for version in versions["checkpoint"])
+    return sum(version > max(versions["evaluated"], default=0) for version in versions["policy"])
 
 
 def recent_faults(snapshot: Snapshot) -> tuple[str, ...]:

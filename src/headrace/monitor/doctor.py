@@ -39,20 +39,12 @@ def _verdict(snapshot: Snapshot) -> Blame:
             return found
     found = blame(snapshot.looks, snapshot.plan)
     if not found.condition.well and found.condition is not Condition.STARVED:
-        return replace(found, evidence=(*found.evidence, *checks.recent_faults(snapshot)))
+        return replace(found, evidence=(*found.evidence, *checks.seen(snapshot)))
     for check in (checks.no_memory, checks.restart_loop):
         other = check(snapshot)
         if other is not None:
             return other
-    return _with_remarks(found, snapshot)
-
-
-def _with_remarks(found: Blame, snapshot: Snapshot) -> Blame:
-    remarks = checks.remarks(snapshot)
-    sentence = "; ".join([found.sentence, *(text for _, text in remarks)])
-    culprit = next((component for component, _ in remarks if component is not None), None)
-    evidence = (*found.evidence, *checks.recent_faults(snapshot))
-    return replace(found, sentence=sentence, culprit=found.culprit or culprit, evidence=evidence)
+    return checks.with_remarks(found, checks.remarks(snapshot), snapshot)
 
 
 def stages(snapshot: Snapshot) -> tuple[Stage, ...]:

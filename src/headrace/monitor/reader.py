@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import psutil
 
@@ -32,6 +32,9 @@ BETWEEN_S = 0.8
 """Seconds between the two looks that give rates."""
 
 _TAIL_BYTES = 256 * 1024
+_LASTING = ("ledger", "degraded", "suspicious")
+"""Kinds of events that are told once and hold from then on, so that they are looked for in the whole file."""
+_MOST_BYTES = 64 * 2**20
 _CGROUP = Path("/sys/fs/cgroup")
 _LIMITS = {
     Activity.START: "start_s",
@@ -186,23 +189,40 @@ def _last_sign_ns(header: Header, views: list[SlotView], events: Any) -> int:
 
 
 def _tail(path: Path) -> tuple[dict[str, Any], ...]:
-    """The last events; of a file of any length."""
+    """The last events, and of the earlier ones those that hold for good; of a file of any length."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").split("\n")
+            start = max(0, size - _TAIL_BYTES)
+            earlier = _lasting(file, max(0, start - _MOST_BYTES), start)
+            file.seek(start)
+            lines = file.read().split(b"\n")
     except OSError:
         return ()
-    found = []
-    for line in lines[1 if size > _TAIL_BYTES else 0 : -1]:  # a first half and an unfinished last one are left out
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and _is_number(event.get("t_s")):
-            found.append(event)
-    return tuple(found)
+    # A first half and an unfinished last one are left out.
+    found = (_event(line) for line in (*earlier, *lines[1 if start else 0 : -1]))
+    return tuple(event for event in found if event is not None)
+
+
+def _lasting(file: BinaryIO, begin: int, end: int) -> list[bytes]:
+    """Lines of lasting kinds that begin between two places in a file."""
+    marks = [f'"kind": "{kind}"'.encode() for kind in _LASTING]
+    file.seek(begin)
+    at, found = begin, []
+    while at < end:
+        line = file.readline()
+        at += len(line)
+        if any(mark in line for mark in marks):
+            found.append(line)
+    return found
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line.decode(errors="replace"))
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and _is_number(event.get("t_s")) else None
 
 
 def _disk(path: Path) -> Disk | None:
