@@ -51,7 +51,7 @@ salvages = st.builds(
 batches = st.builds(
     BatchesTrained,
     counts,
-    st.lists(st.tuples(words, words), max_size=20).map(lambda rows: np.array(rows, np.uint32).reshape(-1, 2)),
+    st.lists(st.tuples(words, words, words), max_size=20).map(lambda rows: np.array(rows, np.uint32).reshape(-1, 3)),
 )
 hashes = st.builds(
     WeightsHashed,
@@ -77,7 +77,7 @@ ONE_OF_EACH = (
         0, 2, 1, 7, 3, last=True, place=RowPlace(4, 4096),
         lanes=(LanePart(12, 11, 1, b"carry--1"), LanePart(13, 12, 2, b"carry--2")),
     ),
-    BatchesTrained(0, np.arange(12, dtype=np.uint32).reshape(6, 2)),
+    BatchesTrained(0, np.arange(18, dtype=np.uint32).reshape(6, 3)),
     GroupSalvaged(
         6, 2, 1, 8, 3, NOT_KEPT,
         (

@@ -55,7 +55,7 @@ def test_rows_that_were_not_kept_have_no_place():
 
 
 def test_batches_are_compared_by_what_they_hold():
-    prints = np.array([[1, 2], [3, 4]], np.uint32)
+    prints = np.array([[1, 2, 0], [3, 4, 0]], np.uint32)
     same, other = BatchesTrained(5, prints.copy()), BatchesTrained(5, prints + 1)
     assert BatchesTrained(5, prints) == same
     assert hash(BatchesTrained(5, prints)) == hash(same)

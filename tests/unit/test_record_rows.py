@@ -416,19 +416,31 @@ def test_a_disk_that_cannot_be_read_is_named(log, reader, monkeypatch):
         reader.read(place, 1)
 
 
-def test_few_segments_are_held_open(log, reader):
-    def held():
-        links = []
-        for entry in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # of the listing itself
-                links.append(entry.readlink())
-        return sum(link.parent == log.folder for link in links)
+def held(folder):
+    """How many files of a folder this process has open."""
+    links = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # of the listing itself
+            links.append(entry.readlink())
+    return sum(link.parent == folder for link in links)
 
+
+def test_a_log_holds_one_segment_open(log):
+    for _ in range(5):
+        log.append([b"x" * 80])
+        log.sync()
+        assert held(log.folder) == 1
+    log.close()
+    log.close()
+    assert held(log.folder) == 0
+
+
+def test_few_segments_are_held_open(log, reader):
     places = [log.append([bytes([number]) * 80]) for number in range(12)]
-    before = held()
+    before = held(log.folder)
     for number, place in [*enumerate(places), *reversed(list(enumerate(places)))]:
         assert reader.read(place, 80) == bytes([number]) * 80
-        assert held() - before <= 4
+        assert held(log.folder) - before <= 4
     reader.close()
-    assert held() == before
+    assert held(log.folder) == before
     assert reader.read(places[0], 80) == b"\0" * 80
