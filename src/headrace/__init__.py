@@ -12,16 +12,21 @@ import headrace.envs.registration  # noqa: F401 - so that gymnasium.make knows h
 if TYPE_CHECKING:
     from headrace.algorithms.configs import TD3
     from headrace.runtime.api import Run, train
+    from headrace.runtime.moments import Replayed
     from headrace.runtime.policy import Policy, load_policy
+    from headrace.runtime.replayer import Replayer, replay
 
-__all__ = ["TD3", "Policy", "Run", "load_policy", "train"]
+__all__ = ["TD3", "Policy", "Replayed", "Replayer", "Run", "load_policy", "replay", "train"]
 __version__ = "0.1.0"
 
 _HOMES = {
     "TD3": "headrace.algorithms.configs",
     "Policy": "headrace.runtime.policy",
+    "Replayed": "headrace.runtime.moments",
+    "Replayer": "headrace.runtime.replayer",
     "Run": "headrace.runtime.api",
     "load_policy": "headrace.runtime.policy",
+    "replay": "headrace.runtime.replayer",
     "train": "headrace.runtime.api",
 }
 

@@ -185,7 +185,7 @@ PHASES = {
     "the learner starts": ("started", "learner"),
     "collectors start": ("started", "collector-1"),
     "training": ("salvaged-or-metrics", "learner"),
-    "evaluating at the end": ("checkpoint", "learner"),
+    "evaluating at the end": ("policy", "learner"),
 }
 PARENT = {("SIGKILL", "the learner starts"), ("SIGTERM", "training"), ("SIGSTOP", "training")}
 

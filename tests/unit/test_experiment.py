@@ -97,7 +97,7 @@ class Scene:
         self.experiment = Experiment(basics, chronicle, resources, observer, self.queue, incidents, self.clock)
         self.supervisor = FakeSupervisor()
         self.experiment._supervisor = self.supervisor
-        self.happen(BecameReady("learner", 0, {"layout": None, "resumed": None}))
+        self.happen(BecameReady("learner", 0, {"layout": None, "streams": [0], "resumed": None}))
         self.interrupts = Interrupts()
         self.supervisor.done.clear()
 

@@ -12,6 +12,7 @@ from headrace.lanes.credits import CREDIT_BYTES, Commit, Credit, LaneCommit, com
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.layout import Geometry
 from headrace.runtime.groups import InlineGroups, RemoteGroups
+from headrace.runtime.payloads import GroupBeginning
 from headrace.telemetry.board import Activity, Board
 
 OWNED = [(0, 2), (1, 3)]
@@ -152,7 +153,8 @@ class FakeCollector:
 def test_inline_collects_what_was_granted_when_it_is_asked_for():
     log: list[tuple[int, int, int]] = []
     stop = False
-    groups = InlineGroups([FakeCollector(group, log) for group in (0, 1)], 8, lambda: stop)
+    beginnings = [GroupBeginning(0), GroupBeginning(0)]
+    groups = InlineGroups(lambda group, _: FakeCollector(group, log), beginnings, 8, lambda: stop)
     groups.grant(1, 0, 1, 1)
     groups.grant(0, 0, 2, 1)
     assert log == []

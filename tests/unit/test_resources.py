@@ -62,6 +62,7 @@ def test_a_replacement_is_not_given_groups_that_are_left_out():
     resources = Resources(load_config("pendulum-td3"))
     resources.spaces = EnvSpaces(spaces.Discrete(2), spaces.Discrete(2))
     resources.layout = object()  # type: ignore[assignment]
+    resources.streams = [0] * 6
     payload = specs(resources)["collector-1"].payload
     assert payload(0).groups == (1, 3, 5)
     resources.left_out.add(3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,8 @@ from headrace.lanes.credits import Commit
 from headrace.runtime.asynchronous import FreeRun
 from headrace.runtime.config import ExperimentConfig, load_config
 from headrace.runtime.lockstep import Rounds
-from headrace.runtime.training import Training, rate_limiter
+from headrace.runtime.assembly import rate_limiter
+from headrace.runtime.training import Training
 from headrace.supervision.messages import Command, Report, Stop
 
 CHUNK = 4
@@ -68,6 +68,8 @@ class FakeGroups:
     arriving: list[Commit] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
     left_out: list[int] = field(default_factory=list)
+    hurry: bool = False
+    """Whether the end of the run is waited for."""
     busy: list[list[int]] = field(default_factory=list)
     """Whom each wait was for."""
 
@@ -103,11 +105,20 @@ class FakeGroups:
         self.gone.discard(collector)
         return [collector, collector + 2]
 
+    def hurried(self) -> bool:
+        return self.hurry
+
     def stop(self) -> list[int]:
         for group in self.present():
             if group not in self.mute:
                 self.arrive(group, 99, last=True)
         return self.present()
+
+
+class FakeKeeper:
+    """Keeps nothing."""
+
+    state_due = checkpoint_due = False
 
 
 class Bench:
@@ -124,7 +135,7 @@ class Bench:
         self.supervisor, control = Channel.pair()
         self.channels = (self.supervisor, control)
         self.training = Training(
-            self.learner, self.groups, control, self.config, Path(), None, FakeClock()  # type: ignore[arg-type]
+            self.learner, self.groups, control, self.config, FakeKeeper(), None, FakeClock()  # type: ignore[arg-type]
         )  # fmt: skip
 
     def tell(self, *messages: object) -> Callable[[], None]:
@@ -249,13 +260,30 @@ def test_collector_lost_while_the_run_stops(bench, schedule):
     assert not b.groups.then
 
 
-def test_stop_does_not_wait_for_the_end_of_a_round(bench):
+def test_stop_lets_a_round_end_so_that_the_run_can_go_on_from_there(bench):
+    b = bench(run__schedule="lockstep", replay__ratio=1.0)
+    b.groups.mute = {2}
+    b.groups.then = [b.tell(Stop("interrupted")), lambda: b.groups.arrive(2, 0)]
+    b.groups.then += [lambda: b.groups.arrive(2, 1, last=True)]
+    rounds = Rounds(b.training)
+    rounds.run()
+    assert b.learner.updates == 16
+    assert (rounds.state(), rounds.exact) == ({"chunk": 1}, True)
+
+
+def test_an_end_that_hurries_does_not_wait_for_a_round(bench):
     b = bench(run__schedule="lockstep")
     b.groups.mute = {2}
-    b.groups.then = [b.tell(Stop("interrupted")), lambda: b.groups.arrive(2, 0, last=True)]
-    Rounds(b.training).run()
+
+    def hurry() -> None:
+        b.groups.hurry = True
+
+    b.groups.then = [b.tell(Stop("interrupted")), hurry, lambda: b.groups.arrive(2, 0, last=True)]
+    rounds = Rounds(b.training)
+    rounds.run()
     assert b.learner.updates <= 1 + 8
     assert "commit 2.0" in b.log("commit")
+    assert not rounds.exact
 
 
 # Free runs

@@ -48,8 +48,10 @@ class LaneNoise(Protocol):
 
     @property
     def carry(self) -> NDArray[np.float32]:
-        """All that crosses the end of a chunk, live, to be read and overwritten; of one length in all lanes of a run,
-        and empty where nothing does."""
+        """All that crosses the end of a chunk, live, to be read and overwritten.
+
+        Of one length in all lanes of a run; empty where nothing crosses.
+        """
         ...
 
     def begin_episode(self) -> None:

@@ -25,11 +25,12 @@ _COMMANDS = {
     "faults": "headrace.cli.faults:faults",
     "list": "headrace.cli.listing:show_list",
     "monitor": "headrace.cli.monitor:monitor",
+    "replay": "headrace.cli.replay:replay",
     "train": "headrace.cli.train:train",
     "verify": "headrace.cli.verify:verify",
 }
 """Where each command is. It is imported when it is asked for: the others would only make it slow to answer."""
-_NOTHING_TO_END = frozenset({"eval", "list", "verify"})
+_NOTHING_TO_END = frozenset({"eval", "list", "replay", "verify"})
 """Commands that may be left at any moment, and import much while they run."""
 
 

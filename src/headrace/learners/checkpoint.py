@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
@@ -32,6 +33,11 @@ class LearnerState:
     """The algorithm's, see `headrace.algorithms.base.Algorithm.state`."""
     facts: Mapping[str, Any]
     """The learner's counts and generators, as JSON knows them."""
+
+    def copy(self) -> LearnerState:
+        """The same, of its own memory."""
+        arrays = {name: np.array(array) for name, array in self.arrays.items()}
+        return LearnerState(arrays, json.loads(json.dumps(self.facts)))
 
     def save(self, path: Path) -> FileMark:
         """Replace the file in one piece.

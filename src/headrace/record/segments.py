@@ -21,8 +21,11 @@ class SegmentContents:
         self._stops.setdefault(segment, [-1] * self._lanes)[lane] = stop
 
     def oldest_needed(self, floors: Sequence[int]) -> int:
-        """The first segment without which rows from ``floors`` on (row numbers, per lane), or the observation that
-        follows them, would be missing; 0 before the first row."""
+        """The first segment without which something would be missing; 0 before the first row.
+
+        Args:
+            floors: Row number per lane from which on rows, and the observation that follows them, are needed.
+        """
         for segment in sorted(self._stops):
             if any(stop >= floor for stop, floor in zip(self._stops[segment], floors, strict=True)):
                 return segment

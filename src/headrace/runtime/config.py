@@ -25,7 +25,6 @@ from headrace.core.config import (
     RunConfig,
     Section,
     SupervisionConfig,
-    keys,
 )
 from headrace.core.errors import ConfigError
 from headrace.runtime import presets
@@ -61,10 +60,6 @@ class ExperimentConfig(Section):
         for check in _CHECKS:
             check(self)
         return self
-
-
-_KEYS = frozenset(keys(ExperimentConfig))
-"""Every dotted key; a table is the value of some."""
 
 
 def load_config(
@@ -119,15 +114,15 @@ def _laid_over(base: ExperimentConfig, source: str | Path | ExperimentConfig | N
     env = stated.get("env")
     if isinstance(env, dict):
         _make_way(table, {f"env.{key}": value for key, value in env.items()})
-    _lay(table, stated, "")
+    _lay(table, stated)
     return table
 
 
-def _lay(table: dict[str, Any], stated: dict[str, Any], section: str) -> None:
+def _lay(table: dict[str, Any], stated: dict[str, Any]) -> None:
     for key, value in stated.items():
         below = table.get(key)
-        if isinstance(value, dict) and isinstance(below, dict) and f"{section}{key}" not in _KEYS:
-            _lay(below, value, f"{section}{key}.")
+        if isinstance(value, dict) and isinstance(below, dict):
+            _lay(below, value)
         else:
             table[key] = value
 

@@ -23,6 +23,7 @@ from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.scores import EvaluationQueue
 from headrace.runtime.standstill import StandstillWatch
 from headrace.runtime.summary import audit, summarize, unbalanced
+from headrace.runtime.tellings import telling
 from headrace.supervision.messages import Command, Done, Report
 from headrace.supervision.spec import (
     BecameReady,
@@ -291,36 +292,27 @@ class Experiment:
     def _on_report(self, child_id: str, kind: str, facts: dict[str, Any]) -> None:
         if kind == "metrics":
             self._observer.on_facts(facts)
-        elif kind == "frozen":
-            self._checkpoint = facts
-            self._say("policy", child_id, f"policy {facts['version']} at {facts['env_steps']:,} steps", **facts)
-            self._evaluations.order(facts)
-        elif kind == "saved":
-            self._checkpoint = facts
-            text = f"checkpoint {facts['version']} at {facts['env_steps']:,} steps, {facts['updates']:,} updates"
-            self._say("checkpoint", child_id, text, **facts)
-        elif kind == "not_saved":
-            self._say(kind, child_id, f"a checkpoint could not be written: {facts['problem']}", tell=True, **facts)
-        elif kind == "record_lost":
-            text = f"the record ends here, training goes on without it: {facts['problem']}"
-            self._say(kind, child_id, text, tell=True, **facts)
-        elif kind == "evaluated":
-            point = self._observer.on_evaluation(facts)
-            if point.version is not None:
-                self._note("evaluated", version=point.version, mean_reward=point.mean_reward)
-            target = self._config.evaluation.target
-            if target is not None and point.version is not None and point.mean_reward >= target:
-                self._ending.request(f"evaluation.target {target:g} is reached", self._supervisor)
-            name = "random actions" if facts["version"] is None else f"policy {facts['version']}"
-            self._say("evaluated", child_id, f"{name}: mean return {facts['mean_reward']:.2f}", **facts)
-        elif kind == "suspicious":
-            warns = facts["severity"] == "warning"
-            self._say(kind, child_id, facts["text"], tell=warns, finding=facts["kind"], severity=facts["severity"],
-                      facts=facts["facts"])  # fmt: skip
-        elif kind == "salvaged":
+            return
+        if kind == "salvaged":
             self._on_salvaged(f"collector-{facts['collector']}", facts["transitions"])
-        else:
-            self._say(kind, child_id, kind, **facts)
+            return
+        if kind in ("frozen", "saved"):
+            self._checkpoint = facts
+        if kind == "frozen":
+            self._evaluations.order(facts)
+        elif kind == "evaluated":
+            self._on_evaluated(facts)
+        told = telling(kind, facts)
+        self._say(told.kind, child_id, told.text, tell=told.tell, **told.facts)
+
+    def _on_evaluated(self, facts: dict[str, Any]) -> None:
+        point = self._observer.on_evaluation(facts)
+        if point.version is None:
+            return
+        self._note("evaluated", version=point.version, mean_reward=point.mean_reward)
+        target = self._config.evaluation.target
+        if target is not None and point.mean_reward >= target:
+            self._ending.request(f"evaluation.target {target:g} is reached", self._supervisor)
 
     def _on_done(self, child_id: str, facts: dict[str, Any]) -> None:
         if child_id == "probe":

@@ -64,6 +64,10 @@ class Groups(Protocol):
         """
         ...
 
+    def hurried(self) -> bool:
+        """Whether chunks are ended early, because somebody waits for the end of the run."""
+        ...
+
     def restore(self) -> list[int]:
         """Have every group go on with the episodes that are running in its lanes, if the run was resumed.
 
@@ -131,6 +135,10 @@ class InlineGroups:
     def stop(self) -> list[int]:
         """See `Groups`; every chunk that was begun has been taken, so nothing is left to commit."""
         return []
+
+    def hurried(self) -> bool:
+        """See `Groups`."""
+        return self._stopping()
 
     def restore(self) -> list[int]:
         """See `Groups`."""
@@ -252,6 +260,10 @@ class RemoteGroups:
         for group in groups:
             self._send(group, 0, 0, 0, stop=True)
         return groups
+
+    def hurried(self) -> bool:
+        """See `Groups`."""
+        return bool(self._block.stopping.any())
 
     def restore(self) -> list[int]:
         """See `Groups`; each collector does so by itself, and one that cannot is replaced."""

@@ -71,10 +71,10 @@ class Rounds:
         for group in present:
             self._await(group)
             self._take_over([group])
-            while training.learner.due and not training.hurried:
+            while training.learner.due and not training.groups.hurried():
                 training.learner.update()
                 training.tick(self)
-        self._whole = not training.hurried
+        self._whole = not training.groups.hurried()
 
     def _present(self) -> list[int]:
         """Groups that can take part; waits while all of them are being replaced."""
@@ -87,7 +87,7 @@ class Rounds:
     def _await(self, group: int) -> None:
         """Wait for a group's chunk, unless the end hurries; what is on its way then arrives while it leaves."""
         training = self._training
-        while group in self._missing and not training.hurried:
+        while group in self._missing and not training.groups.hurried():
             for commit in training.groups.take():
                 self.on_commit(commit)
             training.tick(self)

@@ -141,7 +141,8 @@ def act_again(
         chunk: With stored rows; a lane may have a transition less than another, as after a salvage.
         sights: By lane, what its policy is shown instead of the lane's own rows: another lane's `sight`, or its own
             shifted.
-        streams: By lane, the lane whose exploration it is given instead of its own.
+        streams: By lane, the lane whose exploration it is given instead of its own, as that lane has it: forgotten where
+            that lane's episodes begin.
         explore: False: the policy acts greedily.
 
     Returns:
@@ -154,7 +155,7 @@ def act_again(
             setting,
             one,
             shown.get(one.lane) or sight(setting, one),
-            _streams(actor, setting, chunk, given.get(one.lane, one.lane)),
+            _Streams(actor, setting, chunk, given.get(one.lane, one.lane)),
         )
         for one in chunk.lanes
     ]
@@ -162,10 +163,10 @@ def act_again(
     windows, t = np.zeros((len(lanes), depth), setting.geometry.dtype), np.zeros(len(lanes), np.int64)
     for step in range(max(len(lane.places) for lane in lanes)):
         for place, lane in enumerate(lanes):
+            lane.streams.begin_step(step)
             if step < len(lane.places):
-                lane.begin(step)
                 windows[place], t[place] = lane.sight.windows[step], lane.sight.t[step]
-        noise = [lane.streams.noise for lane in lanes] if explore else None
+        noise = [lane.streams.drawn.noise for lane in lanes] if explore else None
         actions = actor.act(observe(windows, setting.geometry.observation, t), noise) if acts else {}
         for place, lane in enumerate(lanes):
             if step < len(lane.places):
@@ -173,14 +174,21 @@ def act_again(
     return {lane.number: lane.made for lane in lanes}
 
 
-def _streams(actor: Actor, setting: Setting, chunk: GroupChunk, lane: int) -> LaneStreams:
-    """Random streams of a lane as the chunk began."""
-    own = chunk.lane(lane)
-    streams = LaneStreams(setting.seed, lane, chunk.incarnation, actor, setting.action_space)
-    if own.carry is not None:
-        streams.noise.carry[:] = own.carry
-    streams.begin_chunk(chunk.number, random_actions=True)
-    return streams
+class _Streams:
+    """Random streams of one lane from a chunk's beginning on."""
+
+    def __init__(self, actor: Actor, setting: Setting, chunk: GroupChunk, lane: int) -> None:
+        own = chunk.lane(lane)
+        self.drawn = LaneStreams(setting.seed, lane, chunk.incarnation, actor, setting.action_space)
+        if own.carry is not None:
+            self.drawn.noise.carry[:] = own.carry
+        self.drawn.begin_chunk(chunk.number, random_actions=True)
+        self._begins = frozenset(np.flatnonzero(sight(setting, own).t == 0).tolist())
+
+    def begin_step(self, step: int) -> None:
+        """Before the policy acts: where an episode begins, nothing is left of the exploration before."""
+        if step in self._begins:
+            self.drawn.noise.begin_episode()
 
 
 @dataclass(slots=True)
@@ -190,7 +198,7 @@ class _Lane:
     setting: Setting
     stored: LaneChunk
     sight: Sight
-    streams: LaneStreams
+    streams: _Streams
     places: NDArray[np.int64] = field(init=False)
     made: Rows = field(init=False)
 
@@ -203,16 +211,11 @@ class _Lane:
         """Of the lane."""
         return self.stored.lane
 
-    def begin(self, step: int) -> None:
-        """Before the policy acts: an episode may begin, and nothing of the exploration before is left then."""
-        if self.made["t"][self.places[step]] == 0:
-            self.streams.noise.begin_episode()
-
     def put(self, step: int, actions: Arrays, place: int) -> None:
         """Write the action of a step: the policy's, or a random one."""
         row, leaves = self.places[step], self.setting.geometry.action
         if self.made["transitions"][row] <= self.setting.random_steps:
-            value = self.streams.random_actions.sample()
+            value = self.streams.drawn.random_actions.sample()
             for leaf in leaves:
                 self.made[leaf.path][row] = np.asarray(leaf.of(value), leaf.dtype)
             return

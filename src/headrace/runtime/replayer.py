@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.collectors.collector import Collector
-from headrace.core.errors import EnvironmentFault, RecordDamaged
+from headrace.core.errors import ConfigError, EnvironmentFault, RecordDamaged
 from headrace.ipc.shm import SharedBlock
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.replay import Replay
@@ -37,45 +36,37 @@ from headrace.record.rows import RowReader
 from headrace.record.trace import Trace
 from headrace.runtime.assembly import build_learner
 from headrace.runtime.divergence import Judge, Recorded
+from headrace.runtime.moments import Moment, Replayed
 from headrace.runtime.payloads import Basics, EnvFactory, EnvSpaces, GroupBeginning, build_collector, group_lanes
 from headrace.runtime.policies import PinnedPolicy, Policies
 from headrace.runtime.recording import TRACE_FILE
 from headrace.runtime.refill import Extents
 from headrace.runtime.rundir import RunDirectory
-from headrace.telemetry.board import Board
+from headrace.runtime.until import Stop, parse_until
+from headrace.telemetry.board import Activity, Board
 from headrace.weights.snapshot import SnapshotLayout, Snapshots
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """Where a replay stands: what comes next has not been done."""
-
-    event: int
-    """Number of the next event, from 1."""
-    upcoming: Event
-    position: int
-    """Byte of the record after it."""
-    update: int | None
-    """Number of the update that comes before it; None: the event itself is next."""
 
 
 class Replayer:
     """A run once more, in one process.
 
-    Public attributes are the live objects, so that a run can be looked at where something happened.
+    Its public attributes are the live objects, so that a run can be looked at where something happened:
+    ``learner`` (``.algorithm``, ``.batch()``, ``.update()``), ``block`` (the lanes), ``config``.
 
     Args:
-        run: The run directory.
-        env_factory: As the run had it, if it was a callable.
+        run: The run directory; the run may be live, dead or finished.
+        env: As the run had it, if it was a callable.
 
     Raises:
         RecordDamaged: There is no record, or it cannot be read.
+        RunDirectoryError: There is no run.
     """
 
-    def __init__(self, run: RunDirectory, env_factory: EnvFactory | None = None) -> None:
+    def __init__(self, run: str | Path | RunDirectory, env: EnvFactory | None = None) -> None:
+        run = run if isinstance(run, RunDirectory) else RunDirectory.open(run)
         self.config = run.read_config()
         self._record = run.path / "record"
-        self._basics = Basics(self.config, Path(), env_factory)
+        self._basics = Basics(self.config, Path(), env)
         self._groups = tuple(group_lanes(self.config, group) for group in range(self.config.env.groups))
         self._collectors: dict[int, tuple[Collector, PinnedPolicy]] = {}
         self._witness = _Comparing()
@@ -106,8 +97,9 @@ class Replayer:
         self.block.begin()
         self._extents = Extents(self.block, self._groups)
         folder = stack.enter_context(TemporaryDirectory(prefix="headrace-replay-"))
-        board = stack.enter_context(Board.create(Path(folder) / "board", [("replay", "learner")]))
-        self.slot = board.slot("replay")
+        self.board = stack.enter_context(Board.create(Path(folder) / "board", [("replay", "learner")]))
+        self.slot = self.board.slot("replay")
+        self.slot.enter(Activity.RESUME)
         self._spaces = spaces
         self._policies = Policies(self._outline.last_use)
         self._snapshots: Snapshots | None = None
@@ -134,20 +126,64 @@ class Replayer:
         self.block.release()
 
     @property
-    def moments(self) -> Iterator[Moment]:
-        """What comes next, each before it is done; going on does it, and compares.
+    def record_bytes(self) -> int:
+        """Size of the record, for progress; see `Moment.position`."""
+        return self.trace.length()
+
+    def run(self, until: str | int | None = None, on_progress: Callable[[Moment], None] | None = None) -> Moment | None:
+        """Go on, and compare everything.
+
+        Args:
+            until: Where to stop, see `headrace.runtime.until.parse_until`; None: at the end.
+            on_progress: Called before each event and each update.
+
+        Returns:
+            Where it stands; None at the end of the record.
 
         Raises:
             ReplayDiffers: It came to something else than what is recorded.
-            RecordDamaged: The record contradicts itself.
+            RecordDamaged: The record contradicts itself, or goes on behind a damage.
+            ConfigError: The record has no such place, or it has been passed.
         """
-        return self._moments
+        stop: Stop | None = None if until is None else parse_until(until)
+        for moment in self._moments:
+            if on_progress is not None:
+                on_progress(moment)
+            if stop is not None and stop(moment):
+                return moment
+        if stop is not None:
+            raise ConfigError(
+                f"the record does not come to {until}, or is past it",
+                events=f"{self._outline.events:,}",
+                updates=f"{self.learner.updates:,}",
+                fix="choose a place within it; begin a new replay to go back",
+            )
+        if self.trace.damaged:
+            raise RecordDamaged(
+                f"everything is identical up to event {self.events:,}; there the record is damaged, and it goes on behind it",
+                byte=self.record_bytes,
+                fix="restore record/trace.bin from a copy; what comes after the damage cannot be replayed",
+            )
+        return None
+
+    def result(self) -> Replayed:
+        """What the replay has come to so far."""
+        return Replayed(
+            events=self.events,
+            updates=self.learner.updates,
+            env_steps=self.learner.env_steps,
+            weights_sha256=self.learner.algorithm.weights_sha256(),
+            ended=self.ended,
+            torn_bytes=self.trace.torn_bytes,
+            machine=tuple(self._judge.machine()),
+        )
 
     def _run(self) -> Iterator[Moment]:
         for number, (position, event) in enumerate(self.trace.events(), 1):
             for update in self._updates_before(number, event):
                 yield Moment(number, event, position, update)
-                self._update(number)
+                if self.learner.updates < update:  # unless whoever looks at the run has just made it
+                    self._update(number)
             yield Moment(number, event, position, None)
             self._apply(number, event)
             self.events = number
@@ -337,3 +373,19 @@ class _BatchDiffersError(Exception):
 
 def _ends(lanes: Any) -> list[int]:
     return [part.stop for part in lanes]
+
+
+def replay(run: str | Path | RunDirectory, env: EnvFactory | None = None) -> Replayed:
+    """Replay a run in this process, and compare everything bit for bit.
+
+    Args:
+        run: The run directory.
+        env: As the run had it, if it was a callable.
+
+    Raises:
+        ReplayDiffers: Something differs; the message names event, lane, row, field, values and the likely cause.
+        RecordDamaged: There is no record, or it cannot be read.
+    """
+    with Replayer(run, env) as replayer:
+        replayer.run()
+        return replayer.result()

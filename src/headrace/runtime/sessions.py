@@ -164,7 +164,7 @@ def _prepare(run: RunDirectory, before: ExperimentConfig, config: ExperimentConf
                 _change_config(run, config, run.path / f"config-{number}.toml", undo)
             _set_aside(run.summary_file, earlier / f"summary-{number}.json", undo)
             for folder in (run.stacks_dir, run.path / "reproducers"):  # this session may give files the same names
-                if folder.is_dir() and any(folder.iterdir()):
+                if any(path.stat().st_size for path in folder.glob("*")):
                     _set_aside(folder, earlier / f"{folder.name}-{number}", undo)
                     folder.mkdir()
                     undo.callback(folder.rmdir)

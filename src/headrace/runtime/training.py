@@ -106,11 +106,6 @@ class Training:
             self.groups.begin_anew(group, self.learner.incarnations[group])
 
     @property
-    def hurried(self) -> bool:
-        """Whether collecting ends in the middle of a chunk, because somebody waits for the end of the run."""
-        return bool(self.learner.replay.block.stopping.any())
-
-    @property
     def control_fd(self) -> int:
         """Descriptor on which orders arrive."""
         return self._control.fileno()

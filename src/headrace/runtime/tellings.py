@@ -1,0 +1,46 @@
+"""What components report, as events: kind, sentence, and whether whoever looks on is told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """An event in the making."""
+
+    kind: str
+    text: str
+    facts: Mapping[str, Any]
+    tell: bool = False
+
+
+def telling(kind: str, facts: Mapping[str, Any]) -> Telling:
+    """The event a report becomes.
+
+    Args:
+        kind: Of the report.
+        facts: Of the report.
+    """
+    match kind:
+        case "frozen":
+            return Telling("policy", f"policy {facts['version']} at {facts['env_steps']:,} steps", facts)
+        case "saved":
+            text = f"checkpoint {facts['version']} at {facts['env_steps']:,} steps, {facts['updates']:,} updates"
+            return Telling("checkpoint", text, facts)
+        case "not_saved":
+            return Telling(kind, f"a checkpoint could not be written: {facts['problem']}", facts, tell=True)
+        case "record_lost":
+            text = f"the record ends here, and training goes on without it: {facts['problem']}"
+            return Telling(kind, text, facts, tell=True)
+        case "evaluated":
+            name = "random actions" if facts["version"] is None else f"policy {facts['version']}"
+            return Telling(kind, f"{name}: mean return {facts['mean_reward']:.2f}", facts)
+        case "suspicious":
+            kept = {"finding": facts["kind"], "severity": facts["severity"], "facts": facts["facts"]}
+            return Telling(kind, facts["text"], kept, tell=facts["severity"] == "warning")
+        case "ledger":
+            return Telling(kind, facts["text"], facts, tell=facts["severity"] == "warning")
+    return Telling(kind, kind, facts)
