@@ -1,13 +1,16 @@
-"""A run of two collectors' groups in this process, written down as a run is: environments, policies, record."""
+"""A run without a learner, in this process, that leaves what a run leaves: configuration, policies, record."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import spaces
 
 from headrace.algorithms.registry import build_actor, build_algorithm
@@ -15,6 +18,8 @@ from headrace.collectors.collector import Collector, Group
 from headrace.core.spaces import space_facts
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.replay import Replay
+from headrace.learners.witness import Salvaged
+from headrace.record.machine import fingerprint, limited_threads
 from headrace.runtime.config import ExperimentConfig, load_config
 from headrace.runtime.payloads import EnvSpaces, group_lanes
 from headrace.runtime.recording import header_facts, new_record
@@ -26,6 +31,7 @@ from headrace.weights.snapshot import SnapshotLayout, SnapshotReader, Snapshots
 SMALL: Mapping[str, object] = {
     "run.seed": 11,
     "run.steps": 10_000,
+    "run.collectors": 1,
     "env.factory": "acting_support:drift",
     "env.lanes": 2,
     "env.group_size": 1,
@@ -66,9 +72,25 @@ def drift() -> Drift:
     return Drift()
 
 
+def network(inputs: int, outputs: int) -> torch.nn.Module:
+    """A policy network of the user's own."""
+    return torch.nn.Sequential(torch.nn.Linear(inputs, 12), torch.nn.GELU(), torch.nn.Linear(12, outputs))
+
+
 def configuration(**settings: Any) -> ExperimentConfig:
     """A small run; keys with ``__`` for the dot."""
     return load_config(None, {**SMALL, **{key.replace("__", "."): value for key, value in settings.items()}})
+
+
+@functools.cache
+def this_machine() -> dict[str, Any]:
+    """The fingerprint of a learner with one thread; it takes a while, so once is enough."""
+    before = torch.get_num_threads()
+    with limited_threads(1):
+        torch.set_num_threads(1)
+        found = fingerprint()
+    torch.set_num_threads(before)
+    return found
 
 
 class SmallRun:
@@ -96,7 +118,7 @@ class SmallRun:
         layout = SnapshotLayout.of(self.arrays)
         self.snapshots = Snapshots(layout, memoryview(bytearray(layout.nbytes)))
         self.groups = tuple(group_lanes(config, group) for group in range(config.env.groups))
-        header = header_facts(config, self.block, [])
+        header = self._header()
         self.recorder = new_record(self.directory.record_dir, config, header, self._lost, self.block, self.groups)
         self.board = Board.create(folder / "board", [("collector-0", "collector")])
         self.collectors: dict[int, Collector] = {}
@@ -107,7 +129,7 @@ class SmallRun:
     def publish(self, *, keep: bool = True) -> int:
         """A new policy, and its file."""
         for name, array in self.arrays.items():
-            noise = self._generator.standard_normal(array.shape) * 0.4
+            noise = self._generator.standard_normal(array.shape) * 0.2
             array[...] = {"actor": noise, "obs_mean": noise, "obs_std": 1 + np.abs(noise)}.get(name, array)
         self.updates += 10
         version = self.snapshots.publish(self.arrays)
@@ -131,12 +153,14 @@ class SmallRun:
         )  # fmt: skip
         return self.collectors[group]
 
-    def collect(self, group: int = 0, steps: int | None = None, before: Callable[[Collector], None] | None = None) -> None:
+    def collect(
+        self, group: int = 0, steps: int | None = None, before: Callable[[Collector], None] | None = None
+    ) -> None:
         """One chunk: collected, recorded, taken over."""
         collector = self.collectors.get(group) or self.make(group)
         if before is not None:
             before(collector)
-        commit = collector.collect(self.chunks[group], steps or self.config.collect.chunk_steps)
+        commit = collector.collect(self.chunks[group], self.config.collect.chunk_steps if steps is None else steps)
         self.chunks[group] += 1
         lanes = self.groups[group]
         self.recorder.committed(commit, [int(self.replay.books.row[lane]) for lane in lanes], self.updates)
@@ -154,6 +178,26 @@ class SmallRun:
         self.recorder.close()
         self.board.close()
         return self.directory
+
+    def salvage(self, group: int = 0) -> None:
+        """The group's collector is gone; what it had written and not committed is taken over."""
+        found = []
+        for lane in self.groups[group]:
+            books = self.replay.books
+            start, salvaged, rejected = int(books.row[lane]), int(books.salvaged[lane]), int(books.rejected[lane])
+            _, cut = self.replay.salvage(lane)
+            made = int(books.salvaged[lane]) - salvaged, int(books.rejected[lane]) - rejected
+            found.append(Salvaged(start, int(books.row[lane]), *made, cut))
+        self.recorder.salvaged(group, found, self.updates)
+        self.chunks[group] = 0
+
+    def stored(self, lane: int, start: int, stop: int) -> np.ndarray:
+        """Rows in the lanes, copied."""
+        return np.concatenate([piece.copy() for piece in self.block.pieces(lane, start, stop)])
+
+    def _header(self) -> dict[str, Any]:
+        with mock.patch("headrace.runtime.recording.fingerprint", return_value=this_machine()):
+            return header_facts(self.config, self.block, [])
 
     def _lost(self, problem: str) -> None:
         raise AssertionError(problem)

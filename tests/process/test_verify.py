@@ -1,0 +1,46 @@
+"""``headrace verify`` on runs that were made the usual way."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headrace.cli.main import main
+from headrace.runtime.rundir import RunDirectory
+from headrace.runtime.verifier import verify_run
+from run_support import Runs
+
+SETTINGS = {
+    "run__steps": 1_200,
+    "env__lanes": 4,
+    "evaluation__every_steps": 200,
+    "evaluation__episodes": 1,
+    "collect__random_steps": 150,
+    "algorithm__exploration__kind": "ornstein-uhlenbeck",
+}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "collectors", "group_size", "frame_stack"), [("inline", 1, 2, 1), ("async", 2, 1, 3)]
+)
+def test_real_run_is_verified_bit_for_bit(
+    runs: Runs, capsys: pytest.CaptureFixture[str], schedule: str, collectors: int, group_size: int, frame_stack: int
+) -> None:
+    run = runs.train(
+        "acting_support:drift", run__schedule=schedule, run__collectors=collectors, env__group_size=group_size,
+        env__frame_stack=frame_stack, algorithm__normalize_observations=frame_stack == 1, **SETTINGS,
+    )  # fmt: skip
+    found = verify_run(RunDirectory.open(run.path), samples=100_000)
+    assert (found.largest_difference, found.machine) == (0.0, ())
+    assert len(found.versions) >= 3
+    assert found.random >= 4 // group_size
+    assert found.chunks > found.random
+    assert found.rows <= found.chunks * 8 * group_size
+    assert set(found.skipped) <= {"the policy that acted was not kept"}
+    assert found.chunks + sum(found.skipped.values()) >= 1_200 // (8 * group_size)
+    with pytest.raises(SystemExit) as left:
+        main(["verify", str(run.path), "--json", "--samples", "10"])
+    assert left.value.code == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["verified"], told["chunks"], told["largest_difference"]) == (True, 10, 0.0)
