@@ -532,7 +532,7 @@ def test_policies_that_are_published_too_often():
     assert run.found == {"policies_published"}
     assert run.looks[-1]["policies_published"] == (
         f"{run.updates} policies were published in {run.updates} updates; learn.publish_every 10 declares "
-        f"{run.updates // 10}"
+        f"{run.updates // 10}, beside those for evaluations and checkpoints"
     )
 
 
@@ -543,7 +543,7 @@ def test_evaluations_that_are_forgotten(schedule):
     run.boundary = lambda given: boundary(given) if run.env_steps < 250 else None  # type: ignore[method-assign]
     run.run()
     assert "evaluations" in run.found
-    assert run.looks[-1]["evaluations"].endswith("evaluation.every_steps 100 declares 6")
+    assert run.looks[-1]["evaluations"].endswith("evaluation.every_steps 100 declares 6, beside the one at the end")
 
 
 def test_evaluations_that_are_made_too_often():

@@ -243,7 +243,7 @@ def _published(facts: Facts, config: Sections) -> Iterator[Entry]:
     found = facts.published
     if found is None:
         return
-    declared = f"learn.publish_every {config.learn.publish_every:,} declares {found.declared:,}"
+    declared = f"learn.publish_every {config.learn.publish_every:,} declares {found.declared:,}, beside those for evaluations and checkpoints"
     if config.run.schedule != "async":
         declared = f"one after each round with updates is declared, {found.declared:,}"
     yield Entry(
@@ -298,7 +298,7 @@ def _evaluations(facts: Facts, config: Sections) -> Iterator[Entry]:
         yield Entry(
             "evaluations", found.done, found.declared, found.spare, "policies", found.ok,
             f"{_policies(found.done)} frozen for evaluation up to step {facts.env_steps:,}; evaluation.every_steps "
-            f"{config.evaluation.every_steps:,} declares {found.declared:,}",
+            f"{config.evaluation.every_steps:,} declares {found.declared:,}, beside the one at the end",
             "keep the run directory and file a bug: evaluations are missing or made twice",
         )  # fmt: skip
 
