@@ -77,6 +77,15 @@ def test_configuration_given_again_changes_nothing_that_it_does_not_state(before
     assert after.env.kwargs == {"g": 9.0}
 
 
+def test_argument_of_the_environment_is_a_key_like_any_other(before, tmp_path):
+    file = tmp_path / "some.toml"
+    file.write_text('[env]\nid = "Pendulum-v1"\n[env.kwargs]\nm = 1.0\n')
+    with pytest.raises(ConfigError, match=r"env\.kwargs decides.*\n  value of the run: \{'g': 9\.0\}\n  given: "):
+        next_config(before, file, {})
+    first = load_config(file, {"env.kwargs.g": 9.0, "run.steps": 50_000})
+    assert next_config(first, file, {}) == first
+
+
 def test_key_that_a_configuration_states_counts_as_given(before, tmp_path):
     file = tmp_path / "some.toml"
     file.write_text("[replay]\nratio = 1.0\n")
