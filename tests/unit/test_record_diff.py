@@ -117,6 +117,7 @@ def test_the_first_value_is_told_with_its_place() -> None:
     recorded, replayed = stream(0, 5, 4), stream(0, 5, 4)
     recorded["obs"][7, 1], replayed["obs"][7, 1] = 0.5, 0.25
     recorded["reward"][7] += 1
+    recorded["obs"][7, 2] += 1
     recorded["obs"][8] += 1
     difference = found(recorded, replayed)
     assert difference == RowDifference(
@@ -221,6 +222,13 @@ def test_a_dropped_transition_is_named_where_the_chunk_was_filled_up() -> None:
     assert cause(recorded, replayed).name == "transition_dropped"
 
 
+def test_what_a_last_row_was_left_with_hides_nothing() -> None:
+    replayed = stream(0, 6, 6)
+    recorded = without(replayed, 3)
+    recorded["action"][5], replayed["action"][6] = 1.0, 2.0  # FINAL: bytes of the ring's last round
+    assert cause(recorded, replayed).evidence == ("it explains 10 of 10 rows",)
+
+
 def test_the_last_transition_dropped_is_named() -> None:
     replayed = stream(0, 6)
     assert cause(without(replayed, 5), replayed).name == "transition_dropped"
@@ -309,7 +317,8 @@ def test_a_shifted_observation_is_named_across_episodes(border: str) -> None:
         over = replayed["kind"][place + 1] == layout.FINAL
         beyond = place + 2 if border == "of the next episode" else place
         recorded["obs"][place] = replayed["obs"][beyond if over else place + 1]
-    assert cause(recorded, replayed).name == "observation_shifted"
+    told = cause(recorded, replayed)
+    assert (told.name, told.evidence) == ("observation_shifted", ("it explains 12 of 12 rows",))
 
 
 def test_an_observation_stored_one_step_early_is_named() -> None:
@@ -330,7 +339,16 @@ def test_the_last_observation_shifted_is_no_dropped_transition() -> None:
     assert cause(recorded, replayed).name == "observation_shifted"
     for name in ("action", "reward"):
         recorded[name][5] = stream(1, 6)[name][5]
-    assert cause(recorded, replayed).name == "transition_dropped"
+    told = cause(recorded, replayed)
+    assert (told.name, told.evidence) == ("transition_dropped", ("it explains 1 of 1 rows",))
+
+
+def test_a_single_shifted_observation_is_named() -> None:
+    replayed = stream(0, 9)
+    recorded = replayed.copy()
+    recorded["obs"][3] = replayed["obs"][4]
+    told = cause(recorded, replayed)
+    assert (told.name, told.evidence) == ("observation_shifted", ("it explains 1 of 6 rows",))
 
 
 def test_a_shift_that_began_before_these_rows_is_named() -> None:
@@ -350,6 +368,7 @@ def test_another_lanes_values_are_named(what: tuple[str, ...]) -> None:
     thing = {3: "what", 1: f"the {'observation' if what[0] == 'obs' else 'action'} that"}[len(what)]
     assert told.name == "other_lane"
     assert told.sentence == f"row 1703 holds {thing} lane 1 has at step 3 of its episode 0"
+    assert told.evidence == ("it explains 11 of 11 rows",)
 
 
 def test_another_lanes_values_are_named_though_all_differs_from_there_on() -> None:
@@ -366,6 +385,16 @@ def test_rows_of_another_lane_are_counted() -> None:
     recorded = replayed.copy()
     recorded[4:9] = other[4:9]
     assert cause(recorded, replayed, others={1: other}).sentence.endswith(", and the 4 after it what follows there")
+
+
+def test_the_longest_run_of_another_lane_is_named() -> None:
+    replayed, other = stream(0, 15), stream(1, 15)
+    other["obs"][[4, 11]] = other["obs"][6]
+    recorded = replayed.copy()
+    recorded["obs"][4:7] = other["obs"][6:9]
+    assert cause(recorded, replayed, others={1: other}).sentence == (
+        "row 1704 holds the observation that lane 1 has at step 6 of its episode 0, and the 2 after it what follows there"
+    )
 
 
 # ---- what only looks like it
@@ -395,8 +424,66 @@ def test_noise_in_few_values_is_no_pattern(seed: int) -> None:
 
 
 def test_a_long_run_of_few_values_is_a_pattern() -> None:
-    replayed = stream(0, 30, dtype=SMALL, values=4)
-    assert cause(without(replayed, 3), replayed).name == "transition_dropped"
+    longer = stream(0, 30, dtype=SMALL, values=4)
+    recorded, replayed = without(longer, 3)[:25], longer[:25]
+    assert cause(recorded, replayed).evidence == ("it explains 21 of 21 rows",)
+
+
+def halves(*rewards: int) -> Rows:
+    """24 transitions that differ in nothing but their rewards, of which there are few."""
+    rows = stream(0, 24, dtype=SMALL, values=2)[:-1]
+    rows["obs"], rows["action"], rows["reward"] = 0, 0, np.resize(rewards, 24)
+    return rows
+
+
+def test_few_values_in_another_order_are_no_pattern() -> None:
+    """Among millions of orders of zeros and ones, one fits."""
+    recorded, replayed = halves(*[1] * 12, *[0] * 12), halves(*[0] * 12, *[1] * 12)
+    assert cause(recorded, replayed).name == "environment_not_deterministic"
+
+
+def test_rows_that_are_in_their_place_speak_for_no_pattern() -> None:
+    """Where all rows come again after three, every row is also the one three rows later."""
+    recorded, replayed = halves(0, 1, 2), halves(0, 1, 2)
+    replayed["reward"][4] = 3
+    assert cause(recorded, replayed).name == "environment_not_deterministic"
+
+
+def clock() -> NDArray[np.float32]:
+    return np.arange(13, dtype=np.float32)[:, None] * np.float32(0.37)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pytest.param(np.arange(13) + 100.0, id="whole numbers"),
+        pytest.param(np.where(np.arange(13) == 4, 0.9, np.resize([0.1, 0.2], 13)), id="few values"),
+        pytest.param(np.where(np.arange(13) == 9, 1.48, clock()[:, 0]), id="a value that comes again"),
+    ],
+)
+def test_a_value_that_may_be_anywhere_is_no_other_lanes(column: NDArray[np.float64]) -> None:
+    replayed, other = stream(0, 12), stream(1, 12)
+    other["obs"] = column[:, None]
+    recorded = replayed.copy()
+    recorded["obs"][4] = other["obs"][4]
+    assert cause(recorded, replayed, others={1: other}).name == "environment_not_deterministic"
+
+
+def test_a_value_in_its_place_is_no_other_lanes() -> None:
+    """Both lanes have seen the same time; what differs is a switch."""
+    replayed, other = stream(0, 12), stream(1, 12)
+    replayed["obs"] = other["obs"] = clock() * [1, 0, 0]
+    other["obs"][4, 1] = 1.0
+    recorded = replayed.copy()
+    recorded["obs"][4, 1] = 1.0
+    assert cause(recorded, replayed, others={1: other}).name == "environment_not_deterministic"
+
+
+def test_a_single_whole_number_is_no_other_lanes() -> None:
+    replayed, other = stream(0, 12, dtype=SMALL, values=9), stream(1, 12, dtype=SMALL, values=9)
+    recorded = replayed.copy()
+    recorded["obs"][4] = other["obs"][4] = 123
+    assert cause(recorded, replayed, others={1: other}).name == "environment_not_deterministic"
 
 
 def test_a_short_run_of_few_values_is_told_as_chance() -> None:
@@ -430,6 +517,13 @@ def test_a_constant_observation_is_neither_shifted_nor_repeated() -> None:
     recorded = replayed.copy()
     recorded["action"][4] += 0.1
     assert cause(recorded, replayed).name == "other_weights"
+
+
+def test_a_constant_observation_is_not_shifted_where_only_an_end_differs() -> None:
+    recorded, replayed = stream(0, 4, 6), stream(0, 4, 6)
+    recorded["obs"] = replayed["obs"] = 0.5
+    recorded["obs"][4] = 0.25  # of a FINAL row
+    assert len(cause(recorded, replayed).evidence) == 1
 
 
 def test_a_constant_observation_does_not_hide_a_dropped_transition() -> None:
@@ -729,10 +823,15 @@ def test_an_optimiser_made_anew_is_named() -> None:
 
 
 def test_what_was_done_is_told_before_what_was_declared() -> None:
-    recorded, replayed = {"a_declared": 1, "a": 2, "only_here": 1.5}, {"a_declared": 2, "a": 3}
+    recorded, replayed = {"b_declared": 1, "actor_updates": 2, "only_here": 1.5}, {"b_declared": 2, "actor_updates": 3}
     told = cause_of_weights(recorded, replayed, batches_equal=True)
-    assert told.sentence == "a: 2 recorded, 3 replayed"
-    assert told.evidence == ("only here: 1.5 recorded, none replayed", "a declared: 1 recorded, 2 replayed")
+    assert told.sentence == "actor updates: 2 recorded, 3 replayed"
+    assert told.evidence == ("only here: 1.5 recorded, none replayed", "b declared: 1 recorded, 2 replayed")
+
+
+def test_a_count_that_is_only_higher_is_neither_double_nor_new() -> None:
+    told = cause_of_weights({"critic_steps": 2001}, {"critic_steps": 2000}, batches_equal=True)
+    assert (told.sentence, told.evidence) == ("critic steps: 2,001 recorded, 2,000 replayed", ())
 
 
 def test_a_count_that_is_no_number_equals_itself() -> None:

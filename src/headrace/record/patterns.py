@@ -46,7 +46,7 @@ class _Numbering:
 
     def __init__(self, fields: RowFields) -> None:
         self._fields = fields
-        self._known: dict[tuple[str, bytes], int] = {}
+        self._known: dict[bytes, int] = {}
 
     def contents(self, rows: NDArray[np.void]) -> Contents:
         """What these rows hold."""
@@ -54,15 +54,15 @@ class _Numbering:
         observation = self._of_fields(rows, self._fields.observation)
         action, outcome = self._of_fields(rows, self._fields.action), self._of_fields(rows, ("reward", *ENDS))
         action[kind != STEP] = outcome[kind != STEP] = -1
-        whole = self._of_bytes("whole", np.stack([observation, action, outcome, kind], axis=1))
+        whole = self._numbers(np.stack([observation, action, outcome, kind], axis=1))
         return Contents(observation, action, outcome, kind, whole)
 
     def _of_fields(self, rows: NDArray[np.void], names: Sequence[str]) -> Places:
-        return self._of_bytes(names[0], np.concatenate([bits(rows, name) for name in names], axis=1))
+        return self._numbers(np.concatenate([bits(rows, name) for name in names], axis=1))
 
-    def _of_bytes(self, name: str, parts: NDArray[Any]) -> Places:
+    def _numbers(self, parts: NDArray[Any]) -> Places:
         known = self._known
-        return np.array([known.setdefault((name, part.tobytes()), len(known)) for part in parts], np.int64)
+        return np.array([known.setdefault(part.tobytes(), len(known)) for part in parts], np.int64)
 
 
 @dataclass(frozen=True, slots=True)
