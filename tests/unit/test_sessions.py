@@ -210,6 +210,22 @@ def test_configuration_is_replaced_only_by_another_one_and_the_old_one_is_kept(p
         assert newest.read_text() == second
 
 
+def test_configuration_that_was_edited_is_taken_and_told(past):
+    path = past.end("interrupted")
+    file = path / "config.toml"
+    text = file.read_text()
+    assert "steps = 15000\n" in text
+    file.write_text(text.replace("steps = 15000\n", "steps = 16000\n"))
+    with resume_or_begin(path, None, {}) as session:
+        assert session.config.run.steps == 16_000
+        assert str(session.resume).endswith(
+            "; config.toml was edited since it was written, and whether that changes what is learned is not known"
+        )
+    file.write_text(text)
+    with resume_or_begin(path, None, {}) as session:
+        assert session.resume.problems == ()
+
+
 def test_what_is_of_the_past_is_put_aside_and_what_stands_stays(past):
     past.policy(1 + past.version)
     past.policy(5 + past.version)

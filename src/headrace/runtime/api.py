@@ -61,16 +61,15 @@ def train(
         run_dir: Where the run is kept; None makes a new folder under ``run.directory``.
         settings: Any keys, dotted: ``{"replay.ratio": 0.5}``.
         on_progress: Called a few times a second.
-        resume: Go on with the run in ``run_dir``, from its newest checkpoint; begin it if there is none yet. What is
-            not given stays as the run had it; a callable environment has to be given again.
+        resume: Go on with the run in ``run_dir``, or begin it if there is none yet. What is not given stays as the run
+            had it; a callable environment has to be given again.
         **short: ``schedule``, ``collectors``, ``seed``, ``steps``, ``run_duration_s``.
 
     Returns:
         The run; one that failed is returned as well, with ``summary["error"]``.
 
     Raises:
-        ConfigError: The run was described wrongly, or what is given would change what a resumed run learns; nothing
-            was started.
+        ConfigError: The run was described wrongly, or would learn something else when resumed; nothing was started.
         RunDirectoryError: The run directory cannot be used, or holds nothing to go on from.
     """
     unknown = sorted(set(short) - set(_SHORT))

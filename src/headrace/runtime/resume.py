@@ -25,7 +25,7 @@ class ResumePoint:
     lost_updates: int = 0
     """Updates that the record holds beyond it."""
     problems: tuple[str, ...] = ()
-    """A sentence for each newer checkpoint that cannot be used."""
+    """A sentence for each newer checkpoint that cannot be used, and for whatever else has to be known."""
     session: int = 1
     """1 for the first resume of a run."""
     wall_s: float = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -87,6 +87,7 @@ def _go_on(path: Path, source: Source, overrides: Mapping[str, object], has_fact
         config = next_config(before, source, overrides)
         _require_environment(config, has_factory)
         point = find_resume_point(place, config)
+        point = replace(point, problems=(*point.problems, *_edited(place, before)))
         _require_work(place, config, point)
         _prepare(place, before, config, point)
         stack.pop_all()
@@ -114,6 +115,13 @@ def _free(run: RunDirectory) -> None:
         return
     with RunDirectory.resume(run.path):  # nobody is about to begin there
         run.config_file.rename(run.path / f"config-{_next_number(run)}.toml")
+
+
+def _edited(run: RunDirectory, config: ExperimentConfig) -> tuple[str, ...]:
+    """Whether somebody has edited the configuration since it was written, in a sentence; its first line is its hash."""
+    if run.config_file.read_text(encoding="utf-8").partition("\n")[0] == dump_toml(config).partition("\n")[0]:
+        return ()
+    return ("config.toml was edited since it was written, and whether that changes what is learned is not known",)
 
 
 def _require_environment(config: ExperimentConfig, has_factory: bool) -> None:

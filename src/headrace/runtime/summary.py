@@ -76,28 +76,34 @@ def summarize(
         "env_steps": env_steps,
         "updates": outcome["updates"],
         "books": dict(books) if books is not None else None,
-        "episodes": learner.get("episodes"),
-        "warnings": learner.get("warnings", []),
-        "replay_ratio": {
-            "declared": None if config.replay.free_running else config.replay.ratio,
-            "measured": learner.get("ratio"),
-        },
-        "policy_lag": learner.get("lag"),
-        "policy_version": learner.get("version"),
-        "first_update_at": learner.get("first_update_at"),
+        **_told_by(learner),
+        "replay_ratio": _ratio(config, learner),
         "faults": {kind: count for kind, count in faults.items() if kind != "restarts"},
         "restarts": faults.get("restarts", 0),
         "degraded": outcome["degraded"],
-        "weights_sha256": learner.get("weights_sha256"),
         "throughput": _throughput(
             env_steps - begun["env_steps"], outcome["updates"] - begun["updates"], outcome["training_s"]
         ),
-        "evaluations": [_point(point) for point in evaluations.points],
-        "evaluations_skipped": evaluations.skipped,
-        "random_baseline": _point(evaluations.random_baseline) if evaluations.random_baseline else None,
+        **_evaluations(evaluations),
         "sessions": 1 + len(resumes),
         "resumes": [dict(one) for one in resumes],
     }
+
+
+def _told_by(learner: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "episodes": learner.get("episodes"),
+        "warnings": learner.get("warnings", []),
+        "policy_lag": learner.get("lag"),
+        "policy_version": learner.get("version"),
+        "first_update_at": learner.get("first_update_at"),
+        "weights_sha256": learner.get("weights_sha256"),
+    }
+
+
+def _ratio(config: ExperimentConfig, learner: Mapping[str, Any]) -> dict[str, float | None]:
+    declared = None if config.replay.free_running else config.replay.ratio
+    return {"declared": declared, "measured": learner.get("ratio")}
 
 
 def _throughput(env_steps: int, updates: int, training_s: float | None) -> dict[str, float | None]:
@@ -108,5 +114,10 @@ def _throughput(env_steps: int, updates: int, training_s: float | None) -> dict[
     }
 
 
-def _point(point: Any) -> dict[str, Any]:
-    return asdict(point)
+def _evaluations(queue: EvaluationQueue) -> dict[str, Any]:
+    """Of all sessions; those that were skipped, of this one."""
+    return {
+        "evaluations": [asdict(point) for point in queue.points],
+        "evaluations_skipped": queue.skipped,
+        "random_baseline": asdict(queue.random_baseline) if queue.random_baseline else None,
+    }
