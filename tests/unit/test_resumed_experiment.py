@@ -19,7 +19,7 @@ from headrace.runtime.payloads import Basics
 from headrace.runtime.resources import Resources, components
 from headrace.runtime.resume import ResumePoint
 from headrace.runtime.scores import EvaluationQueue
-from headrace.supervision.spec import BecameReady
+from headrace.supervision.spec import BecameReady, Exited, GiveUp
 from headrace.telemetry.board import Board
 from headrace.telemetry.events import EventLog, read_events
 from headrace.telemetry.metrics import MetricsSink
@@ -52,8 +52,8 @@ class Session:
         queue = EvaluationQueue(baseline=False, enabled=True, history=history)
         observer = Observer(config, board, metrics, queue, clock, self.shown.append, history)
         basics, resources, chronicle = Basics(config, tmp_path / "board"), Resources(config), Chronicle(log, observer)
-        incidents = Incidents(basics, resources, observer, chronicle, tmp_path, clock)
-        self.experiment = Experiment(basics, chronicle, resources, observer, queue, incidents, clock)
+        self.incidents = Incidents(basics, resources, observer, chronicle, tmp_path, clock)
+        self.experiment = Experiment(basics, chronicle, resources, observer, queue, self.incidents, clock)
 
     def fail(self) -> None:
         """Begin, and fail at once."""
@@ -91,6 +91,15 @@ def test_session_that_fails_before_its_experience_is_there_claims_neither_more_n
         {"env_steps": 5000, "updates": 400, "lost_env_steps": 70, "lost_updates": 20, "lanes_tried_again": [4]}
     ]
     assert summary["error"].startswith("[SUP-001] the probe died")
+
+
+def test_learner_that_dies_at_once_has_lost_nothing_that_the_checkpoint_holds(session):
+    died = Exited(id="learner", exit_code=-9, how="killed by SIGKILL")
+    error = session.incidents.error(
+        died, GiveUp("learner", "it is never started again"), session.experiment._checkpoint
+    )
+    assert error.facts["newest_policy"].startswith("checkpoints/3, made after 400 updates and 5,000 environment steps")
+    assert error.facts["lost"].startswith("0 of 400 updates")
 
 
 def test_books_are_audited_once_the_experience_is_there(session):

@@ -166,7 +166,7 @@ class Experiment:
         self._config = basics.config
         self._say = chronicle.say
         self._incidents = incidents
-        self._checkpoint: dict[str, Any] | None = None
+        self._checkpoint: dict[str, Any] | None = observer.history.checkpoint
         """Facts of the newest policy on disk."""
         self._resources = resources
         self._observer = observer

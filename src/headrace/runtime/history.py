@@ -38,6 +38,12 @@ class History:
         self.resume({name: getattr(point, name) for name in ("version", *_OF_A_RESUME)})
         self.point = point
 
+    @property
+    def checkpoint(self) -> dict[str, Any] | None:
+        """``version``, ``env_steps`` and ``updates`` of the checkpoint this session began from; None: it began anew."""
+        point = self.point
+        return point and {"version": point.version, "env_steps": point.env_steps, "updates": point.updates}
+
     def told(self) -> tuple[str, dict[str, Any]]:
         """The beginning of this session as an event: a sentence and its facts. Only after `begin`."""
         point, newest = self.point, self.resumes[-1]
