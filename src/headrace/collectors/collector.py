@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.algorithms.base import Actor
-from headrace.collectors.restoring import bring_back
+from headrace.collectors.restoring import Episodes, bring_back, not_restored
 from headrace.collectors.streams import LaneStreams
 from headrace.core import seeding
 from headrace.core.errors import EnvironmentFault, EnvironmentRaised, HeadraceError, NonFiniteValue
@@ -149,16 +149,23 @@ class Collector:
         writer = LaneWriter(self._block, number, resume=resume)
         return _Lane(number, env, writer, streams, running=writer.t > 0)
 
-    def restore(self) -> None:
+    def restore(self, episodes: Episodes) -> None:
         """Bring environments and exploration to where the lanes' rows end; all slots of a lane's carry are the same.
 
+        Args:
+            episodes: Of the lanes in which one is running.
+
         Raises:
-            EpisodeNotRestored: An environment did something else than what is stored. Nothing was written.
+            EpisodeNotRestored: An environment did something else than what is stored, or too little is stored. Nothing
+                was written.
         """
         for lane in self._lanes:
             lane.streams.noise.carry[:] = self._block.carry[lane.number, 0]
-            if lane.running:
-                bring_back(lane.env, self._block, lane.number, self.group.seed, self._check, self._slot)
+            if not lane.running:
+                continue
+            if lane.number not in episodes:
+                raise not_restored(lane.number, problem="its first rows are no longer kept")
+            bring_back(lane.env, episodes[lane.number], lane.number, self.group.seed, self._check, self._slot)
 
     def collect(self, chunk: int, steps: int, stopping: Callable[[], bool] | None = None) -> Commit:
         """Collect one chunk.

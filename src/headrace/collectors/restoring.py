@@ -2,48 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.core import seeding
 from headrace.core.errors import EpisodeNotRestored
-from headrace.core.specs import assemble
+from headrace.core.specs import assemble, leaves
 from headrace.envs.contract import ObservationCheck
-from headrace.lanes.lane import LaneBlock
 from headrace.telemetry.board import Activity, Slot
+
+EPISODES_FILE = "running.npz"
+"""Name of the file, in the record's folder, that holds the running episodes of a run that is being resumed."""
+Episodes = Mapping[int, NDArray[np.void]]
+"""Rows of the running episode of each lane that has one, from its reset on, and one more that holds the observation
+the last row led to."""
+
+
+def save_episodes(path: Path, episodes: Episodes) -> None:
+    """Write running episodes for the collectors that are to go on with them.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    raw = {str(lane): rows.view(np.uint8).reshape(len(rows), -1) for lane, rows in episodes.items()}
+    with path.open("wb") as file:
+        np.savez(file, **raw)  # type: ignore[arg-type]  # its stub takes the names for keywords of its own
+
+
+def load_episodes(path: Path, dtype: np.dtype[Any]) -> Episodes:
+    """What `save_episodes` wrote."""
+    with np.load(path) as raw:
+        return {int(lane): raw[lane].view(dtype).reshape(-1) for lane in raw.files}
 
 
 def bring_back(
-    env: gymnasium.Env[Any, Any], block: LaneBlock, lane: int, seed: int, check: ObservationCheck, slot: Slot
+    env: gymnasium.Env[Any, Any], rows: NDArray[np.void], lane: int, seed: int, check: ObservationCheck, slot: Slot
 ) -> None:
     """Repeat a lane's running episode, comparing everything the environment returns with what is stored, bit for bit.
 
     Args:
         env: Fresh.
-        block: The lanes; the last row of this one is of kind STEP.
+        rows: See `Episodes`.
         lane: Which.
         seed: Of the run.
         check: Of the environment's observations.
         slot: The component's place on the board.
 
     Raises:
-        EpisodeNotRestored: It did something else, or the episode's first rows are gone.
+        EpisodeNotRestored: It did something else.
     """
-    rows = _episode(block, lane)
-    leaves, episode = block.geometry.observation, int(rows[0]["episode"])
+    observation, action = leaves(env.observation_space, "obs"), leaves(env.action_space, "action")
     slot.enter(Activity.ENV_RESET, lane, 0)
     try:
-        obs, _ = env.reset(seed=seeding.integer(seed, "environment", lane, episode))
+        obs, _ = env.reset(seed=seeding.integer(seed, "environment", lane, int(rows[0]["episode"])))
         for step, row in enumerate(rows):
             found = check.check(obs, lane, step)
-            for leaf in leaves:
+            for leaf in observation:
                 _compare(lane, step, leaf.path, row[leaf.path], np.asarray(leaf.of(found), leaf.dtype))
             if step == len(rows) - 1:
                 return
             slot.enter(Activity.ENV_STEP, lane, step)
-            parts = {leaf.path: np.array(row[leaf.path]) for leaf in block.geometry.action}
+            parts = {leaf.path: np.array(row[leaf.path]) for leaf in action}
             *returned, _ = env.step(assemble(env.action_space, parts, "action"))
             obs, reward, (terminated, truncated) = check.transition(returned, lane, step + 1)
             for name, value in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
@@ -51,26 +75,16 @@ def bring_back(
     except EpisodeNotRestored:
         raise
     except Exception as error:  # user code may raise anything; that too is something else than what is stored
-        raise _not_restored(lane, error=f"{type(error).__name__}: {error}") from error
-
-
-def _episode(block: LaneBlock, lane: int) -> Any:
-    """Rows of the running episode, and the one that holds the observation they led to; a copy."""
-    stop = int(block.rows_written[lane])
-    last = block.rows[lane, (stop - 1) % block.geometry.ring_rows]
-    start = stop - 1 - int(last["t"])
-    oldest = int(block.resident_from[lane])
-    if start < oldest:
-        raise _not_restored(lane, problem=f"its first {oldest - start:,} rows have been evicted from the replay")
-    return np.concatenate([piece.copy() for piece in block.pieces(lane, start, stop + 1)])
+        raise not_restored(lane, error=f"{type(error).__name__}: {error}") from error
 
 
 def _compare(lane: int, step: int, field: str, stored: Any, found: Any) -> None:
     if np.asarray(stored).tobytes() != found.tobytes():
-        raise _not_restored(lane, step=step, field=field, stored=stored, found=found)
+        raise not_restored(lane, step=step, field=field, stored=stored, found=found)
 
 
-def _not_restored(lane: int, **facts: object) -> EpisodeNotRestored:
+def not_restored(lane: int, **facts: object) -> EpisodeNotRestored:
+    """The error that says so."""
     return EpisodeNotRestored(
         f"the episode that was running in lane {lane} could not be brought back by repeating its actions",
         lane=lane,

@@ -67,8 +67,6 @@ class LaneBlock:
         """Steps of each lane in which a key of `INFO_KEYS` was set in ``info``; written by its collector."""
         self.committed = header[:, 1, :]
         """The learner's books of each lane, see `headrace.lanes.replay`."""
-        self.resident_from = header[:, 1, 5]
-        """First row of each lane that is still in the replay; one of those books."""
         self.stopping = header[:, 1, 7]
         """Not zero: whoever writes the lane shall commit what it has and leave; written by the learner."""
         self.intended = header[:, 2, :]
@@ -130,7 +128,7 @@ class LaneBlock:
     def release(self) -> None:
         """Drop all views, so that the shared memory below can be closed; rows that others hold keep it mapped."""
         del self._whole, self.rows_written, self.episodes_begun, self.chunk_begun, self.incarnation, self.info_counts
-        del self.committed, self.resident_from, self.stopping, self.intended, self.rows, self.carry, self.buffer
+        del self.committed, self.stopping, self.intended, self.rows, self.carry, self.buffer
 
 
 class LaneWriter:

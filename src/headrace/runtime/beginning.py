@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from headrace.collectors.restoring import EPISODES_FILE, Episodes, save_episodes
 from headrace.core.clock import MonotonicClock
 from headrace.core.errors import RunDirectoryError
 from headrace.core.spaces import space_facts
@@ -43,10 +44,12 @@ class Begun:
     keeper: Keeper
     streams: list[int]
     """Incarnation of each group's random streams that the run's first collectors go on with."""
-    resumed: bool
-    """Whether episodes are running in the lanes that collectors are to go on with."""
-    succeeded: dict[str, int] | None
+    succeeded: dict[str, int] | None = None
     """What to tell about taking the place of a learner that died."""
+    resumed: bool = False
+    """Whether collectors are to go on with the episodes that are running in the lanes."""
+    episodes: Episodes = field(default_factory=dict)
+    """Those."""
 
 
 @contextmanager
@@ -111,7 +114,7 @@ class _Desk:
             RowReader(self._payload.record) as reader,
             Trace.open(self._payload.record / TRACE_FILE) as trace,
         ):
-            contents = refill(self._block, self._groups, trace, reader, facts)
+            refilled = refill(self._block, self._groups, trace, reader, facts)
         place = RowPlace(*facts["rows"])
         recorder = self._opened(
             lambda: record_goes_on(
@@ -123,14 +126,17 @@ class _Desk:
         published, _ = load_policy_arrays(self._payload.checkpoints, point.version)
         learner.restore(state, published)
         if recorder is not None:
-            recorder.contents, recorder.saves = contents, facts["saves"]
+            recorder.contents, recorder.saves = refilled.contents, facts["saves"]
             again = {"session": point.session, "machine": self._header()["machine"]}
             recorder.note(learner.updates, "resumed", again)
         if not config.checkpoint.restore_episodes:
             for group in range(len(self._groups)):
                 learner.salvage(group)
-        streams = list(learner.incarnations)
-        return self._begun(learner, layout, recorder, streams, resumed=config.checkpoint.restore_episodes)
+            return self._begun(learner, layout, recorder, list(learner.incarnations))
+        save_episodes(self._payload.record / EPISODES_FILE, refilled.episodes)
+        return replace(
+            self._begun(learner, layout, recorder, list(learner.incarnations)), episodes=refilled.episodes, resumed=True
+        )
 
     def succeed(self) -> Begun:
         """In the place of a learner that died: its newest saved state, and every row there is."""
@@ -160,14 +166,18 @@ class _Desk:
         return self._begun(learner, layout, recorder, payload.streams, succeeded=told)
 
     def _begun(
-        self, learner: Learner, layout: SnapshotLayout, recorder: Recorder | None, streams: list[int] | None = None,
-        *, resumed: bool = False, succeeded: dict[str, int] | None = None,
-    ) -> Begun:  # fmt: skip
+        self,
+        learner: Learner,
+        layout: SnapshotLayout,
+        recorder: Recorder | None,
+        streams: list[int] | None = None,
+        succeeded: dict[str, int] | None = None,
+    ) -> Begun:
         spaces = self._payload.spaces
         policy_facts = space_facts(spaces.observation, spaces.action)
         keeper = Keeper(self._payload.checkpoints, learner, recorder, self._config, policy_facts, MonotonicClock())
         streams = streams or [0] * len(self._groups)
-        return Begun(learner, layout, keeper, streams, resumed, succeeded)
+        return Begun(learner, layout, keeper, streams, succeeded)
 
     def _learner(self, replay: Replay, recorder: Recorder | None) -> tuple[Learner, SnapshotLayout]:
         def publish_to(layout: SnapshotLayout) -> Snapshots:

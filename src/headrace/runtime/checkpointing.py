@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headrace.core.clock import Clock
 from headrace.learners.checkpoint import STATE_FILE, LearnerState
 from headrace.learners.checkpoints import CheckpointStore
 from headrace.learners.learner import Learner
 from headrace.learners.recorder import Recorder
 from headrace.runtime.config import ExperimentConfig, config_sha256
-from headrace.runtime.refill import lane_facts
+from headrace.runtime.refill import lane_facts, running_from
 from headrace.weights.policy_file import save_policy
 
 
@@ -137,7 +139,9 @@ class Keeper:
         assert recorder.rows is not None, "the configuration refuses checkpoints of a record without rows"
         recorder.sync()
         books, at = learner.replay.books, recorder.rows.position
-        floors = (books.resident_from - (learner.replay.geometry.frame_stack - 1)).tolist()
+        running = running_from(learner.replay)
+        floors = books.resident_from - (learner.replay.geometry.frame_stack - 1)
+        floors = np.where(running >= 0, np.minimum(floors, running), floors).tolist()
         facts = {
             **counts,
             "config_sha256": config_sha256(self._config),
@@ -149,6 +153,7 @@ class Keeper:
             "exact": exact,
             "saves": recorder.saves,
             "schedule": dict(schedule),
+            "running_from": running.tolist(),
             "lanes": lane_facts(learner.replay.block, books, learner.episodes_begun),
         }
         policy_facts = {**self._policy_facts, "env_steps": counts["env_steps"], "updates": counts["updates"]}

@@ -9,6 +9,7 @@ import numpy as np
 
 from headrace.algorithms.registry import check_spaces
 from headrace.collectors.collector import raised
+from headrace.collectors.restoring import load_episodes
 from headrace.collectors.worker import CollectorWorker
 from headrace.core import seeding
 from headrace.core.errors import NonFiniteValue, UnsupportedSpace
@@ -109,9 +110,10 @@ def collector(context: ChildContext) -> None:
         }
         context.control.send(Ready({}), timeout_s=config.deadlines.start_s)
         slot.set_state(State.RUNNING)
-        if payload.resume and not payload.incarnation:
+        if payload.episodes is not None and not payload.incarnation:
+            episodes = load_episodes(payload.episodes, block.geometry.dtype)
             for one in collectors.values():
-                one.restore()
+                one.restore(episodes)
         worker = CollectorWorker(
             collectors, payload.incarnation, credit_pipe, commit_pipe, context.control, board, slot
         )

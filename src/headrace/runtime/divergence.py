@@ -72,7 +72,7 @@ class Recorded:
 
     def replayed(self, lane: int, start: int, stop: int) -> NDArray[np.void]:
         """[R] rows of the replay, copied."""
-        return np.concatenate([piece.copy() for piece in self.block.pieces(lane, start, max(start, stop))])
+        return np.frombuffer(b"".join(self.block.raw(lane, start, max(start, stop))), self.block.geometry.dtype)
 
 
 class Judge:
@@ -186,7 +186,7 @@ class Judge:
         """Play the episode that differs again, twice, up to where it does."""
         block = self._recorded.block
         start = difference.row - difference.t
-        if start < int(block.resident_from[difference.lane]):
+        if start < int(block.committed[difference.lane, 5]):
             return Repeat.NOT_TRIED
         rows = self._recorded.replayed(difference.lane, start, difference.row + 1)
         actions = rows[rows["kind"] == STEP]

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from headrace.collectors.collector import Collector
+from headrace.collectors.restoring import Episodes
 from headrace.core.errors import ComponentStalled, EpisodeNotRestored
 from headrace.ipc.channel import MessagePipe
 from headrace.lanes.credits import Commit, Credit
@@ -68,8 +69,11 @@ class Groups(Protocol):
         """Whether chunks are ended early, because somebody waits for the end of the run."""
         ...
 
-    def restore(self) -> list[int]:
+    def restore(self, episodes: Episodes) -> list[int]:
         """Have every group go on with the episodes that are running in its lanes, if the run was resumed.
+
+        Args:
+            episodes: Those.
 
         Returns:
             Groups that could not; their collector is gone, and their rows are to be salvaged before `begin_anew`.
@@ -140,14 +144,14 @@ class InlineGroups:
         """See `Groups`."""
         return self._stopping()
 
-    def restore(self) -> list[int]:
+    def restore(self, episodes: Episodes) -> list[int]:
         """See `Groups`."""
         failed = []
         for group, begin in enumerate(self._beginnings):
             if not begin.resume:
                 continue
             try:
-                self._collectors[group].restore()
+                self._collectors[group].restore(episodes)
             except EpisodeNotRestored as error:
                 failed.append(group)
                 sys.stderr.write(f"{error}\n")  # into the learner's log; the cut itself is an event
@@ -265,7 +269,7 @@ class RemoteGroups:
         """See `Groups`."""
         return bool(self._block.stopping.any())
 
-    def restore(self) -> list[int]:
+    def restore(self, episodes: Episodes) -> list[int]:
         """See `Groups`; each collector does so by itself, and one that cannot is replaced."""
         return []
 

@@ -105,12 +105,14 @@ class CollectorPayload:
     """Of the process."""
     streams: tuple[int, ...]
     """Incarnation of each group's random streams that the session's first collectors have."""
-    resume: bool = False
-    """Whether the first ones go on with the episodes that are running in the lanes."""
+    episodes: Path | None = None
+    """File with the running episodes that the session's first collectors go on with; None: there are none."""
 
     def beginning(self, group: int) -> GroupBeginning:
         """How a group's collector begins in this process."""
-        return GroupBeginning(self.streams[group] + self.incarnation, self.resume and not self.incarnation)
+        return GroupBeginning(
+            self.streams[group] + self.incarnation, self.episodes is not None and not self.incarnation
+        )
 
 
 @dataclass(frozen=True, slots=True)

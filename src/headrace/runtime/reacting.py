@@ -103,8 +103,8 @@ def sight(setting: Setting, chunk: LaneChunk, shift: int = 0) -> Sight:
     rows, depth = chunk.rows, setting.geometry.frame_stack
     own = transitions_of(setting, chunk) + depth - 1
     other = np.clip(own + shift, depth - 1, len(rows) - 1)
-    same = (rows["episode"][other] == rows["episode"][own]) & (rows["t"][other] == rows["t"][own].astype(int) + shift)
-    newest = np.where(same, other, own)
+    follows = rows["t"][other] == rows["t"][own].astype(np.int64) + shift  # else it is of another episode
+    newest = np.where(follows, other, own)
     windows = rows[newest[:, None] + np.arange(1 - depth, 1)]
     return Sight(windows, rows["t"][newest].astype(np.int64), newest != own)
 

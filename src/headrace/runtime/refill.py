@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.core.errors import RecordDamaged
 from headrace.lanes.lane import LaneBlock
-from headrace.lanes.replay import LaneBooks
+from headrace.lanes.layout import STEP, Geometry
+from headrace.lanes.replay import LaneBooks, Replay
 from headrace.record.events import ChunkCommitted, GroupSalvaged, RowPlace
 from headrace.record.rows import RowReader
 from headrace.record.segments import SegmentContents
@@ -26,6 +29,27 @@ def lane_facts(block: LaneBlock, books: LaneBooks, episodes_begun: Sequence[int]
         [*(int(getattr(books, name)[lane]) for name in BOOKS), episodes_begun[lane]]
         for lane in range(block.geometry.lanes)
     ]
+
+
+def running_from(replay: Replay) -> NDArray[np.int64]:
+    """Row number at which the running episode of each lane begins; -1 where none is running."""
+    g, found = replay.geometry, []
+    for lane in range(g.lanes):
+        row = int(replay.books.row[lane])
+        last = replay.block.rows[lane, (row - 1) % g.ring_rows]
+        running = row > g.first_row and last["kind"] == STEP
+        found.append(row - 1 - int(last["t"]) if running else -1)
+    return np.array(found, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Refilled:
+    """What is known after lanes were filled."""
+
+    contents: SegmentContents
+    """Which rows lie in which segment."""
+    episodes: dict[int, NDArray[np.void]]
+    """Running episodes, see `headrace.collectors.restoring.Episodes`; without those whose first rows are gone."""
 
 
 def stops_of(event: RowEvent) -> list[int]:
@@ -70,7 +94,7 @@ def refill(
     trace: Trace,
     rows: RowReader,
     facts: Mapping[str, Any],
-) -> SegmentContents:
+) -> Refilled:
     """Put into new lanes what was in them when a checkpoint was made: rows, books, exploration.
 
     Args:
@@ -78,17 +102,15 @@ def refill(
         groups: Lanes of each group.
         trace: The record's events.
         rows: The record's rows.
-        facts: Of the checkpoint: ``trace_bytes`` and ``lanes``, see `lane_facts`.
-
-    Returns:
-        Which rows lie in which segment.
+        facts: Of the checkpoint: ``trace_bytes``, ``lanes`` (see `lane_facts`) and ``running_from``.
 
     Raises:
         RecordDamaged: Rows that are needed are gone, or differ from what was committed. Nothing may be read then.
     """
     g = block.geometry
     _restore_books(block, facts["lanes"])
-    floors = block.resident_from - (g.frame_stack - 1)
+    resident_from = [values[BOOKS.index("resident_from")] for values in facts["lanes"]]
+    running = _Running(g, rows, facts["running_from"])
     contents = SegmentContents(g.lanes)
     newest: dict[int, RowEvent] = {}
     for event, extents in _row_events(block, groups, trace, int(facts["trace_bytes"])):
@@ -96,9 +118,11 @@ def refill(
         checksums = [part.checksum for part in event.lanes]
         for (lane, start, stop, offset), checksum in zip(extents, checksums, strict=True):
             contents.note(event.place.segment, lane, stop)
-            if stop >= floors[lane]:
-                _put(block, lane, start, stop, rows, RowPlace(event.place.segment, event.place.offset + offset))
+            place = RowPlace(event.place.segment, event.place.offset + offset)
+            if stop >= resident_from[lane] - (g.frame_stack - 1):
+                _put(block, lane, start, stop, rows, place)
                 _require(block, lane, start, stop, checksum)
+            running.add(lane, start, stop, place)
     for group, event in newest.items():
         for lane in groups[group]:
             block.chunk_begun[lane] = event.chunk, 0
@@ -106,7 +130,39 @@ def refill(
         if isinstance(event, ChunkCommitted):
             for lane, part in zip(groups[group], event.lanes, strict=True):
                 block.carry[lane] = np.frombuffer(part.carry, np.float32)  # in every slot: nobody need know which
-    return contents
+    return Refilled(contents, running.episodes())
+
+
+class _Running:
+    """Gathers the rows of running episodes, which may be longer than the replay."""
+
+    def __init__(self, geometry: Geometry, rows: RowReader, begins: Sequence[int]) -> None:
+        self._geometry = geometry
+        self._rows = rows
+        self._begins = begins
+        self._parts: dict[int, list[bytes]] = {lane: [] for lane, row in enumerate(begins) if row >= 0}
+
+    def add(self, lane: int, start: int, stop: int, place: RowPlace) -> None:
+        """Rows of an event."""
+        begin, g = self._begins[lane], self._geometry
+        if lane not in self._parts or stop <= begin:
+            return
+        try:
+            data = self._rows.read(place, (stop - start) * g.dtype.itemsize + g.head_offset)
+        except RecordDamaged:  # no longer kept; the environment cannot be brought back then
+            del self._parts[lane]
+            return
+        parts = self._parts[lane]
+        if parts:
+            parts[-1] = parts[-1][: -g.head_offset]  # the observation after it is the next part's first
+        parts.append(data[max(0, begin - start) * g.dtype.itemsize :])
+
+    def episodes(self) -> dict[int, NDArray[np.void]]:
+        """Whole episodes by lane."""
+        # As bytes: joined as records they would lose the gaps between their fields.
+        g = self._geometry
+        tail = bytes(g.dtype.itemsize - g.head_offset)
+        return {lane: np.frombuffer(b"".join([*parts, tail]), g.dtype) for lane, parts in self._parts.items()}
 
 
 def _restore_books(block: LaneBlock, lanes: Sequence[Sequence[int]]) -> None:

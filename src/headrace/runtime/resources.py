@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from headrace.collectors.restoring import EPISODES_FILE
 from headrace.core.config import FROZEN, DeadlinesConfig
 from headrace.core.errors import ConfigError
 from headrace.ipc.channel import MessagePipe
@@ -152,9 +153,10 @@ def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list
         assert resources.layout is not None, "the learner comes before the collectors"
         assert resources.streams is not None, "the learner comes before the collectors"
         groups = resources.groups_left(f"collector-{number}")
-        resume = resources.resume is not None and config.checkpoint.restore_episodes
+        resumed = resources.resume is not None and config.checkpoint.restore_episodes
+        episodes = checkpoints.parent / "record" / EPISODES_FILE if resumed else None
         streams = tuple(resources.streams)
-        return CollectorPayload(basics, spaces(), resources.layout, groups, incarnation, streams, resume)
+        return CollectorPayload(basics, spaces(), resources.layout, groups, incarnation, streams, episodes)
 
     def learner_payload(incarnation: int) -> LearnerPayload:
         record = checkpoints.parent / "record"

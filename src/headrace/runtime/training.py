@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 from headrace.collectors.collector import Collector
+from headrace.collectors.restoring import Episodes
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.ipc.channel import Channel
 from headrace.ipc.child import ChildContext
@@ -97,11 +98,11 @@ class Training:
         self.schedule_facts: Mapping[str, Any] = {}
         """State of the schedule where the run was resumed."""
 
-    def goes_on(self, checkpoint: Mapping[str, Any]) -> None:
-        """Take over what a checkpoint's facts say beside the learner's own state."""
+    def goes_on(self, checkpoint: Mapping[str, Any], episodes: Episodes) -> None:
+        """Take over what a checkpoint's facts say beside the learner's own state, and the episodes that are running."""
         self.schedule_facts = checkpoint["schedule"]
         self._evaluated_version = checkpoint["schedule"]["evaluated_version"]
-        for group in self.groups.restore():
+        for group in self.groups.restore(episodes):
             self.learner.salvage(group)
             self.groups.begin_anew(group, self.learner.incarnations[group])
 
@@ -271,7 +272,7 @@ def main(context: ChildContext) -> None:
         slot.set_state(State.RUNNING)
         training = Training(begun.learner, groups, context.control, config, begun.keeper, slot, MonotonicClock())
         if payload.resume is not None and not payload.incarnation:
-            training.goes_on(payload.resume.facts)
+            training.goes_on(payload.resume.facts, begun.episodes)
         run = run_async if config.run.schedule == "async" else run_rounds
         schedule = run(training)
         training.finish(schedule)
