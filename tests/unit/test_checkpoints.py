@@ -2,65 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+import os
 import pickle
-import resource
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from disk_support import DeadDisk, Disk, contents, fails_once
+from checkpoint_support import POLICY, facts, newest, policy, put, state
+from disk_support import contents
 from headrace.core.errors import RunDirectoryError
-from headrace.learners import manifest
 from headrace.learners.checkpoint import LearnerState
 from headrace.learners.checkpoints import Checkpoint, CheckpointStore, load_checkpoint
 from headrace.learners.manifest import MANIFEST, seal, unseal
 from headrace.weights.policy_file import load_policy_arrays, policy_versions, save_policy
 
-POLICY = "policy.safetensors"
 
-
-def state(number: int) -> LearnerState:
-    arrays = {"actor": np.full(40, number, np.float32), "count": np.array([number])}
-    return LearnerState(arrays, {"updates": number, "generator": {"state": 2**100 + number}})
-
-
-def policy(number: float) -> dict[str, np.ndarray]:
-    return {"actor": np.full(20, number, np.float32), "scale": np.array([0.1])}
-
-
-def facts(number: int, **more: object) -> dict[str, object]:
-    return {"env_steps": 100 * number, "oldest_segment": number // 3, "rows": [4, 640], "exact": True, **more}
-
-
-def put(store: CheckpointStore, version: int, number: int | None = None, **more: object) -> Path:
-    """A checkpoint whose content tells its number."""
-    number = version if number is None else number
-    return store.write(version, state(number), facts(number, **more), policy(number), {"env_steps": 100 * number})
-
-
-def number_of(checkpoint: Checkpoint) -> int:
-    """Which of the contents it holds; everything in it has to say the same."""
-    loaded = checkpoint.load()
-    number = loaded.facts["updates"]
-    expected, arrays = state(number), checkpoint.policy()[0]
-    assert loaded.facts == expected.facts
-    assert {name: array.tobytes() for name, array in loaded.arrays.items()} == {
-        name: array.tobytes() for name, array in expected.arrays.items()
-    }
-    assert checkpoint.facts["env_steps"] == 100 * number
-    assert arrays["actor"].tolist() == policy(number)["actor"].tolist()
-    return number
-
-
-def newest(folder: Path, *problems: str, oldest_segment: int | None = None) -> tuple[int, int] | None:
-    """Version and number of the newest sound one, seen by somebody who knows only the folder."""
-    found, told = CheckpointStore(folder, keep=3).newest_sound(oldest_segment)
-    assert told == list(problems)
-    return None if found is None else (found.version, number_of(found))
+@pytest.fixture(autouse=True)
+def _no_waiting_for_the_disk(monkeypatch) -> None:
+    """That what is written gets there, and in which order, is shown by tests/unit/test_files.py."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 @pytest.fixture
@@ -233,6 +196,8 @@ def test_a_missing_manifest_makes_it_a_policy_only(store):
         (b"[]", "was changed or damaged after it was written"),
         (b"{}", "was changed or damaged after it was written"),
         (seal({"format": 1, "saved": 3}), "was changed or damaged after it was written"),
+        (seal({"format": 1, "saved": 3, "version": 9, "files": []}), "was changed or damaged after it was written"),
+        (seal({"format": "one"}), "was changed or damaged after it was written"),
     ],
 )
 def test_a_manifest_that_is_none(store, text, told):
@@ -307,209 +272,6 @@ def test_seal_is_undone_by_unseal():
     values = {"a": [1, 2.5, None, True], "b": {"ü\n}": 1e300}, "c": float("inf"), "d": "}"}
     assert unseal(seal(values)) == values
     assert json.loads(seal(values))["b"] == values["b"]
-
-
-# What breaks while it is written
-
-
-def again(store):
-    put(store, 5, 50)
-
-
-def again_with_the_same_policy(store):
-    store.write(5, state(50), facts(50), policy(5), {"env_steps": 500})
-
-
-def new(store):
-    put(store, 7)
-
-
-def new_beside_its_policy(store):
-    put(store, 6)
-
-
-def new_beside_another_policy(store):
-    put(store, 6, 60)
-
-
-def prune(store):
-    CheckpointStore(store.folder, keep=1).prune(best_version=2)
-
-
-def forget(store):
-    older = next(found for found in store.checkpoints() if found.version == 3)
-    store.forget_newer(older)
-
-
-def evaluate(store):
-    store.note_evaluation(5, 3.0)
-
-
-def prepared(folder: Path) -> CheckpointStore:
-    """Three checkpoints, the policy of a fourth version, evaluations, and what two dead writers left."""
-    folder.mkdir()
-    store = CheckpointStore(folder, keep=3)
-    for version in (2, 3, 5):
-        put(store, version)
-        store.note_evaluation(version, -version)
-    save_policy(folder, 6, policy(6), {})
-    (folder / "6" / "state-9.safetensors").write_text("its manifest was never written")
-    (folder / "5" / ".state-4.safetensors.77").write_text("half")
-    return store
-
-
-ACTIONS = {
-    again: (5, 50),
-    again_with_the_same_policy: None,
-    new: (7, 7),
-    new_beside_its_policy: (6, 6),
-    new_beside_another_policy: (6, 60),
-    prune: (5, 5),
-    forget: (3, 3),
-    evaluate: (5, 5),
-}
-"""Version and number of the newest afterwards; None: of mixed content."""
-
-
-def outcome(folder: Path) -> tuple[int, int]:
-    found, told = CheckpointStore(folder, 3).newest_sound()
-    assert told == []
-    assert found is not None
-    return found.version, found.load().facts["updates"]
-
-
-def check_all(folder: Path) -> None:
-    """Every checkpoint there is, not only the newest, is whole; and every policy can be played."""
-    for checkpoint in CheckpointStore(folder, 3).checkpoints():
-        checkpoint.load()
-        if checkpoint.load().facts["updates"] != 50:
-            number_of(checkpoint)
-    for version in policy_versions(folder):
-        load_policy_arrays(folder, version)
-    assert set(policy_versions(folder)) >= {2, 3, 5, 6}
-
-
-@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.__name__)
-@pytest.mark.parametrize("kind", [Disk, DeadDisk])
-def test_a_disk_that_fails_at_any_call(tmp_path, action, kind):
-    """The first failure is told; the newest checkpoint is the one before or the new one, and the next try succeeds."""
-    original = prepared(tmp_path / "original").folder
-    done = shutil.copytree(original, tmp_path / "done")
-    action(CheckpointStore(done, 3))
-    after, seen = outcome(done), set()
-    assert ACTIONS[action] in (None, after)
-    for at in itertools.count():
-        folder = shutil.copytree(original, tmp_path / "case")
-        store = CheckpointStore(folder, 3)
-        with pytest.MonkeyPatch.context() as patch:
-            disk = kind(patch, at, fails_once)
-            error = None
-            try:
-                action(store)
-            except OSError as caught:
-                error = caught
-        if not disk.struck:
-            break
-        assert error is not None, f"{disk.calls[at]} failed, and nobody was told"
-        now = outcome(folder)
-        assert now in ((5, 5), (3, 3), after), disk.calls
-        check_all(folder)
-        seen.add(now)
-        action(store)
-        assert contents(folder) == contents(done) or renumbered(folder) == renumbered(done)
-        shutil.rmtree(folder)
-    assert at > 4
-    assert (5, 5) in seen
-    shutil.rmtree(folder)
-
-
-def renumbered(folder: Path) -> dict[str, object]:
-    """What there is, but for the number of the newest state, which a try that failed may have used up."""
-    newest_one = CheckpointStore(folder, 3).checkpoints()[0]
-    found = contents(folder)
-    name = f"state-{newest_one.saved}.safetensors"
-    manifest_of = f"{newest_one.version}/{MANIFEST}"
-    found[f"{newest_one.version}/state"] = found.pop(f"{newest_one.version}/{name}")
-    found[manifest_of] = found[manifest_of][:0]
-    return found
-
-
-@pytest.mark.parametrize("action", [again, new, new_beside_its_policy, new_beside_another_policy])
-def test_a_failed_write_leaves_everything_as_it_was(tmp_path, action):
-    original = prepared(tmp_path / "original").folder
-    CheckpointStore(original, 3)._tidy_all()  # what others left is not put back
-    before, unchanged = contents(original), 0
-    for at in itertools.count():
-        folder = shutil.copytree(original, tmp_path / "case")
-        with pytest.MonkeyPatch.context() as patch:
-            disk = Disk(patch, at, fails_once)
-            try:
-                action(CheckpointStore(folder, 3))
-            except OSError:
-                if outcome(folder) == (5, 5):
-                    assert contents(folder) == before, disk.calls[: at + 1]
-                    assert sorted(path.name for path in folder.iterdir()) == sorted(
-                        path.name for path in original.iterdir()
-                    )
-                    unchanged += 1
-        shutil.rmtree(folder)
-        if not disk.struck:
-            break
-    assert unchanged > 8
-
-
-def test_a_full_disk(store):
-    put(store, 8)
-    before = contents(store.folder)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    big = LearnerState({"actor": np.zeros(100_000)}, {})
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
-    try:
-        with pytest.raises(OSError, match="File too large"):
-            store.write(9, big, facts(9), policy(9), {})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert contents(store.folder) == before
-    assert [path.name for path in store.folder.iterdir()] == ["8"]
-    put(store, 9)
-    assert newest(store.folder) == (9, 9)
-
-
-def test_facts_that_are_not_json_leave_nothing(store):
-    put(store, 8)
-    before = contents(store.folder)
-    with pytest.raises(TypeError):
-        put(store, 9, episodes=np.int64(3))
-    assert contents(store.folder) == before
-
-
-def test_left_over_files_go_with_the_next_write(store):
-    folder = two(store)
-    (folder / "state-7.safetensors").write_text("no manifest names it")
-    (folder / ".checkpoint.json.77").write_text("{")
-    (store.folder / "4").mkdir()
-    (store.folder / "4" / ".policy-3.safetensors.77").write_text("half")
-    (store.folder / "notes.txt").write_text("of somebody else")
-    put(store, 10)
-    assert sorted(contents(store.folder)) == sorted(
-        [f"{version}/{name}" for version in (8, 9, 10) for name in (MANIFEST, POLICY)]
-        + ["8/state-1.safetensors", "9/state-2.safetensors", "10/state-3.safetensors", "notes.txt"]
-    )
-    assert not (store.folder / "4").exists()
-
-
-def test_a_writer_that_died_before_the_policy_had_its_name(store, monkeypatch):
-    put(store, 9, 1)
-    monkeypatch.setattr("headrace.learners.checkpoints._tidy", lambda *_, **__: None)
-    folder = put(store, 9, 2)
-    assert sorted(contents(folder)) == [
-        MANIFEST, "policy-2.safetensors", POLICY, "state-1.safetensors", "state-2.safetensors",
-    ]  # fmt: skip
-    assert newest(store.folder) == (9, 2)
-    monkeypatch.undo()
-    put(store, 10)
-    assert sorted(contents(folder)) == [MANIFEST, POLICY, "state-2.safetensors"]
-    assert load_policy_arrays(store.folder, 9)[0]["actor"][0] == 2
 
 
 # Which are kept
@@ -614,11 +376,3 @@ def test_state_of_a_learner_is_replaced_whole(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(RunDirectoryError, match="the learner's saved state cannot be read"):
         LearnerState.load(path)
-
-
-def test_unsound_errors_have_a_fix():
-    error = manifest._unsound("x is missing", Path("x"))
-    assert str(error) == (
-        "[CFG-002] x is missing\n  file: x\n"
-        "  fix: go on from an older checkpoint; `headrace train --resume` takes the newest sound one"
-    )

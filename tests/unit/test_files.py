@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import zlib
@@ -137,6 +138,16 @@ def test_the_data_begins_on_a_boundary(tmp_path):
         save_tensors(tmp_path / "a", {"x" * length: np.ones(1)}, {})
         header = 8 + int.from_bytes((tmp_path / "a").read_bytes()[:8], "little")
         assert header % 64 == 0
+
+
+def test_each_array_begins_at_a_multiple_of_its_own_width(tmp_path):
+    arrays = {f"{place} {name}": np.ones(3, name) for place, name in enumerate(["?", "f8", "i1", "f4", "i2", "f8"])}
+    save_tensors(tmp_path / "a", arrays, {})
+    data = (tmp_path / "a").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    for name, entry in json.loads(data[8 : 8 + length]).items():
+        if name in arrays:
+            assert (8 + length + entry["data_offsets"][0]) % arrays[name].itemsize == 0
 
 
 def test_pieces_are_small(monkeypatch):

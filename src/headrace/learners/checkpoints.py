@@ -187,7 +187,7 @@ class CheckpointStore:
         """The best by evaluation among those with a checkpoint, of equal ones the newest; None if none was evaluated."""
         means = self._read_evaluations()[0]
         known = [found.version for found in self.checkpoints() if found.version in means]
-        return max(known, key=lambda version: (means[version], version), default=None)
+        return max(known, key=means.__getitem__, default=None)  # of equal ones the first, which is the newest
 
     def _folders(self) -> list[Path]:
         if not self.folder.is_dir():

@@ -79,7 +79,7 @@ class Checkpoint:
             )
         try:
             return cls._of(folder, unseal(data))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise _unsound(
                 f"{MANIFEST} of checkpoint {folder.name} was changed or damaged after it was written", path
             ) from None
@@ -89,8 +89,9 @@ class Checkpoint:
         files = {name: FileMark(mark["bytes"], mark["crc32"]) for name, mark in values["files"].items()}
         facts = {name: value for name, value in values.items() if name not in _OURS}
         made = cls(folder, facts["version"], values["saved"], files, facts)
-        if files.keys() != {state_name(made.saved), POLICY_FILE} or folder.name != str(made.version):
-            raise ValueError("the manifest of another folder")
+        whole = type(made.saved) is int and type(facts["oldest_segment"]) is int
+        if not whole or files.keys() != {state_name(made.saved), POLICY_FILE} or folder.name != str(made.version):
+            raise ValueError("not the manifest of this folder")
         return made
 
     @property

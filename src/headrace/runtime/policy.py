@@ -74,9 +74,8 @@ class Policy:
         self._t = 0
 
     def begin_episode(self) -> None:
-        """Forget the frames of the episode before. Needed after each reset if ``env.frame_stack`` is above 1."""
-        self._frames.clear()
-        self._t = 0
+        """Look no further back than to the next observation. Needed after each reset if ``env.frame_stack`` is above 1."""
+        self._t = 0  # frames of the episode before may stay; `stack` does not reach back beyond step 0
 
     def act(self, obs: Any) -> Any:
         """The action for the newest observation; to be called once for each.
