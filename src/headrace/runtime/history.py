@@ -41,8 +41,9 @@ class History:
     @property
     def checkpoint(self) -> dict[str, Any] | None:
         """``version``, ``env_steps`` and ``updates`` of the checkpoint this session began from; None: it began anew."""
-        point = self.point
-        return point and {"version": point.version, "env_steps": point.env_steps, "updates": point.updates}
+        if self.point is None:
+            return None
+        return {name: getattr(self.point, name) for name in ("version", "env_steps", "updates")}
 
     def told(self) -> tuple[str, dict[str, Any]]:
         """The beginning of this session as an event: a sentence and its facts. Only after `begin`."""

@@ -174,8 +174,7 @@ def _prepare(run: RunDirectory, before: ExperimentConfig, config: ExperimentConf
             for folder in (run.stacks_dir, run.path / "reproducers"):  # this session may give files the same names
                 if any(path.stat().st_size for path in folder.glob("*")):
                     _set_aside(folder, earlier / f"{folder.name}-{number}", undo)
-                    folder.mkdir()
-                    undo.callback(folder.rmdir)
+                    folder.mkdir()  # empty, so that the old one can be renamed over it again
             _set_aside_checkpoints(run, point, earlier / f"checkpoints-{number}", undo)
             CheckpointStore(run.checkpoints_dir, config.checkpoint.keep).forget_newer(Checkpoint.read(point.folder))
             cut_metrics(run.metrics_file, point.env_steps, earlier / f"metrics-{number}.jsonl")

@@ -138,13 +138,12 @@ def _is_up_to(line: bytes, step: int) -> bool:
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    """A line's values; none if it is damaged or not whole."""
+    """A line's values; none if it is damaged."""
     try:
         found = json.loads(line)
     except ValueError:
         return {}
-    whole = line.endswith(b"\n") and isinstance(found, dict) and isinstance(found.get("step"), int)
-    return found if whole else {}
+    return found if isinstance(found, dict) and isinstance(found.get("step"), int) else {}
 
 
 _FILES = itertools.count()
