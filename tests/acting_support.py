@@ -19,6 +19,7 @@ from headrace.core.spaces import space_facts
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.replay import Replay
 from headrace.learners.witness import Salvaged
+from headrace.record.events import PolicyPublished
 from headrace.record.machine import fingerprint, limited_threads
 from headrace.runtime.config import ExperimentConfig, load_config
 from headrace.runtime.payloads import EnvSpaces, group_lanes
@@ -132,13 +133,19 @@ class SmallRun:
             noise = self._generator.standard_normal(array.shape) * 0.2
             array[...] = {"actor": noise, "obs_mean": noise, "obs_std": 1 + np.abs(noise)}.get(name, array)
         self.updates += 10
-        version = self.snapshots.publish(self.arrays)
-        self.recorder.published(version, self.snapshots.newest()[1], self.updates)
+        version = self.tell()
         if keep:
             self.keep(version)
         return version
 
+    def tell(self) -> int:
+        """Publish the policy as it is."""
+        version = self.snapshots.publish(self.arrays)
+        self.recorder.write(PolicyPublished(self.updates, version, self.snapshots.newest()[1], {}))
+        return version
+
     def keep(self, version: int) -> None:
+        """Write its file."""
         facts = space_facts(self.spaces.observation, self.spaces.action)
         save_policy(self.directory.checkpoints_dir, version, self.arrays, facts)
 

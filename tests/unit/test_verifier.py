@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import numpy as np
@@ -64,12 +65,13 @@ def test_sound_run_is_verified(small, kind, frame_stack, group_size, normalize):
     run.publish()
     run.round(2)  # the first of them begins at random
     run.publish(keep=False)
-    run.round(steps=2)
+    run.round()
     run.publish()
-    run.round(3)
+    run.round(3, steps=1)  # shorter than the stack
+    run.round(2)
     found = verify_run(run.end())
     groups = 4 // group_size
-    assert (found.chunks, found.random, found.rows) == (6 * groups, groups, 6 * 8 * 4)
+    assert (found.chunks, found.random, found.rows) == (8 * groups, groups, (5 * 8 + 3) * 4)
     assert (found.versions, found.largest_difference, found.machine) == ((2, 4), 0.0, ())
     assert found.skipped == {"the policy that acted was not kept": groups}
 
@@ -81,7 +83,10 @@ def test_policy_of_the_users_own_network_is_verified(small):
     assert verify_run(run.end()).rows == 32
 
 
-def test_exploration_is_followed_through_chunks_ends_and_replaced_collectors(small):
+def test_exploration_is_followed_through_chunks_ends_and_replaced_collectors(small, monkeypatch):
+    taken = []
+    read = verifiable.StoredRows.chunk
+    monkeypatch.setattr(verifiable.StoredRows, "chunk", lambda self, one: (taken.append(one), read(self, one))[1])
     run = small(algorithm__exploration__kind="ornstein-uhlenbeck", env__lanes=1)
     run.publish()
     run.round(3, steps=3)
@@ -92,6 +97,7 @@ def test_exploration_is_followed_through_chunks_ends_and_replaced_collectors(sma
     run.collect(0, 0)  # what a collector that leaves commits
     found = verify_run(run.end())
     assert (found.chunks, found.rows) == (5, 15)
+    assert [one.carries is None for one in taken] == [True, False, False, True, False]
     assert found.skipped == {"it was salvaged from a collector that died": 1}
 
 
@@ -311,6 +317,17 @@ def late(collector):
     collector._observations = observations
 
 
+def late_across_episodes(collector):
+    """As `late`, but an episode's first action answers what the one before ended with."""
+
+    def observations():
+        collector._places -= 1
+        collector._t -= collector._t > 0
+        return type(collector)._observations(collector)
+
+    collector._observations = observations
+
+
 def stack_of_another_lane(collector):
     def observations():
         collector._places[:] = collector._places[::-1].copy()
@@ -377,6 +394,47 @@ def test_planted_defect_is_found_and_named(small, plant, name, words, frame_stac
 @pytest.mark.parametrize(("plant", "name"), [(late, "observation_shifted"), (stack_of_another_lane, "other_lane")])
 def test_wrong_input_is_named_without_exploration_too(small, plant, name):
     assert differs(planted(small, plant, algorithm__exploration__kind="none")).facts["cause"] == name
+
+
+def test_wrong_input_is_named_although_it_is_not_known_for_every_row(small):
+    run = planted(small, late_across_episodes)
+    error = differs(run)
+    assert error.facts["cause"] == "observation_shifted"
+    assert re.search(r"it explains (\d) of (\d) wrong actions", error.facts["evidence"]).groups() == ("6", "8")
+
+
+def test_cause_that_explains_a_part_of_what_is_wrong_is_not_named(small):
+    """Every other action is made without exploration, the others from the observation before."""
+
+    def mixed(collector):
+        act, calls = collector._actor.act, []
+        late(collector)
+        shifted = collector._observations
+
+        def observations():
+            calls.append(1)
+            return shifted() if len(calls) % 2 else type(collector)._observations(collector)
+
+        collector._observations = observations
+        collector._actor.act = lambda obs, noise: act(obs, noise if len(calls) % 2 else None)
+
+    error = differs(planted(small, mixed, algorithm__exploration__kind="ornstein-uhlenbeck"))
+    assert error.facts["cause"] == "exploration_differs"
+    assert "no recorded policy chooses this action: exploration or input differed" in error.what
+
+
+def test_actions_at_an_end_of_their_range_prove_nothing(small):
+    run = small(env__lanes=1, algorithm__exploration__kind="none", env__frame_stack=2)
+    run.publish()
+    run.arrays["actor"] *= 1e4
+    run.arrays["actor"][-2:] = 0.0  # the last layer's bias: the sign shall depend on the observation
+    run.keep(run.tell())
+    late(run.make(0))
+    run.round(40, steps=2)
+    error = differs(run)
+    rows = run.stored(0, 1, int(run.replay.books.row[0]))
+    assert set(np.abs(rows["action"][rows["kind"] == 1]).ravel().tolist()) == {1.0, 2.0}
+    assert error.facts["cause"] != "observation_shifted"
 
 
 @pytest.mark.parametrize("kept", [True, False])
