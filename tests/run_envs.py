@@ -280,3 +280,19 @@ class Follower(Traced):
 
 def follower(**kwargs: Any) -> Follower:
     return Follower(**kwargs)
+
+
+class Unseeded(Traced):
+    """Draws from a generator that nobody seeds."""
+
+    def __init__(self) -> None:
+        super().__init__(limit=20)
+        self._luck = np.random.default_rng()
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, *rest = super().step(action)
+        return obs + self._luck.random() * 0.5, *rest
+
+
+def unseeded() -> Unseeded:
+    return Unseeded()

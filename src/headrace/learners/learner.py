@@ -23,7 +23,6 @@ from headrace.learners.witness import Drawn, Nobody, Salvaged, Witness
 from headrace.telemetry.board import Activity, Slot
 from headrace.weights.snapshot import Snapshots
 
-
 _AHEAD = "sampler.ahead"
 """Name of the sampler's drawn and unused places among the arrays of a state."""
 
@@ -204,7 +203,7 @@ class Learner:
         parts.slot.enter(Activity.PUBLISH)
         version = parts.snapshots.publish(self.algorithm.policy_arrays())
         self.published_updates = self.updates
-        self.witness.published(version, parts.snapshots.newest()[1], self.updates)
+        self.witness.published(version, parts.snapshots.newest()[1], self.algorithm)
         parts.slot.count("version", version)
         return version
 

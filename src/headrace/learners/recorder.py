@@ -134,9 +134,9 @@ class Recorder:
         self.write(WeightsHashed(algorithm.updates, sha256, algorithm.ledger()))
         return sha256
 
-    def published(self, version: int, checksum: int, updates: int) -> None:
+    def published(self, version: int, checksum: int, algorithm: Algorithm) -> None:
         """See `Witness`."""
-        self.write(PolicyPublished(updates, version, checksum))
+        self.write(PolicyPublished(algorithm.updates, version, checksum, algorithm.ledger()))
 
     def saved(self, updates: int) -> int:
         """The learner's state is about to be kept for a successor; its number."""

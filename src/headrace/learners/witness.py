@@ -67,7 +67,7 @@ class Witness(Protocol):
         """An update was made."""
         ...
 
-    def published(self, version: int, checksum: int, updates: int) -> None:
+    def published(self, version: int, checksum: int, algorithm: Algorithm) -> None:
         """A policy became the newest one."""
         ...
 
@@ -87,7 +87,7 @@ class Nobody:
     def updated(self, algorithm: Algorithm) -> None:
         """See `Witness`."""
 
-    def published(self, version: int, checksum: int, updates: int) -> None:
+    def published(self, version: int, checksum: int, algorithm: Algorithm) -> None:
         """See `Witness`."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -185,15 +185,19 @@ class PolicyPublished:
     version: int
     checksum: int
     """CRC-32 of all that acting needs."""
+    ledger: Mapping[str, float] = field(default_factory=dict)
+    """What had been done so far, by name."""
 
     def pack(self) -> bytes:
         """The frame's payload."""
-        return _PUBLISHED.pack(self.updates, self.version, self.checksum)
+        head = _PUBLISHED.pack(self.updates, self.version, self.checksum)
+        return head + json.dumps(dict(self.ledger), sort_keys=True).encode()
 
     @classmethod
     def unpack(cls, data: bytes) -> PolicyPublished:
         """The event in a payload."""
-        return cls(*_PUBLISHED.unpack(data))
+        updates, version, checksum = _PUBLISHED.unpack_from(data)
+        return cls(updates, version, checksum, json.loads(data[_PUBLISHED.size :]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +247,7 @@ class LearnerSucceeded:
 
     code: ClassVar[int] = 7
     updates: int
-    """Gradient steps in the state it began from."""
+    """Gradient steps the record knew of; those of the state it began from are known once that is loaded."""
     number: int
     """Of the save it began from; -1: fresh weights."""
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.algorithms.registry import build_actor
 from headrace.core import seeding
 from headrace.core.errors import EnvironmentFault, HeadraceError, RecordDamaged
 from headrace.core.specs import assemble, leaves
@@ -30,6 +32,7 @@ from headrace.record.machine import differences, environment_modules, fingerprin
 from headrace.record.rows import RowReader
 from headrace.runtime.payloads import Basics, EnvSpaces
 from headrace.runtime.policies import Policies
+from headrace.runtime.reacting import GroupChunk, Hindsight, LaneChunk, Setting
 
 Extent = tuple[int, int, int, int]
 """Lane, first row, row after the last, offset in the event's rows; see `headrace.runtime.refill.Extents`."""
@@ -129,8 +132,35 @@ class Judge:
         difference, was, now = min(found, key=lambda one: one[0].place)
         others = {extent[0]: made for extent, _, made in pairs if extent[0] != difference.lane}
         clues = Clues(others=others, machine=self.machine(), repeat=self._repeat(difference))
+        if isinstance(event, ChunkCommitted):
+            hindsight = self._hindsight(event, extents, stops, difference.lane)
+            clues = replace(
+                clues, versions=self._policies.versions, acts=hindsight.acts, acts_seeing=hindsight.acts_seeing
+            )
+        elif sum(part.rejected for part in event.lanes):
+            cause = Cause(
+                "environment_not_deterministic",
+                "the environment had returned a value that is not finite, and does not in the replay",
+                "see what it depends on beside its seed and the actions",
+            )
+            return self._told(number, event, cause, difference=difference)
         cause = cause_of_rows(difference, was, now, clues)
         return self._told(number, event, cause, difference=difference)
+
+    def _hindsight(
+        self, event: ChunkCommitted, extents: Sequence[Extent], stops: Sequence[int], lane: int
+    ) -> Hindsight:
+        """What the policies at hand would have done in a chunk."""
+        config, block = self._basics.config, self._recorded.block
+        setting, slot = Setting.of(config, self._spaces), (event.chunk - 1) % block.geometry.carry_slots
+        carries = {extent[0]: block.carry[extent[0], slot].copy() if event.chunk else None for extent in extents}
+        lanes = tuple(
+            LaneChunk.in_block(block, extent[0], extent[1], stop, carries[extent[0]])
+            for extent, stop in zip(extents, stops, strict=True)
+        )
+        chunk = GroupChunk(event.incarnation, event.chunk, lanes)
+        actor = build_actor(self._spaces.policy(config))
+        return Hindsight(actor, setting, chunk, lane, event.version, self._policies.of)
 
     def fault(self, number: int, event: ChunkCommitted, error: EnvironmentFault) -> Divergence:
         """The environment failed where it had not."""
@@ -151,10 +181,11 @@ class Judge:
         )  # fmt: skip
 
     def policy(
-        self, number: int, event: PolicyPublished, version: int, checksum: int, batches_equal: bool | None
-    ) -> Divergence:
-        """A published policy differs."""
-        cause = cause_of_weights({}, {}, batches_equal=batches_equal, machine=self.machine())
+        self, number: int, event: PolicyPublished, version: int, checksum: int, ledger: Mapping[str, float],
+        batches_equal: bool | None,
+    ) -> Divergence:  # fmt: skip
+        """A published policy differs; ``ledger`` is the replay's."""
+        cause = cause_of_weights(event.ledger, ledger, batches_equal=batches_equal, machine=self.machine())
         return Divergence(
             event=number, kind=f"policy {event.version}", updates=event.updates, cause=cause, compared="policies",
             recorded=f"policy {event.version}, checksum {event.checksum:08x}",

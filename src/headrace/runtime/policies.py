@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from headrace.weights.snapshot import SnapshotLayout, aligned_bytes
 
 Arrays = Mapping[str, NDArray[Any]]
+_NEWEST = 8
+"""Policies that are kept in any case."""
 
 
 class Policies:
@@ -41,8 +43,8 @@ class Policies:
         self._kept[version] = views
 
     def forget_before(self, event: int) -> None:
-        """Drop those that no event from this one on refers to, but for the newest."""
-        for version in self.versions[1:]:
+        """Drop those that no event from this one on refers to, but for the newest few, which a wrong action may fit."""
+        for version in self.versions[_NEWEST:]:
             if self._last_use.get(version, -1) < event:
                 del self._kept[version]
 

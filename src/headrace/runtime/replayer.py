@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -268,16 +268,20 @@ class Replayer:
         assert self._snapshots is not None, "made with the learner"
         version = self.learner.publish()
         arrays, checksum = self._snapshots.newest()
-        if (version, checksum) != (event.version, event.checksum):
-            raise self._judge.policy(number, event, version, checksum, self._batches_equal).to_error()
+        if (version, checksum, self._ledger(event.ledger)) != (event.version, event.checksum, dict(event.ledger)):
+            ledger = self.learner.algorithm.ledger()
+            raise self._judge.policy(number, event, version, checksum, ledger, self._batches_equal).to_error()
         self._policies.keep(version, self._layout, arrays)
 
     def _compare_weights(self, number: int, updates: int, sha256: str, ledger: dict[str, float]) -> None:
-        algorithm = self.learner.algorithm
-        replayed = {name: value for name, value in algorithm.ledger().items() if name in ledger}
+        algorithm, replayed = self.learner.algorithm, self._ledger(ledger)
         if sha256 != algorithm.weights_sha256() or ledger != replayed:
             both = sha256, algorithm.weights_sha256()
             raise self._judge.weights(number, updates, both, (ledger, replayed), self._batches_equal).to_error()
+
+    def _ledger(self, recorded: Mapping[str, float]) -> dict[str, float]:
+        """What the replay has done, as far as the record says anything about it."""
+        return {name: value for name, value in self.learner.algorithm.ledger().items() if name in recorded}
 
     @property
     def _batches_equal(self) -> bool | None:
