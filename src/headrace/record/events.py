@@ -249,7 +249,7 @@ class LearnerSucceeded:
     updates: int
     """Gradient steps the record knew of; those of the state it began from are known once that is loaded."""
     number: int
-    """Of the save it began from; -1: fresh weights."""
+    """Of the save it began from; 0: what the resumed run began from; -1: fresh weights."""
 
     def pack(self) -> bytes:
         """The frame's payload."""

@@ -16,8 +16,8 @@ from headrace.ipc.channel import Channel
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.replay import Replay
 from headrace.learners.checkpoint import STATE_FILE, LearnerState
-from headrace.learners.checkpoints import load_checkpoint
 from headrace.learners.learner import Learner
+from headrace.learners.manifest import Checkpoint
 from headrace.learners.recorder import Recorder
 from headrace.learners.witness import Nobody
 from headrace.record.events import RowPlace
@@ -31,7 +31,6 @@ from headrace.runtime.recording import TRACE_FILE, Inherited, header_facts, new_
 from headrace.runtime.refill import refill
 from headrace.supervision.messages import Report
 from headrace.telemetry.board import Activity, Slot
-from headrace.weights.policy_file import load_policy_arrays
 from headrace.weights.snapshot import SnapshotLayout, Snapshots
 
 
@@ -108,7 +107,8 @@ class _Desk:
         point, config = self._payload.resume, self._config
         assert point is not None, "there is a checkpoint to go on from"
         self._slot.enter(Activity.RESUME)
-        state = load_checkpoint(point.folder)
+        checkpoint = Checkpoint.read(point.folder)
+        state = checkpoint.load()
         facts = point.facts
         with (
             RowReader(self._payload.record) as reader,
@@ -123,8 +123,7 @@ class _Desk:
             )
         )  # fmt: skip
         learner, layout = self._learner(Replay(self._block, resume=True), recorder)
-        published, _ = load_policy_arrays(self._payload.checkpoints, point.version)
-        learner.restore(state, published)
+        learner.restore(state, checkpoint.policy()[0])
         if recorder is not None:
             recorder.contents, recorder.saves = refilled.contents, facts["saves"]
             again = {"session": point.session, "machine": self._header()["machine"]}
@@ -143,7 +142,7 @@ class _Desk:
         payload = self._payload
         replay = Replay(self._block, resume=True)
         inherited = self._inherited(replay)
-        state = LearnerState.load(payload.checkpoints / STATE_FILE)
+        state, save = self._newest_state()
         recorder = None
         if inherited is not None:
             rows_at = None if self._config.record.rows == "none" else inherited.rows_at or RowPlace(0, 0)
@@ -157,13 +156,23 @@ class _Desk:
         if recorder is not None and inherited is not None:
             recorder.contents, recorder.saves = inherited.contents, inherited.saves
             inherited.write_missing(recorder)
-            recorder.succeeded(inherited.updates, -1 if state is None else state.facts["save"])
+            recorder.succeeded(inherited.updates, save)
         missed = learner.resume(state)
         salvaged = sum(learner.salvage(group) for group in range(len(self._groups)))
         told = {
             "updates": learner.updates, "env_steps": learner.env_steps, "salvaged": salvaged, "missed_rows": missed,
         }  # fmt: skip
         return self._begun(learner, layout, recorder, payload.streams, succeeded=told)
+
+    def _newest_state(self) -> tuple[LearnerState | None, int]:
+        """What this session's learner kept last, and its number in the record.
+
+        0 is what the session itself began from; -1: there is nothing.
+        """
+        state, point = LearnerState.load(self._payload.checkpoints / STATE_FILE), self._payload.resume
+        if state is not None:
+            return state, int(state.facts["save"])
+        return (None, -1) if point is None else (Checkpoint.read(point.folder).load(), 0)
 
     def _begun(
         self,

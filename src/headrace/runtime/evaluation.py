@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -99,7 +100,8 @@ class Player:
             obs, _ = env.reset(seed=seeding.integer(self._seed, "evaluation", number))
         except Exception as error:  # user code may raise anything; it is passed on with its place
             raise raised(error, "reset", self._name, -1, 0) from error
-        frames = deque([self._finite(check.check(obs, -1, 0), 0)], maxlen=self._depth)
+        # Copied: an environment may return the same array every time, and overwrite it.
+        frames = deque([copy.deepcopy(self._finite(check.check(obs, -1, 0), 0))], maxlen=self._depth)
         total, step = 0.0, 0
         while True:
             action = self._act(frames, step)
@@ -108,7 +110,7 @@ class Player:
                 obs, reward, terminated, truncated, _ = env.step(action)
             except Exception as error:  # user code may raise anything; it is passed on with its place
                 raise raised(error, "step", self._name, -1, step) from error
-            frames.append(self._finite(check.check(obs, -1, step), step))
+            frames.append(copy.deepcopy(self._finite(check.check(obs, -1, step), step)))
             gained = check.reward(reward, -1, step)
             if not math.isfinite(gained):
                 raise self._not_finite("reward", gained, step)

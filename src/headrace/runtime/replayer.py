@@ -228,6 +228,9 @@ class Replayer:
                     self._saved[save] = self.learner.state().copy()
             case LearnerSucceeded(_, save):
                 self._succeed(save)
+            case Note(_, "resumed", _):
+                if 0 in self._outline.saves_used:
+                    self._saved[0] = self.learner.state().copy()
             case Note(updates, "ended", facts):
                 self.ended = True
                 self._compare_weights(number, updates, facts["weights_sha256"], {})
