@@ -87,4 +87,4 @@ def report(rows: Sequence[Row], *, as_json: bool) -> None:
     for row in rows:
         spread = ", ".join(f"{low:,.0f}-{high:,.0f}" for low, high in row.spread.values())
         peer = f"{row.peer}, {row.peer_version}"
-        print(f"{row.name:34}{peer:34}{row.ours:12,.0f}{row.theirs:12,.0f}{row.ratio:8.1f}  {row.unit}; {spread}")
+        print(f"{row.name:34}{peer:34}{row.ours:12,.0f}{row.theirs:12,.0f}{row.ratio:8.2f}  {row.unit}; {spread}")
