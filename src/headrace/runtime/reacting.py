@@ -150,15 +150,10 @@ def act_again(
     """
     given, shown = streams or {}, sights or {}
     depth = setting.geometry.frame_stack
-    lanes = [
-        _Lane(
-            setting,
-            one,
-            shown.get(one.lane) or sight(setting, one),
-            _Streams(actor, setting, chunk, given.get(one.lane, one.lane)),
-        )
-        for one in chunk.lanes
-    ]
+    lanes = []
+    for one in chunk.lanes:
+        drawn = _Streams(actor, setting, chunk, given.get(one.lane, one.lane))
+        lanes.append(_Lane(setting, one, shown.get(one.lane) or sight(setting, one), drawn))
     acts = needs_policy(setting, chunk)
     windows, t = np.zeros((len(lanes), depth), setting.geometry.dtype), np.zeros(len(lanes), np.int64)
     for step in range(max(len(lane.places) for lane in lanes)):
