@@ -86,24 +86,28 @@ class Runs:
             for lane in range(block.geometry.lanes)
         ]
 
+    def lend(self, server: ForkServer, patch: pytest.MonkeyPatch) -> None:
+        """Start the processes of these runs from a server that stays, and keep their rows."""
+        audit = experiment.audit
+
+        def kept_and_audited(books: Any, lanes: int) -> dict[str, Any]:
+            if books is not None:
+                self.keep(books)
+            return audit(books, lanes)
+
+        @contextlib.contextmanager
+        def lent(*_: object) -> Iterator[LentServer]:
+            yield LentServer(server)
+
+        patch.setattr(experiment, "audit", kept_and_audited)
+        patch.setattr(experiment, "_fork_server", lent)
+
 
 @pytest.fixture
 def runs(tmp_path: Path, warm_server: ForkServer, monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Small runs from the warm fork server."""
     kept = Runs(tmp_path)
-    audit = experiment.audit
-
-    def kept_and_audited(books: Any, lanes: int) -> dict[str, Any]:
-        if books is not None:
-            kept.keep(books)
-        return audit(books, lanes)
-
-    @contextlib.contextmanager
-    def lent(*_: object) -> Iterator[LentServer]:
-        yield LentServer(warm_server)
-
-    monkeypatch.setattr(experiment, "audit", kept_and_audited)
-    monkeypatch.setattr(experiment, "_fork_server", lent)
+    kept.lend(warm_server, monkeypatch)
     return kept
 
 

@@ -1,0 +1,192 @@
+"""Runs of several processes, some of which are killed, frozen or hang, replay bit for bit in one process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from signal import SIGKILL, SIGSTOP
+from typing import Any
+
+import pytest
+
+from headrace.record.trace import Trace
+from replay_support import Blows, Case, blows, lags, recorded, replayed_alike, salvages, successions
+from run_support import Runs, assert_books
+
+__all__ = ["blows"]
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+
+SCRIPT = Path(sys.executable).with_name("headrace")
+LONG: Mapping[str, Any] = {
+    "run__steps": 2208,
+    "algorithm__normalize_observations": True,
+    "record__hash_every": 100,
+    "supervision__backoff_s": 0.0,
+}
+"""2,000 updates and some."""
+SLOW = {"step_s": 0.002}
+"""Long enough for the learner to report while it trains."""
+FROZEN = {"deadlines__step_s": 2.0, "deadlines__wait_s": 2.0, "deadlines__commit_s": 2.0}
+OU = {"algorithm__exploration": {"kind": "ornstein-uhlenbeck", "scale": 0.3}}
+SUCCEEDS = {"supervision__learner_death": "resume", "supervision__learner_save_every_s": 0.05}
+POISON = {"fault": "kill", "at": 3, "lanes": [3]}
+
+PLAIN = {
+    "pendulum": Case("Pendulum-v1"),
+    "toy, collector killed": Case(fault="kill", happened={"died": 1}),
+    "toy, hung and replaced": Case(fault="hang", settings={"deadlines__step_s": 1.5}, happened={"stalled": 1}),
+}
+"""In every run of the tests."""
+MORE = {
+    "hockey": Case("headrace/Hockey-v0", settings={"run__collectors": 3}),
+    "hockey, collector killed": Case(
+        "headrace/Hockey-v0", blows=[("collector-1", SIGKILL, 200)], happened={"died": 1},
+        settings={**OU, "env__group_size": 2},
+    ),
+    "hockey, frozen collector": Case(
+        "headrace/Hockey-v0", blows=[("collector-0", SIGSTOP, 200)], happened={"stalled": 1}, settings=FROZEN
+    ),
+    "pendulum, noise that remembers": Case("Pendulum-v1", settings={**OU, "env__group_size": 2, "run__collectors": 3}),
+    "pendulum, eviction, stacks, returns": Case(
+        "Pendulum-v1", settings={"replay__capacity": 360, "env__frame_stack": 3, "replay__n_step": 3}
+    ),
+    "pendulum, killed twice, all rows": Case(
+        "Pendulum-v1", blows=[("collector-0", SIGKILL, 150), ("collector-0", SIGKILL, 600)], happened={"died": 2},
+        settings={**OU, "record__rows": "all", "run__steps": 4000, "replay__capacity": 600},
+    ),
+    "pendulum, no rows kept": Case(
+        "Pendulum-v1", settings={"record__rows": "none", "checkpoint__enabled": False, "run__collectors": 1}
+    ),
+    "global generators": Case("run_envs:gambler", settings={"env__group_size": 3}),
+    "global generators, collector killed": Case(
+        "run_envs:gambler", blows=[("collector-1", SIGKILL, 150)], happened={"died": 1},
+        settings={"run__steps": 4000},
+    ),
+    "toy, noise, group of two, killed": Case(
+        fault="kill", happened={"died": 1}, settings={**OU, "env__group_size": 2, "env__frame_stack": 2}
+    ),
+    "toy, freezes": Case(fault="freeze", settings={"deadlines__step_s": 1.5}, happened={"stalled": 1}),
+    "toy, raises in step": Case(fault="fail", happened={"died": 1}, settings={"env__group_size": 2}),
+    "toy, killed in reset": Case(fault="kill", at=0, happened={"died": 1}),
+    "toy, killed while rows leave": Case(
+        fault="kill", at=200, happened={"died": 1}, settings={"replay__capacity": 360, "replay__n_step": 2, **OU}
+    ),
+    "toy, learner killed": Case(
+        blows=[("learner", SIGKILL, 200), ("learner", SIGKILL, 900)], kwargs=SLOW, settings=SUCCEEDS
+    ),
+    "toy, learner killed before it saved": Case(
+        blows=[("learner", SIGKILL, 200)], kwargs=SLOW, settings={**SUCCEEDS, "supervision__learner_save_every_s": 1e6}
+    ),
+    "toy, learner and collector killed": Case(
+        blows=[("collector-1", SIGKILL, 150), ("learner", SIGKILL, 600), ("collector-0", SIGKILL, 1100)],
+        kwargs=SLOW, happened={"died": 3}, settings={**SUCCEEDS, **OU, "env__group_size": 3},
+    ),
+}  # fmt: skip
+"""With those above, the twenty of the acceptance."""
+assert len(PLAIN) + len(MORE) == 20
+
+
+def trained(runs: Runs, blows: Blows, case: Case, marker: Path) -> Any:
+    """The run of a case, in which what was to happen has happened."""
+    kwargs = dict(case.kwargs)
+    if case.fault is not None:
+        kwargs |= {"fault": case.fault, "at": case.at, "marker": str(marker)}
+    blows.plan(case.blows)
+    run = runs.train(case.env, kwargs=kwargs, **{**LONG, **case.settings})
+    assert run.completed, run.summary["error"]
+    assert_books(run)
+    assert run.summary["updates"] >= 2000
+    assert marker.exists() == (case.fault is not None)
+    assert blows.sent == list(case.blows)
+    for kind, times in case.happened.items():
+        assert run.summary["faults"].get(kind, 0) >= times, run.summary["faults"]
+    events = recorded(run)
+    lost = sum(victim != "learner" for victim, _, _ in case.blows) + (case.fault is not None)
+    assert salvages(events) >= lost or case.at == 0
+    assert len(successions(events)) == sum(victim == "learner" for victim, _, _ in case.blows)
+    return run
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=name) for name, case in PLAIN.items()]
+    + [pytest.param(case, id=name, marks=pytest.mark.table) for name, case in MORE.items()],
+)
+def test_an_asynchronous_run_replays_bit_for_bit(runs: Runs, blows: Blows, tmp_path: Path, case: Case):
+    run = trained(runs, blows, case, tmp_path / "marker")
+    assert len(lags(recorded(run))) > 1, "nobody was ahead of anybody: this run was not asynchronous"
+    replayed_alike(run)
+
+
+@pytest.mark.table
+@pytest.mark.parametrize("schedule", ["inline", "lockstep"])
+def test_a_succeeded_learner_is_replayed_under_every_schedule(runs: Runs, blows: Blows, tmp_path: Path, schedule: str):
+    case = Case(
+        blows=[("learner", SIGKILL, 200), ("learner", SIGKILL, 900)], kwargs=SLOW,
+        settings={**SUCCEEDS, **OU, "run__schedule": schedule, "env__group_size": 2},
+    )  # fmt: skip
+    replayed_alike(trained(runs, blows, case, tmp_path / "marker"))
+
+
+@pytest.mark.table
+def test_a_lane_that_was_left_out_is_replayed(runs: Runs, tmp_path: Path):
+    run = runs.train(
+        "poison_envs:make", kwargs=POISON, supervision__when_spent="degrade", **LONG
+    )  # fmt: skip
+    assert run.completed, run.summary["error"]
+    assert run.summary["degraded"]["lanes"] == [3]
+    replayed_alike(run)
+
+
+def headrace(*arguments: str | Path, given: str = "", at: Path) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, SCRIPT, *arguments],
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=at,
+        check=False,
+    )
+
+
+HERE = Path(__file__).resolve().parents[1]
+"""Where the modules of the tests' environments lie."""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, warm_server: Any) -> Path:
+    """The directory of a run that is only looked at."""
+    with pytest.MonkeyPatch.context() as patch:
+        runs = Runs(tmp_path_factory.mktemp("finished"))
+        runs.lend(warm_server, patch)
+        return runs.train("run_envs:make", **{**LONG, "run__steps": 800}).path
+
+
+def test_the_command_says_that_everything_is_identical(finished: Path):
+    summary = json.loads((finished / "summary.json").read_text())
+    with Trace.open(finished / "record" / "trace.bin") as trace:
+        events = sum(1 for _ in trace.events())
+    told = headrace("replay", finished, at=HERE)
+    assert (told.returncode, told.stderr) == (0, "")
+    assert (
+        told.stdout
+        == f"identical: {events:,} events, {summary['updates']:,} updates, weights {summary['weights_sha256']}\n"
+    )
+
+
+def test_the_command_says_so_to_a_program(finished: Path):
+    summary = json.loads((finished / "summary.json").read_text())
+    told = headrace("replay", finished, "--json", at=HERE)
+    assert told.returncode == 0, told.stderr
+    found = json.loads(told.stdout)
+    assert found.pop("events") > 100
+    assert found == {
+        "identical": True, "updates": summary["updates"], "env_steps": summary["env_steps"],
+        "weights_sha256": summary["weights_sha256"], "ended": True, "torn_bytes": 0, "machine": [],
+    }  # fmt: skip
