@@ -46,7 +46,7 @@ def replay(run: Path, until: str | None, as_json: bool) -> int:
         with Replayer(place) as replayer:
             with watched(replayer.board, replayer.config.deadlines), _progress(replayer, shown=not as_json) as show:
                 moment = replayer.run(until, show)
-            found = replayer.result()
+            found = replayer.outcome()
             if moment is not None and not as_json:
                 _prompt(replayer, moment)
                 return 0

@@ -309,7 +309,8 @@ class Experiment:
         point = self._observer.on_evaluation(facts)
         if point.version is None:
             return
-        self._note("evaluated", version=point.version, mean_reward=point.mean_reward)
+        noted = {"kind": "evaluated", "version": point.version, "mean_reward": point.mean_reward}
+        self._supervisor.send("learner", Command("note", noted))
         target = self._config.evaluation.target
         if target is not None and point.mean_reward >= target:
             self._ending.request(f"evaluation.target {target:g} is reached", self._supervisor)
@@ -357,14 +358,6 @@ class Experiment:
         else:
             self._course.over = True
 
-    def _clear_for_successor(self) -> None:
-        """End the collectors, whose credits died with the learner; then `_succeed` starts another."""
-        self._successor = "cleared for"
-        self._updates_before = self._observer.updates or 0
-        self._salvaging.clear()
-        self._recycling.clear()
-        self._supervisor.kill_all(collector_ids(self._config))
-
     def _succeed(self) -> None:
         if self._successor == "cleared for" and not set(self._supervisor.alive()) & set(collector_ids(self._config)):
             self._successor = "started"
@@ -394,7 +387,12 @@ class Experiment:
 
     def _restart(self, child_id: str) -> None:
         if child_id == "learner" and self._successor is None:
-            self._clear_for_successor()
+            # The collectors' credits died with it: they are ended, then `_succeed` starts another.
+            self._successor = "cleared for"
+            self._updates_before = self._observer.updates or 0
+            self._salvaging.clear()
+            self._recycling.clear()
+            self._supervisor.kill_all(collector_ids(self._config))
             return
         self._observer.faults["restarts"] += 1
         self._supervisor.restart(child_id)
@@ -403,10 +401,6 @@ class Experiment:
         """Tell the learner about a collector."""
         number = int(collector_id.removeprefix("collector-"))
         self._supervisor.send("learner", Command(name, {"collector": number, **facts}))
-
-    def _note(self, kind: str, **facts: object) -> None:
-        """Have the learner note something in the record."""
-        self._supervisor.send("learner", Command("note", {"kind": kind, **facts}))
 
     def _watch(self, interrupts: Interrupts) -> None:
         """What happens although no child tells anything."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -69,14 +68,14 @@ class Groups(Protocol):
         """Whether chunks are ended early, because somebody waits for the end of the run."""
         ...
 
-    def restore(self, episodes: Episodes) -> list[int]:
+    def restore(self, episodes: Episodes) -> dict[int, str]:
         """Have every group go on with the episodes that are running in its lanes, if the run was resumed.
 
         Args:
             episodes: Those.
 
         Returns:
-            Groups that could not; their collector is gone, and their rows are to be salvaged before `begin_anew`.
+            Why some groups could not; their collector is gone, and their rows are to be salvaged before `begin_anew`.
         """
         ...
 
@@ -144,17 +143,16 @@ class InlineGroups:
         """See `Groups`."""
         return self._stopping()
 
-    def restore(self, episodes: Episodes) -> list[int]:
+    def restore(self, episodes: Episodes) -> dict[int, str]:
         """See `Groups`."""
-        failed = []
+        failed = {}
         for group, begin in enumerate(self._beginnings):
             if not begin.resume:
                 continue
             try:
                 self._collectors[group].restore(episodes)
             except EpisodeNotRestored as error:
-                failed.append(group)
-                sys.stderr.write(f"{error}\n")  # into the learner's log; the cut itself is an event
+                failed[group] = str(error)
         return failed
 
     def begin_anew(self, group: int, incarnation: int) -> None:
@@ -269,9 +267,9 @@ class RemoteGroups:
         """See `Groups`."""
         return bool(self._block.stopping.any())
 
-    def restore(self, episodes: Episodes) -> list[int]:
+    def restore(self, episodes: Episodes) -> dict[int, str]:
         """See `Groups`; each collector does so by itself, and one that cannot is replaced."""
-        return []
+        return {}
 
     def begin_anew(self, group: int, incarnation: int) -> None:
         """See `Groups`; the supervisor does."""

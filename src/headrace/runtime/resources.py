@@ -137,6 +137,46 @@ def _require_descriptors(collectors: int) -> None:
         )
 
 
+class _Handover:
+    """What children are started with, as far as it is known when they are."""
+
+    def __init__(self, basics: Basics, resources: Resources, checkpoints: Path) -> None:
+        self._basics = basics
+        self._resources = resources
+        self._checkpoints = checkpoints
+        self._record = checkpoints.parent / "record"
+
+    @property
+    def _spaces(self) -> EnvSpaces:
+        assert self._resources.spaces is not None, "the probe comes first"
+        return self._resources.spaces
+
+    def learner(self, incarnation: int) -> LearnerPayload:
+        resources = self._resources
+        return LearnerPayload(
+            self._basics,
+            self._spaces,
+            self._checkpoints,
+            self._record,
+            incarnation,
+            resources.resume,
+            resources.streams,
+        )
+
+    def collector(self, number: int, incarnation: int) -> CollectorPayload:
+        resources = self._resources
+        assert resources.layout is not None, "the learner comes before the collectors"
+        assert resources.streams is not None, "the learner comes before the collectors"
+        resumed = resources.resume is not None and self._basics.config.checkpoint.restore_episodes
+        return CollectorPayload(
+            self._basics, self._spaces, resources.layout, resources.groups_left(f"collector-{number}"), incarnation,
+            tuple(resources.streams), self._record / EPISODES_FILE if resumed else None,
+        )  # fmt: skip
+
+    def evaluator(self) -> EvaluatorPayload:
+        return EvaluatorPayload(self._basics, self._spaces, self._checkpoints)
+
+
 def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list[ChildSpec]:
     """Every child of a run, in the order of their start."""
     config = basics.config
@@ -144,25 +184,7 @@ def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list
     stop_s = config.deadlines.stop_s
     never = RestartBudget(max_restarts=0)
     learner = never if config.supervision.learner_death == "fail" else None
-
-    def spaces() -> EnvSpaces:
-        assert resources.spaces is not None, "the probe comes first"
-        return resources.spaces
-
-    def collector_payload(number: int, incarnation: int) -> CollectorPayload:
-        assert resources.layout is not None, "the learner comes before the collectors"
-        assert resources.streams is not None, "the learner comes before the collectors"
-        groups = resources.groups_left(f"collector-{number}")
-        resumed = resources.resume is not None and config.checkpoint.restore_episodes
-        episodes = checkpoints.parent / "record" / EPISODES_FILE if resumed else None
-        streams = tuple(resources.streams)
-        return CollectorPayload(basics, spaces(), resources.layout, groups, incarnation, streams, episodes)
-
-    def learner_payload(incarnation: int) -> LearnerPayload:
-        record = checkpoints.parent / "record"
-        streams = resources.streams
-        return LearnerPayload(basics, spaces(), checkpoints, record, incarnation, resources.resume, streams)
-
+    hand = _Handover(basics, resources, checkpoints)
     specs = [
         ChildSpec(
             id="probe", kind="probe", target="headrace.runtime.components:probe", payload=lambda _: basics,
@@ -170,14 +192,14 @@ def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list
         ),
         ChildSpec(
             id="learner", kind="learner", target="headrace.runtime.training:main",
-            payload=learner_payload, fds=resources.learner_fds, deadlines=limits, stop_timeout_s=stop_s, budget=learner,
+            payload=hand.learner, fds=resources.learner_fds, deadlines=limits, stop_timeout_s=stop_s, budget=learner,
         ),
     ]  # fmt: skip
     for number, child_id in enumerate(collector_ids(config)):
         specs.append(
             ChildSpec(
                 id=child_id, kind="collector", target="headrace.runtime.components:collector",
-                payload=partial(collector_payload, number),
+                payload=partial(hand.collector, number),
                 fds=partial(resources.collector_fds, number),
                 deadlines=limits, stop_timeout_s=stop_s, expendable=config.supervision.when_spent == "degrade",
             )
@@ -186,7 +208,7 @@ def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list
         specs.append(
             ChildSpec(
                 id="evaluator", kind="evaluator", target="headrace.runtime.evaluation:evaluator",
-                payload=lambda _: EvaluatorPayload(basics, spaces(), checkpoints),
+                payload=lambda _: hand.evaluator(),
                 deadlines=limits, stop_timeout_s=stop_s,
             )
         )  # fmt: skip

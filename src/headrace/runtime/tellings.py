@@ -35,6 +35,9 @@ def telling(kind: str, facts: Mapping[str, Any]) -> Telling:
         case "record_lost":
             text = f"the record ends here, and training goes on without it: {facts['problem']}"
             return Telling(kind, text, facts, tell=True)
+        case "not_restored":
+            text = f"the episodes running in group {facts['group']} are cut: {facts['problem'].splitlines()[0]}"
+            return Telling(kind, text, facts, tell=True)
         case "evaluated":
             name = "random actions" if facts["version"] is None else f"policy {facts['version']}"
             return Telling(kind, f"{name}: mean return {facts['mean_reward']:.2f}", facts)

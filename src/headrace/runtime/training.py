@@ -102,8 +102,9 @@ class Training:
         """Take over what a checkpoint's facts say beside the learner's own state, and the episodes that are running."""
         self.schedule_facts = checkpoint["schedule"]
         self._evaluated_version = checkpoint["schedule"]["evaluated_version"]
-        for group in self.groups.restore(episodes):
+        for group, problem in self.groups.restore(episodes).items():
             self.learner.salvage(group)
+            self._say(Report("not_restored", {"group": group, "problem": problem}))
             self.groups.begin_anew(group, self.learner.incarnations[group])
 
     @property

@@ -1,0 +1,308 @@
+"""Does what the events of a record say, one after the other, and compares what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.collectors.collector import Collector
+from headrace.core.errors import EnvironmentFault, RecordDamaged
+from headrace.ipc.shm import SharedBlock
+from headrace.lanes.lane import LaneBlock
+from headrace.lanes.replay import Replay
+from headrace.learners.checkpoint import LearnerState
+from headrace.learners.learner import Learner
+from headrace.learners.witness import Drawn, Nobody, Salvaged, batch_print
+from headrace.record.events import (
+    BatchesTrained,
+    ChunkCommitted,
+    Event,
+    GroupSalvaged,
+    LearnerSucceeded,
+    Note,
+    PolicyPublished,
+    StateSaved,
+    WeightsHashed,
+)
+from headrace.record.rows import RowReader
+from headrace.record.trace import Trace
+from headrace.runtime.assembly import build_learner
+from headrace.runtime.divergence import Judge, Recorded
+from headrace.runtime.payloads import Basics, EnvSpaces, GroupBeginning, build_collector, group_lanes
+from headrace.runtime.policies import PinnedPolicy, Policies
+from headrace.runtime.refill import Extents
+from headrace.telemetry.board import Slot
+from headrace.weights.snapshot import SnapshotLayout, Snapshots
+
+
+class Reenactment:
+    """The learner, the collectors and the lanes of a run, driven by its record.
+
+    Args:
+        basics: Of the run.
+        trace: The record's events.
+        outline: What has to be known of them before.
+        rows: The record's rows.
+        slot: The replay's place on a board.
+        stack: What has to be given back at the end goes there.
+    """
+
+    def __init__(
+        self, basics: Basics, trace: Trace, outline: Outline, rows: RowReader, slot: Slot, stack: ExitStack
+    ) -> None:
+        self._config = config = basics.config
+        self._trace = trace
+        self._outline = outline
+        self._slot = slot
+        self._stack = stack
+        self._groups = tuple(group_lanes(config, group) for group in range(config.env.groups))
+        self._witness = _Comparing()
+        self._saved: dict[int, LearnerState] = {}
+        self.ended = False
+        """Whether the run ended in order."""
+        self._spaces = spaces = EnvSpaces.of(basics)
+        geometry = spaces.geometry(config)
+        shared = SharedBlock.create(geometry.nbytes)
+        stack.callback(shared.close)
+        self.block = LaneBlock(geometry, shared.buf)
+        self.block.begin()
+        self._extents = Extents(self.block, self._groups)
+        self._policies = Policies(outline.last_use)
+        self._snapshots: Snapshots | None = None
+        self.learner, self._layout = self._build(Replay(self.block))
+        self.judge = Judge(basics, spaces, trace.header, Recorded(self.block, rows), self._policies)
+        stack.callback(self._release)
+        self._crew = Crew(basics, spaces, self.block, self._policies, slot)
+        stack.callback(self._crew.close)
+
+    def _release(self) -> None:
+        self.learner.release()
+        self.block.release()
+
+    def updates_before(self, number: int, event: Event) -> Iterator[int]:
+        """Numbers of the updates that come before an event; each has to be made before the next is asked for."""
+        target = event.updates
+        if isinstance(event, BatchesTrained):
+            self._witness.expect(event.updates, event.prints)
+            target += len(event.prints)
+        elif isinstance(event, LearnerSucceeded):
+            return  # those its predecessor made last died with it
+        while self.learner.updates < target:
+            yield self.learner.updates + 1
+        if self.learner.updates > target:
+            raise RecordDamaged(
+                "the record contradicts itself: fewer updates were made than before the event before",
+                event=number,
+                updates=f"{target:,}, after {self.learner.updates:,}",
+                fix="keep the run directory and file a bug",
+            )
+
+    def update(self, number: int) -> None:
+        """Make the next update, which comes before event ``number``."""
+        try:
+            self.learner.update()
+        except _BatchDiffersError as found:
+            raise self.judge.batch(number, found.update, found.recorded, found.replayed).to_error() from None
+
+    def apply(self, number: int, event: Event) -> None:
+        """Do what an event says, and compare."""
+        match event:
+            case ChunkCommitted():
+                self._chunk(number, event)
+            case GroupSalvaged():
+                self._salvage(number, event)
+            case PolicyPublished():
+                self._publish(number, event)
+            case WeightsHashed(updates, sha256, ledger):
+                self._compare_weights(number, updates, sha256, dict(ledger))
+            case StateSaved(_, save):
+                self._save(save)
+            case LearnerSucceeded(_, save):
+                self._succeed(save)
+            case Note(_, "resumed", _):
+                self._save(0)
+            case Note(updates, "ended", facts):
+                self.ended = True
+                self._compare_weights(number, updates, facts["weights_sha256"], {})
+
+        self._policies.forget_before(number + 1)
+
+    def _save(self, number: int) -> None:
+        """Keep the learner's state, if another one begins from it later."""
+        if number in self._outline.saves_used:
+            self._saved[number] = self.learner.state().copy()
+
+    def _chunk(self, number: int, event: ChunkCommitted) -> None:
+        collector = self._crew.get(event.group, event.incarnation, event.version)
+        extents = self._extents.of(event)
+        steps = event.lanes[0].transitions
+        try:
+            commit = collector.collect(event.chunk, steps)
+        except EnvironmentFault as error:
+            raise self.judge.fault(number, event, error).to_error() from error
+        made = [part.checksum for part in commit.lanes]
+        if made != [part.checksum for part in event.lanes]:
+            raise self.judge.rows(number, event, extents, _ends(commit.lanes)).to_error()
+        self.learner.commit(commit)
+
+    def _salvage(self, number: int, event: GroupSalvaged) -> None:
+        made = [part.salvaged + part.rejected for part in event.lanes]
+        extents, lanes = self._extents.of(event), self._groups[event.group]
+        if any(made):
+            self._crew.get(event.group, event.incarnation, event.version).repeat(event.chunk, made)
+        self._crew.discard(event.group)
+        for lane, part in zip(lanes, event.lanes, strict=True):
+            self.block.episodes_begun[lane] = part.episodes_begun
+            self.block.incarnation[lane] = event.incarnation
+        self._witness.saved = []
+        self.learner.salvage(event.group)
+        found = [
+            (saved.stop, saved.salvaged, saved.rejected, saved.cut, self.block.checksum(lane, saved.start, saved.stop))
+            for lane, saved in zip(lanes, self._witness.saved, strict=True)
+        ]
+        told = [(part.stop, part.salvaged, part.rejected, part.cut, part.checksum) for part in event.lanes]
+        if found != told:
+            raise self.judge.rows(number, event, extents, [saved.stop for saved in self._witness.saved]).to_error()
+
+    def _publish(self, number: int, event: PolicyPublished) -> None:
+        assert self._snapshots is not None, "made with the learner"
+        version = self.learner.publish()
+        arrays, checksum = self._snapshots.newest()
+        if (version, checksum, self._ledger(event.ledger)) != (event.version, event.checksum, dict(event.ledger)):
+            ledger = self.learner.algorithm.ledger()
+            raise self.judge.policy(number, event, version, checksum, ledger, self._batches_equal).to_error()
+        self._policies.keep(version, self._layout, arrays)
+
+    def _compare_weights(self, number: int, updates: int, sha256: str, ledger: dict[str, float]) -> None:
+        algorithm, replayed = self.learner.algorithm, self._ledger(ledger)
+        if sha256 != algorithm.weights_sha256() or ledger != replayed:
+            both = sha256, algorithm.weights_sha256()
+            raise self.judge.weights(number, updates, both, (ledger, replayed), self._batches_equal).to_error()
+
+    def _ledger(self, recorded: Mapping[str, float]) -> dict[str, float]:
+        """What the replay has done, as far as the record says anything about it."""
+        return {name: value for name, value in self.learner.algorithm.ledger().items() if name in recorded}
+
+    @property
+    def _batches_equal(self) -> bool | None:
+        """Whether all batches so far were equal; None: they were not recorded."""
+        return True if self._config.record.batches else None
+
+    def _succeed(self, save: int) -> None:
+        self.learner, self._layout = self._build(Replay(self.block, resume=True))
+        self.learner.resume(self._saved.get(save))
+
+    def _build(self, replay: Replay) -> tuple[Learner, SnapshotLayout]:
+        return build_learner(self._config, self._spaces, replay, self._published_in, self._slot, self._witness)
+
+    def _published_in(self, layout: SnapshotLayout) -> Snapshots:
+        if self._snapshots is None:
+            shared = SharedBlock.create(layout.nbytes)
+            self._stack.callback(shared.close)
+            self._snapshots = Snapshots(layout, shared.buf)
+        return self._snapshots
+
+
+class Crew:
+    """The collectors of a replay, each in the incarnation and with the policy the record names.
+
+    Args:
+        basics: Of the run.
+        spaces: Of one environment.
+        block: The lanes.
+        policies: Those of the record.
+        slot: The replay's place on a board.
+    """
+
+    def __init__(self, basics: Basics, spaces: EnvSpaces, block: LaneBlock, policies: Policies, slot: Slot) -> None:
+        self._basics = basics
+        self._policy = spaces.policy(basics.config)
+        self._block = block
+        self._policies = policies
+        self._slot = slot
+        self._there: dict[int, tuple[Collector, PinnedPolicy]] = {}
+
+    def get(self, group: int, incarnation: int, version: int) -> Collector:
+        """The group's collector in that incarnation, which will take that policy."""
+        there = self._there.get(group)
+        if there is None or there[0].group.incarnation != incarnation:
+            self.discard(group)
+            source, begin = PinnedPolicy(self._policies), GroupBeginning(incarnation)
+            there = build_collector(self._basics, self._policy, group, self._block, source, self._slot, begin), source
+            self._there[group] = there
+        there[1].pin(version)
+        return there[0]
+
+    def discard(self, group: int) -> None:
+        """The group's collector is gone."""
+        there = self._there.pop(group, None)
+        if there is not None:
+            there[0].close()
+
+    def close(self) -> None:
+        """Close every environment."""
+        for group in list(self._there):
+            self.discard(group)
+
+
+class Outline:
+    """What has to be known of a record before its first event.
+
+    Args:
+        trace: Read to its end once.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self.last_use: dict[int, int] = {}
+        """Number of the last event that refers to each policy version."""
+        self.saves_used: set[int] = set()
+        """Saves a learner was succeeded from."""
+        self.events = 0
+        for number, (_, event) in enumerate(trace.events(), 1):
+            self.events = number
+            if isinstance(event, ChunkCommitted | GroupSalvaged):
+                self.last_use[event.version] = number
+            elif isinstance(event, LearnerSucceeded):
+                self.saves_used.add(event.number)
+
+
+class _Comparing(Nobody):
+    """The witness of a replay."""
+
+    def __init__(self) -> None:
+        self._first = 0
+        self._prints: NDArray[np.uint32] = np.zeros((0, 3), np.uint32)
+        self.saved: list[Salvaged] = []
+
+    def expect(self, first: int, prints: NDArray[np.uint32]) -> None:
+        """Fingerprints of the batches after ``first`` updates."""
+        self._first, self._prints = first, prints
+
+    def drew(self, drawn: Drawn, updates: int) -> None:
+        """See `headrace.learners.witness.Witness`."""
+        at = updates - self._first
+        if not 0 <= at < len(self._prints):
+            return
+        recorded, replayed = tuple(self._prints[at].tolist()), batch_print(drawn, updates)
+        if recorded != replayed:
+            raise _BatchDiffersError(updates + 1, recorded, replayed)
+
+    def salvaged(self, group: int, lanes: Any, updates: int) -> None:
+        """See `headrace.learners.witness.Witness`."""
+        self.saved = list(lanes)
+
+
+class _BatchDiffersError(Exception):
+    """A batch is not the recorded one."""
+
+    def __init__(self, update: int, recorded: tuple[int, ...], replayed: tuple[int, ...]) -> None:
+        super().__init__(update)
+        self.update, self.recorded, self.replayed = update, recorded, replayed
+
+
+def _ends(lanes: Any) -> list[int]:
+    return [part.stop for part in lanes]
