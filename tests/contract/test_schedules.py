@@ -47,7 +47,9 @@ def test_groups_of_two_lanes(runs):
 
 
 def test_stacked_frames_and_n_step_returns(runs):
-    assert_same(runs, "Pendulum-v1", (2,), env__frame_stack=3, replay__n_step=3)
+    assert_same(
+        runs, "Pendulum-v1", (2,), env__frame_stack=3, replay__n_step=3, algorithm__normalize_observations=True,
+    )  # fmt: skip
 
 
 def test_eviction_correlated_noise_and_normaliser(runs):

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.algorithms.base import Algorithm, Transitions
+from headrace.algorithms.base import Algorithm, Arrays, Transitions
 from headrace.lanes.credits import Commit
-from headrace.lanes.derive import transitions
+from headrace.lanes.derive import observe, transitions
 from headrace.lanes.layout import STEP
 from headrace.lanes.rate_limiter import RateLimiter
 from headrace.lanes.replay import Replay, Stretch
@@ -163,13 +163,21 @@ class Learner:
                 for piece in stretch.rows:
                     self.suspicion.add(stretch.lane, piece)
         self.env_steps = self.replay.env_steps
-        geometry = self.replay.geometry
-        rows = np.concatenate([piece for stretch in stretches for piece in stretch.rows])
-        rows = rows[rows["kind"] == STEP]
-        self.algorithm.observe({leaf.path: rows[leaf.path] for leaf in geometry.observation}, self.env_steps)
+        seen = [self._seen(stretch) for stretch in stretches]
+        self.algorithm.observe({name: np.concatenate([one[name] for one in seen]) for name in seen[0]}, self.env_steps)
         slot = self._parts.slot
         slot.count("env_steps", self.env_steps)
         slot.count("episodes", self.episodes.finished)
+
+    def _seen(self, stretch: Stretch) -> Arrays:
+        """What a policy was shown in the transitions of a stretch, which is the newest of its lane."""
+        geometry = self.replay.geometry
+        kinds = np.concatenate([piece["kind"] for piece in stretch.rows])
+        start = int(self.replay.books.row[stretch.lane]) - len(kinds)
+        rows = np.flatnonzero(kinds == STEP) + start - (geometry.frame_stack - 1)
+        places = stretch.lane * geometry.stride_rows + rows % geometry.ring_rows
+        windows = self.replay.windows(places)[:, : geometry.frame_stack]
+        return observe(windows, geometry.observation, windows["t"][:, -1])
 
     def batch(self) -> Transitions:
         """The next batch of the sampling stream."""
