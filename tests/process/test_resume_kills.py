@@ -1,0 +1,170 @@
+"""SIGKILL of everything, at any moment, and on it goes: nothing of a checkpoint is lost, and what is lost is told."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headrace
+from headrace.learners.checkpoints import CheckpointStore
+from headrace.learners.manifest import Checkpoint
+from headrace.record.events import BatchesTrained, ChunkCommitted, GroupSalvaged
+from headrace.record.trace import Trace
+from headrace.runtime.api import Run
+from kill_support import Moment, Nursery
+from run_support import SMALL, assert_books, events, summary
+
+pytestmark = pytest.mark.process
+
+ENDLESS = 1_000_000
+SETTINGS: Mapping[str, object] = {
+    **SMALL, "env.id": "Pendulum-v1", "env.lanes": 4, "replay.learning_starts": 64, "collect.random_steps": 64,
+    "replay.capacity": 1200, "checkpoint.every_steps": 96, "checkpoint.every_s": 1000.0, "evaluation.episodes": 1,
+    "evaluation.random_baseline": False, "record.segment_mib": 1, "algorithm.exploration": {"kind": "ornstein-uhlenbeck"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as found:
+        yield found
+
+
+@dataclass
+class Killed:
+    """A run that is killed over and over, and what is known about it from outside."""
+
+    nursery: Nursery
+    path: Path
+    kills: int = 0
+    updates: int = 0
+    """Of the newest checkpoint there ever was."""
+    expected: tuple[int, ...] | None = None
+    """What the next session has to tell: environment steps, updates; and of each, what is lost."""
+
+    def session(self, *arguments: str, until: Moment | None = None) -> int:
+        """One session; whatever is to be told is compared."""
+        resumes = len(events(self.path, "resumed", "supervisor")) if self.path.exists() else 0
+        code = self.nursery.run(self.path, "--resume", *arguments, until=until)
+        self.kills += code == -9
+        self._compare(events(self.path, "resumed", "supervisor")[resumes:], until)
+        self._look()
+        return code
+
+    def _compare(self, resumed: list[dict[str, Any]], until: Moment | None) -> None:
+        for event in resumed:
+            told = tuple(event[name] for name in ("env_steps", "updates", "lost_env_steps", "lost_updates"))
+            assert told == self.expected, until
+            assert event["problems"] == []
+
+    def _look(self) -> None:
+        """The newest checkpoint, and what the record holds behind it."""
+        newest, problems = CheckpointStore(self.path / "checkpoints", 3).newest_sound()
+        assert problems == []
+        told = [event["updates"] for event in events(self.path, "checkpoint", "learner")]
+        if newest is None:
+            assert not told
+            return
+        assert newest.facts["updates"] >= max([self.updates, *told]), "a checkpoint is gone, or goes back"
+        self.updates = newest.facts["updates"]
+        self.expected = (newest.facts["env_steps"], self.updates, *self._behind(newest))
+
+    def _behind(self, newest: Checkpoint) -> tuple[int, int]:
+        steps, updates = {True: 0, False: 0}, self.updates
+        with Trace.open(self.path / "record" / "trace.bin") as trace:
+            for position, event in trace:
+                beyond = position > newest.facts["trace_bytes"]
+                if isinstance(event, ChunkCommitted):
+                    steps[beyond] += sum(lane.transitions for lane in event.lanes)
+                elif isinstance(event, GroupSalvaged):
+                    steps[beyond] += sum(lane.salvaged for lane in event.lanes)
+                updates = max(updates, event.updates + len(getattr(event, "prints", ())))
+            assert not trace.damaged
+        books = [dict(zip(("committed", "salvaged"), lane, strict=False)) for lane in newest.facts["lanes"]]
+        stored = sum(lane["committed"] + lane["salvaged"] for lane in books)
+        assert steps[False] == stored == newest.facts["env_steps"], "the books of the checkpoint are not its record's"
+        return steps[True], updates - self.updates
+
+
+def begun(nursery: Nursery, path: Path, **settings: Any) -> Killed:
+    """A run that has a checkpoint."""
+    run = Killed(nursery, path)
+    given = {**SETTINGS, **{key.replace("__", "."): value for key, value in settings.items()}}
+    assert run.session(*arguments(given, 96)) == 0
+    return run
+
+
+def arguments(settings: Mapping[str, object], steps: int) -> list[str]:
+    made = [f"{key}={toml(value)}" for key, value in settings.items() if key != "run.steps"]
+    return [*(part for one in made for part in ("--set", one)), "--steps", str(steps)]
+
+
+def toml(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {toml(one)}" for key, one in value.items()) + "}"
+    return f'"{value}"' if isinstance(value, str) else str(value).lower()
+
+
+def kill_over_and_over(run: Killed, kills: int, seed: int) -> None:
+    """With moments drawn from a generator; sessions that come to their end first do not count."""
+    draws, sessions = random.Random(seed), 0
+    while run.kills < kills:
+        moment = Moment.draw(draws)
+        assert run.expected is not None
+        steps = run.expected[0] + 64 if moment.where == "evaluator" else ENDLESS
+        code = run.session("--steps", str(steps), until=moment)
+        assert code in (-9, 0), (moment, Path(f"{run.path}.log").read_text()[-3000:])
+        sessions += 1
+        assert sessions < 2 * kills + 4, "most sessions end before they are killed"
+
+
+def bring_to_an_end(run: Killed) -> Run:
+    assert run.expected is not None
+    assert run.session("--steps", str(run.expected[0] + 64)) == 0
+    ended = Run(run.path, summary(run.path))
+    assert ended.completed
+    assert_books(ended)
+    steps = ended.summary["env_steps"]
+    assert ended.summary["updates"] == 1 + steps - 64
+    assert ended.summary["sessions"] == 1 + len(events(ended, "resumed", "supervisor"))
+    found = headrace.replay(ended.path)
+    assert (found.ended, found.env_steps, found.updates) == (True, steps, ended.summary["updates"])
+    assert found.weights_sha256 == ended.summary["weights_sha256"]
+    return ended
+
+
+SCHEDULES = {
+    "inline": {"run__schedule": "inline", "run__collectors": 1},
+    "lockstep": {"run__schedule": "lockstep", "run__collectors": 2},
+    "async": {"run__schedule": "async", "run__collectors": 2, "learn__publish_every": 20},
+}
+
+
+def check(nursery: Nursery, folder: Path, schedule: str, kills: int, seed: int) -> None:
+    run = begun(nursery, folder / "killed", **SCHEDULES[schedule])
+    kill_over_and_over(run, kills, seed)
+    ended = bring_to_an_end(run)
+    if schedule == "async":
+        return
+    whole = folder / "whole"
+    given = {**SETTINGS, **{key.replace("__", "."): value for key, value in SCHEDULES[schedule].items()}}
+    assert nursery.run(whole, "--resume", *arguments(given, ended.summary["env_steps"])) == 0
+    for name in ("weights_sha256", "env_steps", "updates", "episodes"):
+        assert summary(whole)[name] == ended.summary[name], "it is not what a run that is not killed comes to"
+
+
+@pytest.mark.timeout(300)
+def test_four_kills(nursery, tmp_path):
+    check(nursery, tmp_path, "lockstep", kills=4, seed=1)
+
+
+@pytest.mark.table
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("schedule", "kills"), [("inline", 16), ("lockstep", 17), ("async", 17)])
+def test_fifty_kills(nursery, tmp_path, schedule, kills):
+    check(nursery, tmp_path, schedule, kills, seed=kills)
