@@ -264,6 +264,8 @@ def test_counts_without_a_declaration_may_only_rise():
     found = wrong(book.facts({"alpha_steps": 2, "alpha": 1.0}, 0, 0, 0, 0.0))
     assert list(found) == ["alpha_steps"]
     assert "the count has fallen from 7" in found["alpha_steps"]
+    # Everything begun anew, declarations too, is no excuse.
+    assert list(wrong(book.facts({"alpha_steps": 2, "alpha_steps_declared": 2}, 0, 0, 0, 0.0))) == ["alpha_steps"]
 
 
 # --- the real schedules, with a learner that only counts
@@ -574,6 +576,37 @@ def test_successor_of_a_dead_learner_catches_up_without_an_alarm():
     assert list(wrong(book.facts({}, 101, 5_000, 101, 0.0))) == ["updates"]
 
 
+def chunk(number: int) -> Commit:
+    return Commit(0, 0, number, 1, last=False, lanes=())
+
+
+def test_updates_that_salvaged_steps_pay_for_belong_to_the_round_that_makes_them():
+    book = LedgerBook(config(run__schedule="lockstep"), OWNERS)
+    book.begin(0, 0, 1)
+    book.committed(chunk(0), 0)
+    book.stored(4, 0)
+    book.stored(7, 0)  # salvaged between two rounds: three updates are due before the next chunk arrives
+    book.committed(chunk(1), 3)
+    book.stored(11, 3)
+    assert "policies_published" not in wrong(book.facts({}, 3, 11, 3, 0.0))
+
+
+def test_a_multiple_that_is_passed_by_salvaged_steps_may_belong_to_either_round():
+    book = LedgerBook(config(run__schedule="lockstep", evaluation__every_steps=10), OWNERS)
+    book.begin(0, 0, 1)
+    book.committed(chunk(0), 0)
+    book.stored(12, 0)
+    book.published(2, 4, 12, {})
+    book.frozen()
+    book.committed(chunk(1), 4)
+    book.stored(16, 4)
+    book.stored(21, 4)  # the round may have ended with 16 steps, or with 21 and nothing new to freeze
+    book.committed(chunk(2), 4)
+    book.stored(25, 4)
+    book.published(3, 5, 25, {})
+    assert "evaluations" not in wrong(book.facts({}, 5, 25, 5, 0.0))
+
+
 # --- checkpoints
 
 
@@ -696,6 +729,8 @@ def test_intervals_that_will_never_be_hit(changes, sentence):
         {"evaluation__every_steps": 600},
         {"evaluation__every_steps": 608, "run__schedule": "lockstep"},
         {"evaluation__every_steps": 15},
+        {"evaluation__every_steps": 16, "run__schedule": "lockstep"},
+        {"checkpoint__every_steps": 4},
         {"learn__publish_every": 600},
         {"learn__publish_every": 5_000, "run__schedule": "lockstep"},
         {"learn__publish_every": 5_000, "replay__free_running": True},

@@ -213,9 +213,9 @@ class LedgerBook:
         What was salvaged since the last chunk may belong to either round, and so may updates and multiples that came by it.
         """
         book, salvaged = self._publications, self._env_steps != self._committed_steps
-        ended_silently = book.chunk is not None and not book.this_round
+        published = book.this_round
         book.chunk, book.this_round = chunk, False
-        if not ended_silently:
+        if published:
             return
         if updates > book.round_updates and not salvaged:
             book.rounds, book.round_updates = book.rounds + 1, updates  # and was not published
