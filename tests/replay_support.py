@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,9 @@ from headrace.runtime.replayer import Replayer
 from headrace.supervision.spec import Reported
 from headrace.supervision.supervisor import Supervisor
 
+SCRIPT = (sys.executable, Path(sys.executable).with_name("headrace"))
+HERE = Path(__file__).resolve().parent
+"""Where the modules of the tests' environments lie."""
 Blow = tuple[str, signal.Signals, int]
 """Whom, with what, and how many updates the learner has reported then."""
 
@@ -30,9 +36,9 @@ class Case:
 
     env: str = "run_envs:make"
     fault: str | None = None
-    """Of the environment, once; a method of `run_envs.Traced`."""
+    """Of the environment, once; a method of `run_envs.Traced`, or what `run_envs.provoked` is to do."""
     at: int = 120
-    """Step of one environment at which it happens; 0: a reset."""
+    """Step of one environment at which it happens, or what `provoked` takes it for."""
     blows: Sequence[Blow] = ()
     """What the test sends."""
     happened: Mapping[str, int] = field(default_factory=dict)
@@ -81,8 +87,8 @@ def recorded(run: Run) -> list[Event]:
 
 
 def salvages(events: Sequence[Event]) -> int:
-    """Salvages that found something, or cut an episode."""
-    return sum(isinstance(event, GroupSalvaged) and any(part.cut for part in event.lanes) for event in events)
+    """Salvages of a group's rows."""
+    return sum(isinstance(event, GroupSalvaged) for event in events)
 
 
 def successions(events: Sequence[Event]) -> list[int]:
@@ -110,7 +116,7 @@ def replayed_alike(run: Run) -> Replayed:
     """Replay a run that has ended in order; it comes to the same weights, and they are numbers."""
     with Replayer(run.path) as replayer:
         assert replayer.run() is None
-        found = replayer.result()
+        found = replayer.outcome()
         state = replayer.learner.algorithm.state()
         assert all(np.isfinite(array).all() for array in state.values() if array.dtype.kind == "f")
     assert found.events == replayer.events == len(recorded(run)) > 100
@@ -118,3 +124,10 @@ def replayed_alike(run: Run) -> Replayed:
     assert (found.updates, found.env_steps) == (run.summary["updates"], run.summary["env_steps"])
     assert (found.ended, found.torn_bytes, found.machine) == (True, 0, ())
     return found
+
+
+def headrace(*arguments: str | Path, given: str = "") -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own."""
+    return subprocess.run(
+        [*SCRIPT, *arguments], input=given, capture_output=True, text=True, timeout=200, cwd=HERE, check=False
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -31,7 +32,7 @@ class Replayer:
     ``learner`` (``.algorithm``, ``.batch()``, ``.update()``), ``block`` (the lanes), ``config``.
 
     Args:
-        run: The run directory; the run may be live, dead or finished.
+        run: The run directory; the run may be live (what it has recorded by now is replayed), dead or finished.
         env: As the run had it, if it was a callable.
 
     Raises:
@@ -98,7 +99,7 @@ class Replayer:
         Raises:
             ReplayDiffers: It came to something else than what is recorded.
             RecordDamaged: The record contradicts itself, or goes on behind a damage.
-            ConfigError: The record has no such place, or it has been passed.
+            ConfigError: The record has no such place, or it has been passed; or this replay was ended by an error before.
         """
         stop: Stop | None = None if until is None else parse_until(until)
         for moment in self._moments:
@@ -106,6 +107,12 @@ class Replayer:
                 on_progress(moment)
             if stop is not None and stop(moment):
                 return moment
+        if self.events < self._outline.events:  # or it would seem to have come to the end
+            raise ConfigError(
+                "this replay was ended by an error, or interrupted, and cannot go on",
+                events=f"{self.events:,} of {self._outline.events:,}",
+                fix="begin a new replay",
+            )
         if stop is not None:
             raise ConfigError(
                 f"the record does not come to {until}, or is past it",
@@ -135,7 +142,9 @@ class Replayer:
 
     def _run(self) -> Iterator[Moment]:
         again = self._again
-        for number, (position, event) in enumerate(self.trace.events(), 1):
+        # No further than the outline knows: a run that trains goes on writing, and may do so for ever.
+        events = islice(self.trace.events(), self._outline.events)
+        for number, (position, event) in enumerate(events, 1):
             for update in again.updates_before(number, event):
                 yield Moment(number, event, position, update)
                 if again.learner.updates < update:  # unless whoever looks at the run has just made it
