@@ -18,6 +18,7 @@ from headrace.lanes.replay import Replay, Stretch
 from headrace.lanes.samplers import UniformSampler
 from headrace.learners.checkpoint import LearnerState
 from headrace.learners.episodes import EpisodeBooks
+from headrace.learners.ledgerbook import LedgerBook
 from headrace.learners.suspicion import Suspicion
 from headrace.learners.witness import Drawn, Nobody, Salvaged, Witness
 from headrace.telemetry.board import Activity, Slot
@@ -78,6 +79,10 @@ class Learner:
         self.episodes = EpisodeBooks(parts.replay.geometry.lanes)
         self.suspicion = parts.suspicion
         self.witness = parts.witness
+        self.ledger: LedgerBook | None = None
+        """Counts what is done beside what the configuration declares; None: nobody asks."""
+        self.asked_updates = 0
+        """Updates that were asked for, whatever the algorithm made of it."""
         self.lag = PolicyLag()
         self.env_steps = 0
         """Transitions committed or salvaged."""
@@ -119,6 +124,8 @@ class Learner:
         for lane, part in parts:
             self.replay.check(lane, part)
         starts = [int(self.replay.books.row[lane]) for lane, _ in parts]
+        if self.ledger is not None:
+            self.ledger.committed(commit, self.updates)
         self.witness.committed(commit, starts, self.updates)  # first: a record may be ahead of the books, never behind
         stretches = [self.replay.take_over(lane, part) for lane, part in parts]
         self.incarnations[commit.group] = commit.incarnation
@@ -165,6 +172,8 @@ class Learner:
         self.env_steps = self.replay.env_steps
         seen = [self._seen(stretch) for stretch in stretches]
         self.algorithm.observe({name: np.concatenate([one[name] for one in seen]) for name in seen[0]}, self.env_steps)
+        if self.ledger is not None:
+            self.ledger.stored(self.env_steps, self.updates)
         slot = self._parts.slot
         slot.count("env_steps", self.env_steps)
         slot.count("episodes", self.episodes.finished)
@@ -195,6 +204,7 @@ class Learner:
         if self.first_update_at is None:
             self.first_update_at = self.env_steps
         self.algorithm.update(self.batch())
+        self.asked_updates += 1
         self.sampled += parts.batch_size
         self.witness.updated(self.algorithm)
         parts.slot.count("updates", self.updates)
@@ -211,6 +221,8 @@ class Learner:
         parts.slot.enter(Activity.PUBLISH)
         version = parts.snapshots.publish(self.algorithm.policy_arrays())
         self.published_updates = self.updates
+        if self.ledger is not None:
+            self.ledger.published(version, self.updates, self.env_steps, self.published_arrays)
         self.witness.published(version, parts.snapshots.newest()[1], self.algorithm)
         parts.slot.count("version", version)
         return version
@@ -262,6 +274,7 @@ class Learner:
         self.episodes.load_state(facts["episodes"])
         self.lag = PolicyLag(*facts["lag"])
         self.sampled, self.first_update_at = facts["sampled"], facts["first_update_at"]
+        self.asked_updates = self.updates
 
     def resume(self, state: LearnerState | None) -> int:
         """Take the place of a learner that died, in lanes that hold what it had taken over.

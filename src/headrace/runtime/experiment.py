@@ -9,6 +9,7 @@ from typing import Any, Literal
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError
 from headrace.ipc.forkserver import ForkServer
+from headrace.learners.intervals import never_hit
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.ending import Course, Ending
 from headrace.runtime.history import history_for
@@ -195,6 +196,9 @@ class Experiment:
         self._say(
             "started", "supervisor", f"run started: {self._config.run.schedule}", schedule=self._config.run.schedule
         )
+        for text in never_hit(self._config):
+            facts = {"name": "never_hit", "severity": "warning", "remedy": "change it, or make the run longer"}
+            self._say("ledger", "supervisor", text, tell=True, **facts)
         supervisor.start("probe")
         while not self._course.over:
             for event in supervisor.poll(_POLL_S):

@@ -94,6 +94,7 @@ def _told_by(learner: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "episodes": learner.get("episodes"),
         "warnings": learner.get("warnings", []),
+        "ledger": learner.get("ledger", []),
         "policy_lag": learner.get("lag"),
         "policy_version": learner.get("version"),
         "first_update_at": learner.get("first_update_at"),

@@ -45,5 +45,6 @@ def telling(kind: str, facts: Mapping[str, Any]) -> Telling:
             kept = {"finding": facts["kind"], "severity": facts["severity"], "facts": facts["facts"]}
             return Telling(kind, facts["text"], kept, tell=facts["severity"] == "warning")
         case "ledger":
-            return Telling(kind, facts["text"], facts, tell=facts["severity"] == "warning")
+            kept = {name: value for name, value in facts.items() if name != "text"}
+            return Telling(kind, facts["text"], kept, tell=facts["severity"] == "warning")
     return Telling(kind, kind, facts)

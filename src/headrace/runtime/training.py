@@ -14,6 +14,7 @@ from headrace.ipc.channel import Channel
 from headrace.ipc.child import ChildContext
 from headrace.lanes.credits import CREDIT_BYTES, Commit, commit_bytes
 from headrace.learners.learner import Learner
+from headrace.learners.ledgerbook import LedgerBook
 from headrace.runtime.asynchronous import run_async
 from headrace.runtime.beginning import Begun, begin
 from headrace.runtime.checkpointing import Keeper
@@ -95,6 +96,7 @@ class Training:
         every = config.evaluation.every_steps
         self._next_evaluation = (learner.env_steps // every + 1) * every if every else 0
         self._evaluated_version = 0
+        self._ledger = begin_ledger(learner, config)
         self.schedule_facts: Mapping[str, Any] = {}
         """State of the schedule where the run was resumed."""
 
@@ -140,6 +142,7 @@ class Training:
             self._reported_s = now
             self._control.try_send(Report("metrics", self.facts() | {"values": self.learner.algorithm.metrics()}))
             self._tell_suspicions()
+            self._tell_ledger()
         if self._keeper.state_due:
             self._slot.enter(Activity.CHECKPOINT)
             problem = self._keeper.state()
@@ -157,6 +160,11 @@ class Training:
         """Each once, and again when it changes."""
         for finding in self.learner.suspicion.news() if self.learner.suspicion is not None else ():
             self._say(Report("suspicious", finding.plain()))
+
+    def _tell_ledger(self, *, final: bool = False) -> None:
+        """Whatever was not done as declared at two looks in a row, once."""
+        for entry in self._ledger.news(final=final):
+            self._say(Report("ledger", entry))
 
     def _lost(self, schedule: Schedule, collector: int) -> None:
         """Its process has been reaped: take what it had committed, then what it had only written."""
@@ -205,7 +213,9 @@ class Training:
         self._slot.enter(Activity.CHECKPOINT)
         state = {**schedule.state(), "evaluated_version": self._evaluated_version}
         facts = self._keeper.checkpoint(state, exact=schedule.exact)
-        if "problem" not in facts:
+        written = "problem" not in facts
+        self._ledger.checkpointed(facts["updates"], facts["env_steps"], self._clock.now(), written=written)
+        if written:
             self._slot.add("checkpoints")
         self._say(Report("saved" if "problem" not in facts else "not_saved", facts))
 
@@ -216,6 +226,7 @@ class Training:
             return
         self._evaluated_version = version
         self._slot.enter(Activity.CHECKPOINT)
+        self._ledger.frozen()
         self._say(Report("frozen", self._keeper.policy()))
 
     def facts(self) -> dict[str, Any]:
@@ -232,6 +243,9 @@ class Training:
             "lag": {"mean": learner.lag.mean, "max": learner.lag.max},
             "ratio": learner.limiter.measured(learner.env_steps, learner.updates),
             "first_update_at": learner.first_update_at,
+            "ledger": self._ledger.facts(
+                learner.algorithm.ledger(), learner.updates, learner.env_steps, learner.asked_updates, self._clock.now()
+            ),
             "warnings": [finding.plain() for finding in learner.suspicion.findings] if learner.suspicion else [],
         }
 
@@ -250,10 +264,23 @@ class Training:
             "values": self.learner.algorithm.metrics(),
             "stop_reason": self.stop_reason,
         }
+        self._tell_ledger(final=True)
         self._say(Done(facts))
 
     def _say(self, message: object) -> None:
         self._control.send(message, timeout_s=self.config.deadlines.wait_s)
+
+
+def begin_ledger(learner: Learner, config: ExperimentConfig) -> LedgerBook:
+    """The learner's ledger, from where it stands now."""
+    inline = config.run.schedule == "inline"
+    owners = [
+        "learner" if inline else f"collector-{group % config.run.collectors}" for group in range(config.env.groups)
+    ]
+    due = 0 if config.replay.free_running else learner.limiter.updates_due(learner.env_steps)
+    learner.ledger = book = LedgerBook(config, owners)
+    book.begin(learner.updates, learner.env_steps, learner.version, behind=max(0, due - learner.updates))
+    return book
 
 
 def main(context: ChildContext) -> None:
