@@ -242,7 +242,7 @@ def mismatch(name: str = "target_critic_moves", text: str = MOVED, **facts):
     } | facts  # fmt: skip
 
 
-NEVER = mismatch("never_hit", "evaluation.every_steps 5,000 is never reached", severity="info", remedy="")
+NEVER = mismatch("never_hit", "evaluation.every_steps 5,000 is never reached", remedy="change it")
 OTHER = mismatch(
     "critic_lr", "the learning rate of the critic is 0.1; algorithm.critic_lr declares 0.001", remedy="other"
 )
@@ -265,9 +265,17 @@ def test_several_mismatches_are_one_sentence_and_lines():
 
 
 def test_intervals_that_are_never_reached_are_no_mismatch():
-    found = diagnose(replace(WELL, events=[event("ledger", 0.1, "learner") | NEVER]))
-    assert (found.verdict, found.culprit, found.remedy) == (f"{GETS_ON}; 1 interval will never be reached", None, "")
-    assert found.evidence == (NEVER["text"],)
+    other = NEVER | {"text": "learn.publish_every 9,000 is never reached"}
+    told = [event("ledger", 0.1, "supervisor") | one for one in (NEVER, other, NEVER)]
+    found = diagnose(replace(WELL, events=told))
+    assert (found.verdict, found.culprit) == (f"{GETS_ON}; 2 declared intervals are out of this run's reach", None)
+    assert found.evidence == (NEVER["text"], other["text"])
+    assert found.remedy == "shorten it, or make the run longer"
+    found = diagnose(replace(WELL, summary=DONE | {"ledger": []}, events=told[:1]))
+    assert (found.verdict, found.evidence) == (
+        f"{ENDED}; 1 declared interval is out of this run's reach",
+        (NEVER["text"],),
+    )
 
 
 DONE = {"outcome": "completed", "error": None, "wall_s": 12.34, "env_steps": 400, "updates": 410}
@@ -276,9 +284,10 @@ FINE = mismatch("critic_steps", "the optimiser of the critic has made 410 steps"
 
 
 def test_a_ledger_that_did_not_balance_at_the_end():
-    summary = DONE | {"ledger": [FINE, mismatch(), NEVER]}
+    summary = DONE | {"ledger": [FINE, mismatch()]}
     # The summary knows better than the events.
-    found = diagnose(replace(WELL, summary=summary, events=[event("ledger", 1.0, "learner") | OTHER]))
+    told = [event("ledger", 1.0, "learner") | one for one in (NEVER, OTHER)]
+    found = diagnose(replace(WELL, summary=summary, events=told))
     assert (found.state, found.culprit) == (Condition.FINISHED, "learner")
     assert found.verdict == f"{ENDED}; {MOVED}"
     assert (found.evidence, found.remedy) == ((NEVER["text"],), "move it once")

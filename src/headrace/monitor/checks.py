@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from headrace.monitor.snapshot import Snapshot
 from headrace.telemetry.blame import Blame, Condition, blame
 from headrace.telemetry.looks import Flow
-from headrace.telemetry.wording import amount, names, place, seconds
+from headrace.telemetry.wording import amount, names, place, seconds, verb
 
 _FULL_BYTES = 16 * 2**20
 _SCARCE = 0.05
@@ -20,6 +20,7 @@ _AHEAD = 60.0
 _LOOP_S = 60.0
 _LOOP_RESTARTS = 3
 _BEHIND = 2
+_NEVER_HIT = "never_hit"
 
 
 class Remark(NamedTuple):
@@ -231,16 +232,22 @@ def standing(snapshot: Snapshot) -> list[Remark]:
 
 def _ledger(snapshot: Snapshot) -> Remark | None:
     """What was done against what the configuration declares."""
-    told = _found(snapshot, "ledger", "ledger", lambda event: event.get("name" if _warns(event) else "text"))
-    wrong = [one for one in told if one.get("ok") is not True]
-    never = tuple(str(one.get("text")) for one in wrong if not _warns(one))
-    mismatches = [one for one in wrong if _warns(one)]
-    if not mismatches:
-        return Remark(None, f"{amount(len(never), 'interval')} will never be reached", "", never) if never else None
-    first, *others = mismatches
+    told = _found(snapshot, "ledger", "ledger", lambda event: event.get("name"))
+    wrong = [one for one in told if one.get("ok") is not True and one.get("name") != _NEVER_HIT]
+    never = _never_hit(snapshot)
+    if not wrong:
+        text = f"{amount(len(never), 'declared interval')} {verb(never, 'is', 'are')} out of this run's reach"
+        return Remark(None, text, "shorten it, or make the run longer", never) if never else None
+    first, *others = wrong
     more = f" (and {len(others)} more of the ledger)" if others else ""
     lines = tuple(str(one.get("text")) for one in others)
     return Remark("learner", f"{first.get('text')}{more}", str(first.get("remedy") or ""), (*lines, *never))
+
+
+def _never_hit(snapshot: Snapshot) -> tuple[str, ...]:
+    """Intervals that were known to be out of reach when the run was started."""
+    events = [event for event in snapshot.events if event.get("kind") == "ledger" and event.get("name") == _NEVER_HIT]
+    return tuple(dict.fromkeys(str(event.get("text")) for event in events))
 
 
 def _degraded(snapshot: Snapshot) -> Remark | None:
