@@ -41,7 +41,7 @@ def training(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
         command = [*SCRIPT, "train", tmp_path / "empty.toml", "--run-dir", run, "--quiet", *given]
         process = subprocess.Popen(command, stdout=output, stderr=output, cwd=HERE, start_new_session=True)
     try:
-        wait_for_record(process, run, 40_000, tmp_path / "output")
+        wait_for_record(process, run, 12_000, tmp_path / "output")
         yield process, run
     finally:
         kill_everything(process)
@@ -88,26 +88,18 @@ def test_a_run_whose_processes_were_all_killed_replays_up_to_its_last_event(trai
     found = json.loads(told.stdout)
     assert (found["identical"], found["ended"], found["events"]) == (True, False, whole.events - 1)
     assert found["torn_bytes"] > 0
-    told = headrace("replay", run)
-    assert (
-        f"  {found['torn_bytes']:,} bytes of a last event were not written to their end, and are left out\n"
-        in told.stdout
-    )
 
 
 def test_a_run_is_replayed_while_it_trains(training, tmp_path):
     process, run = training
     with Replayer(run) as replayer:
         before = replayer.record_bytes
-        wait_for_record(process, run, before + 4_000, tmp_path / "output")
+        wait_for_record(process, run, before + 2_000, tmp_path / "output")
         assert replayer.run() is None
         found = replayer.outcome()
     assert process.poll() is None, "it trained all the while"
     assert not found.ended
-    assert found.updates > 100
-    told = headrace("replay", run)
-    assert told.returncode == 0, told.stderr
-    assert "it was killed, or goes on, or its disk was full" in told.stdout
+    assert found.updates > 20
 
 
 def test_an_environment_that_hangs_in_the_replay_is_named(runs: Runs, tmp_path: Path):

@@ -173,3 +173,33 @@ def test_the_command_says_so_to_a_program(finished: Path):
         "identical": True, "updates": summary["updates"], "env_steps": summary["env_steps"],
         "weights_sha256": summary["weights_sha256"], "ended": True, "torn_bytes": 0, "machine": [],
     }  # fmt: skip
+
+
+def test_the_command_stops_with_a_prompt_that_reads_from_standard_input(finished: Path):
+    lines = [
+        "print('updates', learner.updates, len(batch.reward) if 'batch' in dir() else 'no batch')",
+        "batch = learner.batch()",
+        "_ = algorithm.update(batch)",
+        "print('updates', learner.updates, len(batch.reward))",
+        "print(replay.run('update:420'))",
+        "print('at the end:', replay.run(), block.rows_written.sum() > 0, config.run.seed)",
+        "replay.run('update:1')",
+    ]
+    told = headrace("replay", finished, "--until", "update:410", given="\n".join(lines) + "\n")
+    assert told.returncode == 0, told.stderr
+    assert "replay stands before update 410 (event " in told.stderr
+    assert "; everything so far is identical\n" in told.stderr
+    assert "[CFG-001] the record does not come to update:1, or is past it" in told.stderr
+    answers = [line.lstrip("> ") for line in told.stdout.splitlines()]
+    assert answers[:2] == ["updates 409 no batch", "updates 410 32"]
+    assert answers[2].startswith("before update 420 (event ")
+    assert answers[3] == "at the end: None True 0"
+
+
+def test_a_place_that_the_record_does_not_come_to_is_a_usage_error(finished: Path):
+    told = headrace("replay", finished, "--until", "version:100000")
+    assert (told.returncode, told.stdout) == (2, "")
+    assert told.stderr.startswith("[CFG-001] the record does not come to version:100000, or is past it\n")
+    told = headrace("replay", finished, "--until", "yesterday")
+    assert told.returncode == 2
+    assert told.stderr.startswith("[CFG-001] 'yesterday' names no event of a record\n")
