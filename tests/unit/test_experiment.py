@@ -445,3 +445,14 @@ class NoTime:
 
     def monotonic_ns(self) -> int:
         return self._began_ns + round((self._clock.now() - self._began_s) * 1e9)
+
+
+def test_dead_learner_of_a_run_with_a_checkpoint_has_lost_only_updates(scene):
+    scene.supervisor.instruction = GiveUp("learner", "it may not be started again")
+    scene.board.slot("learner").count("updates", 45)
+    saved = {"version": 2, "env_steps": 6400, "updates": 30, "paused_s": 0.1, "exact": True}
+    scene.happen(Reported("learner", Report("saved", saved)))
+    scene.happen(Reported("learner", Report("frozen", {"version": 3, "env_steps": 6500, "updates": 40})))
+    scene.happen(died("learner"))
+    assert "\n  lost: 15 of 45 updates\n" in scene.summary["error"]
+    assert scene.summary["error"].endswith("`headrace train --resume --run-dir RUN` goes on from there")

@@ -259,3 +259,24 @@ def test_what_was_told_once_is_found_however_long_the_run_has_gone_on(run, board
     assert len(found) < 2_500
     versions = [event["version"] for event in found[2:-1]]
     assert versions == list(range(versions[0], 3_000))
+
+
+def test_of_a_resumed_run_only_the_present_session_counts_and_its_clock(run, board):
+    begins = json.dumps({"t_s": 900.0, "kind": "resumed", "component": "supervisor"})
+    lines = [
+        json.dumps({"t_s": 1.0, "kind": "started", "component": "supervisor"}),
+        json.dumps({"t_s": 880.0, "kind": "restarted", "component": "collector-0"}),
+        begins,
+        json.dumps({"t_s": 902.5, "kind": "resumed", "component": "learner"}),  # another learner in this session
+        json.dumps({"t_s": 903.0, "kind": "restarted", "component": "collector-0"}),
+    ]
+    run.events_file.write_text("\n".join([*lines, ""]))
+    found = read_run(run.path, between_s=0.0)
+    assert [(event["kind"], event["t_s"]) for event in found.events] == [
+        ("resumed", 0.0),
+        ("resumed", 2.5),
+        ("restarted", 3.0),
+    ]
+    filler = json.dumps({"t_s": 904.0, "kind": "x", "component": "learner", "text": "y" * 300})
+    run.events_file.write_text("\n".join([begins, *[filler] * 1000, lines[-1], ""]))
+    assert read_run(run.path, between_s=0.0).events[-1]["t_s"] == 3.0

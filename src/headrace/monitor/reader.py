@@ -32,7 +32,7 @@ BETWEEN_S = 0.8
 """Seconds between the two looks that give rates."""
 
 _TAIL_BYTES = 256 * 1024
-_LASTING = ("ledger", "degraded", "suspicious")
+_LASTING = ("ledger", "degraded", "suspicious", "resumed")
 """Kinds of events that are told once and hold from then on, so that they are looked for in the whole file."""
 _MOST_BYTES = 64 * 2**20
 _CGROUP = Path("/sys/fs/cgroup")
@@ -201,7 +201,17 @@ def _tail(path: Path) -> tuple[dict[str, Any], ...]:
         return ()
     # A first half and an unfinished last one are left out.
     found = (_event(line) for line in (*earlier, *lines[1 if start else 0 : -1]))
-    return tuple(event for event in found if event is not None)
+    return _this_session([event for event in found if event is not None])
+
+
+def _this_session(events: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Events since the run was resumed last, their time counted from there as the board counts it."""
+    begins = [
+        event["t_s"] for event in events if (event.get("kind"), event.get("component")) == ("resumed", "supervisor")
+    ]
+    if not begins:
+        return tuple(events)
+    return tuple(event | {"t_s": event["t_s"] - begins[-1]} for event in events if event["t_s"] >= begins[-1])
 
 
 def _lasting(file: BinaryIO, begin: int, end: int) -> list[bytes]:

@@ -167,7 +167,7 @@ class Experiment:
         self._config = basics.config
         self._say = chronicle.say
         self._incidents = incidents
-        self._checkpoint: dict[str, Any] | None = observer.history.checkpoint
+        self._checkpoint: dict[str, Any] | None = _whole(observer.history.checkpoint)
         """Facts of the newest policy on disk."""
         self._resources = resources
         self._observer = observer
@@ -300,8 +300,8 @@ class Experiment:
         if kind == "salvaged":
             self._on_salvaged(f"collector-{facts['collector']}", facts["transitions"])
             return
-        if kind in ("frozen", "saved"):
-            self._checkpoint = facts
+        if kind == "saved" or (kind == "frozen" and not (self._checkpoint or {}).get("whole")):
+            self._checkpoint = facts | {"whole": kind == "saved"}
         if kind == "frozen":
             self._evaluations.order(facts)
         elif kind == "evaluated":
@@ -437,6 +437,10 @@ class Experiment:
         course = self._course
         if course.learner_done and (self._evaluations.idle or course.interrupted or course.error is not None):
             course.over = course.over or not set(self._supervisor.alive()) & set(collector_ids(self._config))
+
+
+def _whole(checkpoint: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if checkpoint is None else checkpoint | {"whole": True}
 
 
 def _own_failure(error: BaseException) -> ComponentDied:

@@ -160,7 +160,8 @@ class Incidents:
         Args:
             event: What happened last.
             instruction: Why that is the end.
-            checkpoint: ``version``, ``env_steps`` and ``updates`` of the newest policy on disk; None: there is none.
+            checkpoint: ``version``, ``env_steps`` and ``updates`` of the newest policy on disk, and whether it is ``whole``,
+                a checkpoint that a run can go on from; None: there is none.
         """
         error = event.to_error()
         if event.id == "learner":
@@ -189,11 +190,12 @@ class Incidents:
                 f"{checkpoint['env_steps']:,} environment steps"
             )
             fix += f"; the newest policy plays with `headrace eval RUN --version {checkpoint['version']}`"
-        facts = {
-            **error.facts,
-            "lost": f"{since:,} of {updates:,} updates, the optimiser, and the replay",
-            "newest_policy": kept,
-        }
+        lost = f"{since:,} of {updates:,} updates"
+        if checkpoint is not None and checkpoint["whole"]:
+            fix += "; `headrace train --resume --run-dir RUN` goes on from there"
+        else:
+            lost += ", the optimiser, and the replay"
+        facts = {**error.facts, "lost": lost, "newest_policy": kept}
         return type(error)(error.what, **facts, fix=fix)
 
     def _keep_reproducer(self, event: Exited) -> None:
