@@ -6,6 +6,8 @@ each; a session's fork server is forked as well. Nothing else about a session is
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import random
@@ -23,12 +25,27 @@ from typing import Any, Self
 import psutil
 
 from headrace.core.clock import MonotonicClock
-from headrace.core.errors import RunDirectoryError
-from headrace.telemetry.board import Board
+from session_support import board_updates
 
 LIMIT_S = 60.0
-CALLS = ("write", "pwrite", "pwritev", "fsync", "fdatasync", "ftruncate", "replace", "rename", "unlink", "mkdir", "rmdir")
+CALLS = (
+    "write",
+    "pwrite",
+    "pwritev",
+    "fsync",
+    "fdatasync",
+    "ftruncate",
+    "replace",
+    "rename",
+    "unlink",
+    "mkdir",
+    "rmdir",
+)
 """Calls that change files, or make a change last."""
+MODULES = ("headrace.cli.train", "headrace.ipc.server", "headrace.runtime.sessions", "headrace.runtime.experiment",
+           "headrace.runtime.training", "headrace.runtime.components", "headrace.runtime.evaluation",
+           "headrace.algorithms.td3", "torch._dynamo")  # fmt: skip
+"""What a session needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +61,9 @@ class Moment:
     @classmethod
     def draw(cls, draws: random.Random) -> Self:
         """Any."""
-        where = draws.choice(("root", "learner", "learner", "checkpoint", "checkpoint", "evaluator", "trace", "updates"))
+        where = draws.choice(
+            ("root", "learner", "learner", "checkpoint", "checkpoint", "evaluator", "trace", "updates")
+        )
         most = {"root": 24, "learner": 150, "checkpoint": 45, "evaluator": 1, "trace": 12_000, "updates": 150}
         return cls(where, draws.randrange(most[where]))
 
@@ -90,7 +109,7 @@ class Nursery:
 
     def _kill_at(self, pid: int, run: Path, until: Moment) -> None:
         """Look again and again; not with a pidfd, as the session is another process's child."""
-        reached = {"trace": _trace_bytes, "updates": _updates}[until.where]
+        reached = {"trace": _trace_bytes, "updates": board_updates}[until.where]
         clock, target = MonotonicClock(), until.at + reached(run)
         due_s = clock.now() + LIMIT_S
         while reached(run) < target or (until.where == "trace" and not _begun(run, pid)):
@@ -121,14 +140,6 @@ def _begun(run: Path, pid: int) -> bool:
     return (run / "lock").read_text().strip() == str(pid)
 
 
-def _updates(run: Path) -> int:
-    try:
-        with Board.open(run / "board") as board:
-            return board.read("learner").counters["updates"]
-    except (RunDirectoryError, OSError, ValueError):
-        return 0
-
-
 def kill_family(root: int) -> None:
     """SIGKILL for a process and everything below it; for oneself last."""
     try:
@@ -149,7 +160,9 @@ def kill_family(root: int) -> None:
 class _ForkedServer:
     """What `subprocess.Popen` is to a fork server's parent; the server has imported everything already."""
 
-    def __init__(self, command: list[str], *, stdout: Any, pass_fds: list[int], env: Mapping[str, str], **_: Any) -> None:
+    def __init__(
+        self, command: list[str], *, stdout: Any, pass_fds: list[int], env: Mapping[str, str], **_: Any
+    ) -> None:
         self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
@@ -183,12 +196,10 @@ class _ForkedServer:
 
 
 def _close_others(kept: set[int]) -> None:
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in kept:
-            try:
-                os.close(int(name))
-            except OSError:  # the one that listed them
-                continue
+    for path in list(Path("/proc/self/fd").iterdir()):
+        if int(path.name) not in kept:
+            with contextlib.suppress(OSError):  # of the descriptor that listed them
+                os.close(int(path.name))
 
 
 def _strike_at(at: int, who: int, root: int, counting: Callable[[], bool]) -> None:
@@ -266,7 +277,7 @@ def _session(order: Mapping[str, Any]) -> None:
         code = main(order["arguments"])
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the border of a process
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -274,17 +285,8 @@ def _session(order: Mapping[str, Any]) -> None:
 
 
 def _serve() -> None:
-    import headrace.cli.main
-    import headrace.runtime.experiment
-    import headrace.runtime.sessions
-    import headrace.runtime.training
-    import headrace.runtime.components
-    import headrace.runtime.evaluation
-    import headrace.ipc.server
-    import headrace.cli.train
-    import headrace.algorithms.td3
-    import torch._dynamo  # noqa: F401
-    import run_envs  # noqa: F401
+    for module in MODULES:
+        importlib.import_module(module)
     from headrace.ipc.child import adopt_orphans
 
     adopt_orphans()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import resource
 import select
 import signal
 import subprocess
@@ -296,3 +297,51 @@ class Unseeded(Traced):
 
 def unseeded() -> Unseeded:
     return Unseeded()
+
+
+class Slowed(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment each step of which takes so long; with a marker, only while there is such a file."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], step_s: float, marker: str | None) -> None:
+        super().__init__(env)
+        self._step_s, self._marker = step_s, marker
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        if self._marker is None or Path(self._marker).exists():
+            pause(self._step_s)
+        return self.env.step(action)
+
+
+def slow_pendulum(step_s: float, marker: str | None = None) -> Slowed:
+    return Slowed(gymnasium.make("Pendulum-v1"), step_s, marker)
+
+
+class Tight(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Lets its process write no file beyond a size, as a disk that is full; for good, or until a step of its own.
+
+    Args:
+        env: Within.
+        file_bytes: That size.
+        spared: Process in which it does nothing.
+        until: Number of the step; 0: for good.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], file_bytes: int, spared: int, until: int) -> None:
+        super().__init__(env)
+        self._spared, self._left = os.getpid() == spared, until
+        self._limit(file_bytes)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._left -= 1
+        if self._left == 0:
+            self._limit(resource.RLIM_INFINITY)
+        return self.env.step(action)
+
+    def _limit(self, file_bytes: int) -> None:
+        if not self._spared:
+            _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, most))
+
+
+def tight(file_bytes: int, spared: int, until: int = 0) -> Tight:
+    return Tight(gymnasium.make("Pendulum-v1"), file_bytes, spared, until)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ import pytest
 import headrace
 from headrace.learners.checkpoints import CheckpointStore
 from headrace.learners.manifest import Checkpoint
-from headrace.record.events import BatchesTrained, ChunkCommitted, GroupSalvaged
+from headrace.record.events import ChunkCommitted, GroupSalvaged
 from headrace.record.trace import Trace
 from headrace.runtime.api import Run
 from kill_support import Moment, Nursery
 from run_support import SMALL, assert_books, events, summary
+from session_support import metrics, options
 
 pytestmark = pytest.mark.process
 
@@ -41,6 +42,8 @@ class Killed:
 
     nursery: Nursery
     path: Path
+    moments: list[tuple[str, int]] = field(default_factory=list)
+    """Where each session was to be killed, and how it ended."""
     kills: int = 0
     updates: int = 0
     """Of the newest checkpoint there ever was."""
@@ -100,14 +103,7 @@ def begun(nursery: Nursery, path: Path, **settings: Any) -> Killed:
 
 
 def arguments(settings: Mapping[str, object], steps: int) -> list[str]:
-    made = [f"{key}={toml(value)}" for key, value in settings.items() if key != "run.steps"]
-    return [*(part for one in made for part in ("--set", one)), "--steps", str(steps)]
-
-
-def toml(value: object) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {toml(one)}" for key, one in value.items()) + "}"
-    return f'"{value}"' if isinstance(value, str) else str(value).lower()
+    return options({**settings, "run.steps": steps})
 
 
 def kill_over_and_over(run: Killed, kills: int, seed: int) -> None:
@@ -119,6 +115,7 @@ def kill_over_and_over(run: Killed, kills: int, seed: int) -> None:
         steps = run.expected[0] + 64 if moment.where == "evaluator" else ENDLESS
         code = run.session("--steps", str(steps), until=moment)
         assert code in (-9, 0), (moment, Path(f"{run.path}.log").read_text()[-3000:])
+        run.moments.append((moment.where, code))
         sessions += 1
         assert sessions < 2 * kills + 4, "most sessions end before they are killed"
 
@@ -132,6 +129,11 @@ def bring_to_an_end(run: Killed) -> Run:
     steps = ended.summary["env_steps"]
     assert ended.summary["updates"] == 1 + steps - 64
     assert ended.summary["sessions"] == 1 + len(events(ended, "resumed", "supervisor"))
+    for name in ("step", "updates", "wall_s", "headrace/policy_version", "headrace/episodes"):
+        values = [line[name] for line in metrics(ended)]
+        assert values == sorted(values), name
+    versions = [point["version"] for point in ended.summary["evaluations"]]
+    assert versions == sorted(set(versions))
     found = headrace.replay(ended.path)
     assert (found.ended, found.env_steps, found.updates) == (True, steps, ended.summary["updates"])
     assert found.weights_sha256 == ended.summary["weights_sha256"]

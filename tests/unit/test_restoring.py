@@ -30,11 +30,12 @@ class Bench:
         rows["action"][:STEPS, 0] = np.linspace(-1.0, 1.0, STEPS, dtype=np.float32)
         rows["reward"][:STEPS] = rows["action"][:STEPS, 0].astype(np.float64)
         rows["kind"][:STEPS], rows["episode"][:STEPS], rows["t"][:STEPS] = STEP, 3, range(STEPS)
+        self.stopping = False
         self.board = Board.create(tmp_path / "board", [("collector-0", "collector")])
 
     def bring_back(self) -> None:
         check = ObservationCheck(self.spaces[0], "park")
-        bring_back(self.env, self.rows, LANE, SEED, check, self.board.slot("collector-0"))
+        bring_back(self.env, self.rows, LANE, SEED, check, self.board.slot("collector-0"), lambda: self.stopping)
 
 
 @pytest.fixture
@@ -79,3 +80,11 @@ def test_episodes_travel_in_a_file_with_every_byte(bench, tmp_path):
     assert {lane: rows.tobytes() for lane, rows in found.items()} == {1: bench.rows.tobytes(), 4: raw.tobytes()}
     save_episodes(tmp_path / "running.npz", {})
     assert load_episodes(tmp_path / "running.npz", bench.rows.dtype) == {}
+
+
+def test_every_step_counts_as_work_and_may_be_the_last(bench):
+    bench.bring_back()
+    assert bench.board.read("collector-0").counters["rows"] == STEPS
+    bench.stopping = True
+    bench.bring_back()
+    assert bench.board.read("collector-0").counters["rows"] == STEPS

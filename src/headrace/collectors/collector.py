@@ -149,11 +149,12 @@ class Collector:
         writer = LaneWriter(self._block, number, resume=resume)
         return _Lane(number, env, writer, streams, running=writer.t > 0)
 
-    def restore(self, episodes: Episodes) -> None:
+    def restore(self, episodes: Episodes, stopping: Callable[[], bool]) -> None:
         """Bring environments and exploration to where the lanes' rows end; all slots of a lane's carry are the same.
 
         Args:
             episodes: Of the lanes in which one is running.
+            stopping: Asked between steps; true ends it early, and no step may follow. The lanes are as they were.
 
         Raises:
             EpisodeNotRestored: An environment did something else than what is stored, or too little is stored. Nothing
@@ -165,7 +166,8 @@ class Collector:
                 continue
             if lane.number not in episodes:
                 raise not_restored(lane.number, problem="its first rows are no longer kept")
-            bring_back(lane.env, episodes[lane.number], lane.number, self.group.seed, self._check, self._slot)
+            rows, seed = episodes[lane.number], self.group.seed
+            bring_back(lane.env, rows, lane.number, seed, self._check, self._slot, stopping)
 
     def collect(self, chunk: int, steps: int, stopping: Callable[[], bool] | None = None) -> Commit:
         """Collect one chunk.

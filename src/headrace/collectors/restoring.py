@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,9 @@ def load_episodes(path: Path, dtype: np.dtype[Any]) -> Episodes:
 
 
 def bring_back(
-    env: gymnasium.Env[Any, Any], rows: NDArray[np.void], lane: int, seed: int, check: ObservationCheck, slot: Slot
-) -> None:
+    env: gymnasium.Env[Any, Any], rows: NDArray[np.void], lane: int, seed: int, check: ObservationCheck, slot: Slot,
+    stopping: Callable[[], bool],
+) -> None:  # fmt: skip
     """Repeat a lane's running episode, comparing everything the environment returns with what is stored, bit for bit.
 
     Args:
@@ -52,6 +53,7 @@ def bring_back(
         seed: Of the run.
         check: Of the environment's observations.
         slot: The component's place on the board.
+        stopping: Asked between steps; true leaves the environment where it is then, to be closed.
 
     Raises:
         EpisodeNotRestored: It did something else.
@@ -64,9 +66,10 @@ def bring_back(
             found = check.check(obs, lane, step)
             for leaf in observation:
                 _compare(lane, step, leaf.path, row[leaf.path], np.asarray(leaf.of(found), leaf.dtype))
-            if step == len(rows) - 1:
+            if step == len(rows) - 1 or stopping():
                 return
             slot.enter(Activity.ENV_STEP, lane, step)
+            slot.add("rows")  # a run that is at this for long does not stand still
             parts = {leaf.path: np.array(row[leaf.path]) for leaf in action}
             *returned, _ = env.step(assemble(env.action_space, parts, "action"))
             obs, reward, (terminated, truncated) = check.transition(returned, lane, step + 1)

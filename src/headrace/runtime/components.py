@@ -110,14 +110,18 @@ def collector(context: ChildContext) -> None:
         }
         context.control.send(Ready({}), timeout_s=config.deadlines.start_s)
         slot.set_state(State.RUNNING)
+        lane = group_lanes(config, payload.groups[0])[0]
+
+        def stopping() -> bool:
+            return bool(block.stopping[lane])
+
         if payload.episodes is not None and not payload.incarnation:
             episodes = load_episodes(payload.episodes, block.geometry.dtype)
             for one in collectors.values():
-                one.restore(episodes)
+                one.restore(episodes, stopping)
         worker = CollectorWorker(
             collectors, payload.incarnation, credit_pipe, commit_pipe, context.control, board, slot
         )
-        lane = group_lanes(config, payload.groups[0])[0]
-        worker.run(config.collect.chunk_steps, config.deadlines.credit_limit_s, lambda: bool(block.stopping[lane]))
+        worker.run(config.collect.chunk_steps, config.deadlines.credit_limit_s, stopping)
         slot.set_state(State.STOPPING)
         context.control.send(Done({}), timeout_s=config.deadlines.stop_s)

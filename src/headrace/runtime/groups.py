@@ -150,7 +150,7 @@ class InlineGroups:
             if not begin.resume:
                 continue
             try:
-                self._collectors[group].restore(episodes)
+                self._collectors[group].restore(episodes, self._stopping)
             except EpisodeNotRestored as error:
                 failed[group] = str(error)
         return failed
