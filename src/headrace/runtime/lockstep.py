@@ -23,6 +23,8 @@ class Rounds:
         self._chunk = int(training.schedule_facts.get("chunk", 0))
         self._whole = True
         """Whether no round was ended early."""
+        self._begun_at: tuple[int, int] | None = None
+        """Environment steps and updates where the round began; None where a group was lost in it."""
         self._missing: set[int] = set()
         """Groups whose chunk of this round has not arrived."""
         self._arrived: list[Commit] = []
@@ -34,6 +36,7 @@ class Rounds:
 
     def on_lost(self, groups: Sequence[int]) -> None:
         """The round goes on without them; what they had committed comes before what is salvaged."""
+        self._begun_at = None
         self._missing.difference_update(groups)
         self._take_over(groups)
 
@@ -60,11 +63,14 @@ class Rounds:
             training.tick(self)
         training.leave(self)
         self._take_over(range(training.config.env.groups))
+        if not self._whole and self._begun_at == (training.learner.env_steps, training.learner.updates):
+            self._chunk, self._whole = self._chunk - 1, True  # ended before its first step, as if it had not begun
 
     def _round(self) -> None:
         training = self._training
         present = self._present()
         self._missing = set(present)
+        self._begun_at = training.learner.env_steps, training.learner.updates
         for group in present:
             training.groups.grant(group, self._chunk, self._chunk + 1, training.learner.version)
         self._chunk += 1
