@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -76,12 +77,17 @@ def assert_the_same(runs: Runs, env: str, chain: tuple[dict[str, Any], ...], **s
     assert_replays(stopped)
 
 
-@pytest.mark.parametrize("chain", CHAINS)
+def beyond(names: Iterable[str], first: str) -> list[Any]:
+    """The first one runs in every run of the tests, the others with all."""
+    return [pytest.param(name, marks=[] if name == first else pytest.mark.table) for name in names]
+
+
+@pytest.mark.parametrize("chain", beyond(CHAINS, "inline_then_lockstep_then_inline"))
 def test_stopped_and_resumed_it_learns_the_same(runs, chain):
     assert_the_same(runs, "Pendulum-v1", CHAINS[chain])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", beyond(CASES, "eviction_correlated_noise_and_normaliser"))
 def test_whatever_crosses_the_stop(runs, case):
     env, settings = CASES[case]
     assert_the_same(runs, env, (INLINE, lockstep(2), lockstep(3)), **settings)
@@ -125,7 +131,11 @@ def interrupted_at(updates: int, number: signal.Signals, run: Path, settings: di
         assert process.returncode == 130, out
 
 
-@pytest.mark.parametrize(("schedule", "number"), [(INLINE, signal.SIGTERM), (lockstep(2), signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("schedule", "number"),
+    [pytest.param(INLINE, signal.SIGTERM, marks=pytest.mark.table), (lockstep(2), signal.SIGINT)],
+    ids=["inline", "lockstep"],
+)
 def test_stopped_by_a_signal_near_update_500_it_learns_the_same(runs, tmp_path, schedule, number):
     settings = {
         **SMALL, "run.steps": 2000, "algorithm.normalize_observations": True,

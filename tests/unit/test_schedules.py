@@ -10,10 +10,10 @@ import pytest
 from headrace.core.clock import FakeClock
 from headrace.ipc.channel import Channel
 from headrace.lanes.credits import Commit
+from headrace.runtime.assembly import rate_limiter
 from headrace.runtime.asynchronous import FreeRun
 from headrace.runtime.config import ExperimentConfig, load_config
 from headrace.runtime.lockstep import Rounds
-from headrace.runtime.assembly import rate_limiter
 from headrace.runtime.training import Training
 from headrace.supervision.messages import Command, Report, Stop
 
@@ -284,6 +284,25 @@ def test_an_end_that_hurries_does_not_wait_for_a_round(bench):
     assert b.learner.updates <= 1 + 8
     assert "commit 2.0" in b.log("commit")
     assert not rounds.exact
+
+
+@pytest.mark.parametrize("lose", [False, True])
+def test_a_round_that_is_ended_before_its_first_step_counts_as_not_begun(bench, lose):
+    """Unless a collector was lost in it: that cuts an episode."""
+    b = bench(run__schedule="lockstep")
+    b.groups.mute = {0, 1, 2, 3}
+
+    def hurry() -> None:
+        b.groups.hurry = True
+
+    b.groups.then = [b.tell(lost(1))] if lose else []
+    b.groups.then += [b.tell(Stop("interrupted")), hurry]
+    for group in (0, 2) if lose else (0, 1, 2, 3):
+        b.groups.then.append(lambda group=group: b.groups.arrive(group, 0, last=True))
+    rounds = Rounds(b.training)
+    rounds.run()
+    assert (b.learner.env_steps, b.learner.updates) == (0, 0)
+    assert (rounds.state(), rounds.exact) == (({"chunk": 1}, False) if lose else ({"chunk": 0}, True))
 
 
 # Free runs
