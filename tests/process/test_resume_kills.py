@@ -160,6 +160,16 @@ def check(nursery: Nursery, folder: Path, schedule: str, kills: int, seed: int) 
         assert summary(whole)[name] == ended.summary[name], "it is not what a run that is not killed comes to"
 
 
+@pytest.mark.parametrize("moment", [Moment("root", 5), Moment("learner", 60), Moment("checkpoint", 3)], ids=str)
+def test_killed_before_the_first_checkpoint_it_begins_anew(nursery, tmp_path, moment):
+    path, given = tmp_path / "run", options({**SETTINGS, "run.steps": 160, "run.schedule": "lockstep"})
+    assert nursery.run(path, "--resume", *given, until=moment) == -9
+    assert nursery.run(path, "--resume", *given) == 0
+    assert summary(path)["sessions"] == 1
+    assert_books(Run(path, summary(path)))
+    assert headrace.replay(path).weights_sha256 == summary(path)["weights_sha256"]
+
+
 @pytest.mark.timeout(300)
 def test_four_kills(nursery, tmp_path):
     check(nursery, tmp_path, "lockstep", kills=4, seed=1)

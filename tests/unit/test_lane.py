@@ -54,6 +54,18 @@ def test_an_episode_is_its_steps_and_one_final_row() -> None:
     assert (lanes.rows_written[0], lanes.episodes_begun[0]) == (3, 1)
 
 
+def test_a_final_row_holds_no_action_of_a_lap_ago() -> None:
+    lanes = block()
+    ring = lanes.geometry.ring_rows
+    writer = LaneWriter(lanes, 0)
+    write(writer, [2 * ring + 1])
+    slot = writer.row % ring
+    lanes.rows["action"][0] = 8
+    write(writer, [1])
+    assert lanes.rows["kind"][0, (slot + 1) % ring] == FINAL
+    assert lanes.rows["action"][0, (slot + 1) % ring] == 0
+
+
 def test_lanes_are_apart() -> None:
     lanes = block(lanes=3)
     write(LaneWriter(lanes, 1), [5])

@@ -78,6 +78,49 @@ def test_run_that_was_killed_in_its_first_moment_begins_anew(tmp_path, given):
     assert (tmp_path / "config-1.toml").read_text() == before
 
 
+@pytest.fixture
+def killed_early(tmp_path):
+    """A run that was killed after 40 steps, and before its first checkpoint."""
+    made = PastRun(tmp_path / "run")
+    made.learn(4)
+    path = made.end(None)
+    with Board.create(made.place.board_file, [("learner", "learner")]) as board:
+        board.slot("learner").count("env_steps", 40)
+    return path
+
+
+def test_run_that_was_killed_before_its_first_checkpoint_begins_anew_and_what_is_lost_is_told(killed_early):
+    before = files(killed_early)
+    with resume_or_begin(killed_early, None, {"run.seed": 3}) as session:
+        assert session.resume is None
+        assert session.config.run.seed == 3
+        assert session.note == (
+            f"{killed_early} holds a run that was killed before its first checkpoint, so its 40 environment steps are "
+            "lost: a new run starts there"
+        )
+    kept = {name: data for name, data in files(killed_early).items() if name.startswith("earlier/1/")}
+    assert kept == {f"earlier/1/{name}": data for name, data in before.items()}
+
+
+@pytest.mark.parametrize("why_not", ["policy", "summary", "disabled"])
+def test_run_without_a_checkpoint_that_has_something_else_is_not_put_aside(killed_early, why_not):
+    run = RunDirectory(killed_early)
+    match why_not:
+        case "policy":
+            run.checkpoint_dir(7).mkdir()
+            (run.checkpoint_dir(7) / "policy.safetensors").write_bytes(b"a policy")
+        case "summary":
+            run.write_summary({"outcome": "completed", "books": {"produced": 40}})
+        case "disabled":
+            text = run.config_file.read_text().replace("[checkpoint]\nenabled = true", "[checkpoint]\nenabled = false")
+            run.config_file.write_text(text)
+            assert not run.read_config().checkpoint.enabled
+    before = files(killed_early)
+    with pytest.raises(RunDirectoryError, match="holds no checkpoint"):
+        resume_or_begin(killed_early, None, {})
+    assert files(killed_early) == before
+
+
 def test_run_that_is_about_to_begin_is_not_disturbed(tmp_path):
     with RunDirectory.create(tmp_path, load_config("pendulum-td3")):
         with pytest.raises(RunDirectoryError, match="in use by a run that is alive"):

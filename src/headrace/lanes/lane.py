@@ -163,6 +163,9 @@ class LaneWriter:
         self._action_size, self._obs_size = self._sizes[0], self._sizes[-1]
         self._action_places = [int(fields[leaf.path][1]) for leaf in g.action]
         self._action_at = self._base + self._action_places[0]
+        self._no_action = [
+            (offset, bytes(size)) for offset, size in zip(self._action_places, self._sizes, strict=False)
+        ]
         self._put_action = struct.Struct(f"{self._action_size}s").pack_into
         self._obs_places = [int(fields[leaf.path][1]) for leaf in g.observation]
         self._write_head = HEAD.pack_into
@@ -281,6 +284,9 @@ class LaneWriter:
         if ended[0] or ended[1]:
             at = self._head + after * self._size
             self._write_head(self._bytes, at, 0.0, version, self.transitions, self._place, FINAL)
+            for offset, zeros in self._no_action:  # not what the row held a lap ago, which a resumed run does not know
+                start = self._base + after * self._size + offset
+                self._bytes[start : start + len(zeros)] = zeros
             self.row += 1
         self._copy_to_mirror(slot, after)
         self._number[0] = self.row

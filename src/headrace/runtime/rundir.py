@@ -205,7 +205,8 @@ class RunDirectory:
         try:
             self._make_folder()
             self.take_lock(_ELSEWHERE)
-            self._set_aside()
+            if never_began(self):
+                self.set_aside()  # it has no experience that anybody could miss
             _refuse_remains(self)
             self._made.insert(0, self.config_file)
             write_whole(self.config_file, [dump_toml(config).encode()])
@@ -278,10 +279,12 @@ class RunDirectory:
         os.ftruncate(handle, 0)
         os.write(handle, f"{os.getpid()}\n".encode())
 
-    def _set_aside(self) -> None:
-        """Move away what a run left that has no experience anybody could miss."""
-        if not never_began(self):
-            return
+    def set_aside(self) -> None:
+        """Move everything an earlier run left to ``earlier/<n>/``; only while the lock is held.
+
+        Raises:
+            OSError: It cannot be done.
+        """
         place = self.path / "earlier" / str(len(list(self.path.glob("earlier/*"))) + 1)
         place.mkdir(parents=True)
         files = self.config_file, self.board_file, self.events_file, self.metrics_file, self.summary_file
