@@ -31,6 +31,7 @@ from headrace.record.events import (
 from headrace.record.rows import RowReader
 from headrace.record.trace import Trace
 from headrace.runtime.assembly import build_learner
+from headrace.runtime.belonging import require_same_layout
 from headrace.runtime.divergence import Judge, Recorded
 from headrace.runtime.payloads import Basics, EnvSpaces, GroupBeginning, build_collector, group_lanes
 from headrace.runtime.policies import PinnedPolicy, Policies
@@ -66,6 +67,7 @@ class Reenactment:
         """Whether the run ended in order."""
         self._spaces = spaces = EnvSpaces.of(basics)
         geometry = spaces.geometry(config)
+        require_same_layout(trace.header, config, geometry)
         shared = SharedBlock.create(geometry.nbytes)
         stack.callback(shared.close)
         self.block = LaneBlock(geometry, shared.buf)

@@ -16,6 +16,7 @@ from headrace.learners.learner import Learner
 from headrace.record.machine import limited_threads
 from headrace.record.rows import RowReader
 from headrace.record.trace import Trace
+from headrace.runtime.belonging import edits_told
 from headrace.runtime.moments import Moment, Replayed
 from headrace.runtime.payloads import Basics, EnvFactory
 from headrace.runtime.recording import TRACE_FILE
@@ -42,6 +43,7 @@ class Replayer:
 
     def __init__(self, run: str | Path | RunDirectory, env: EnvFactory | None = None) -> None:
         run = run if isinstance(run, RunDirectory) else RunDirectory.open(run)
+        self._place = run
         self.config = run.read_config()
         self.events = 0
         """Events that have been replayed."""
@@ -49,8 +51,7 @@ class Replayer:
             self.trace = stack.enter_context(Trace.open(run.record_dir / TRACE_FILE))
             rows = stack.enter_context(RowReader(run.record_dir))
             stack.enter_context(limited_threads(self.config.collect.threads))
-            folder = stack.enter_context(TemporaryDirectory(prefix="headrace-replay-"))
-            self.board = stack.enter_context(Board.create(Path(folder) / "board", [("replay", "learner")]))
+            self.board = stack.enter_context(_board())
             slot = self.board.slot("replay")
             slot.enter(Activity.RESUME)
             self._outline = Outline(self.trace)
@@ -102,11 +103,12 @@ class Replayer:
             ConfigError: The record has no such place, or it has been passed; or this replay was ended by an error before.
         """
         stop: Stop | None = None if until is None else parse_until(until)
-        for moment in self._moments:
-            if on_progress is not None:
-                on_progress(moment)
-            if stop is not None and stop(moment):
-                return moment
+        with edits_told(self._place, self.config):
+            for moment in self._moments:
+                if on_progress is not None:
+                    on_progress(moment)
+                if stop is not None and stop(moment):
+                    return moment
         if self.events < self._outline.events:  # or it would seem to have come to the end
             raise ConfigError(
                 "this replay was ended by an error, or interrupted, and cannot go on",
@@ -152,6 +154,12 @@ class Replayer:
             yield Moment(number, event, position, None)
             again.apply(number, event)
             self.events = number
+
+
+def _board() -> Board:
+    """A board that only this process has: its file is gone at once, so a replay that is killed leaves nothing."""
+    with TemporaryDirectory(prefix="headrace-replay-") as folder:
+        return Board.create(Path(folder) / "board", [("replay", "learner")])
 
 
 def replay(run: str | Path | RunDirectory, env: EnvFactory | None = None) -> Replayed:

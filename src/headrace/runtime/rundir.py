@@ -169,6 +169,8 @@ class RunDirectory:
         """
         try:
             summary = json.loads(self.summary_file.read_text(encoding="utf-8"))
+            if not isinstance(summary, dict):
+                raise ValueError(f"a JSON object is expected, and this is a {type(summary).__name__}")
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -177,7 +179,7 @@ class RunDirectory:
                 problem=f"{type(error).__name__}: {error}",
                 fix="it is written in one piece at a run's end, so something else changed it; restore it",
             ) from None
-        return dict(summary)
+        return summary
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json`` in one piece: a reader finds the old one, the new one or none, never a part.

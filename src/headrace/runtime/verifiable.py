@@ -20,6 +20,7 @@ from headrace.lanes.layout import Geometry
 from headrace.record.events import ChunkCommitted, GroupSalvaged, Note, PolicyPublished, RowPlace
 from headrace.record.rows import RowReader, segments_in
 from headrace.record.trace import Trace
+from headrace.runtime.belonging import require_same_exploration
 from headrace.runtime.reacting import GroupChunk, LaneChunk, Rows, Setting
 from headrace.runtime.refill import Extents, RowEvent
 
@@ -153,6 +154,7 @@ class Survey:
             for (lane, start, stop, offset), checksum in zip(extents, checksums, strict=True)
         ]
         if isinstance(event, ChunkCommitted):
+            require_same_exploration(event, self._setting.geometry)
             made = [part.transitions for part in event.lanes]
             if any(made):
                 self.chunks += 1

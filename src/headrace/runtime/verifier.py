@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,10 +16,10 @@ from numpy.typing import NDArray
 from headrace.algorithms.registry import build_actor, build_algorithm
 from headrace.core.errors import RecordDamaged, ReplayDiffers, RunDirectoryError
 from headrace.core.spaces import spaces_of
-from headrace.lanes.layout import Geometry
 from headrace.record.diff import ROUNDING, Divergence, RowDifference, first_difference, relative_difference
 from headrace.record.machine import differences, fingerprint, limited_threads
 from headrace.record.trace import Trace
+from headrace.runtime.belonging import edits_told, require_same_layout
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.payloads import EnvSpaces, group_lanes
 from headrace.runtime.reacting import Hindsight, Rows, Setting, act_again, transitions_of
@@ -80,7 +79,9 @@ def verify_run(
     """
     with ExitStack() as stack:
         trace = stack.enter_context(Trace.open(run.record_dir / TRACE_FILE))
-        return _Verifier(run, trace, stack, tolerance).run(samples, seed, on_progress)
+        verifier = _Verifier(run, trace, stack, tolerance)
+        stack.enter_context(edits_told(run, verifier.config))
+        return verifier.run(samples, seed, on_progress)
 
 
 class KeptPolicies:
@@ -186,7 +187,7 @@ class _Verifier:
         self._run = run
         self._trace = trace
         self._tolerance = tolerance
-        self._config = config = run.read_config()
+        self.config = config = run.read_config()
         if trace.damaged:
             raise RecordDamaged(
                 f"{trace.path} is damaged: whole events follow bytes that mean nothing",
@@ -195,7 +196,7 @@ class _Verifier:
             )
         self._policies = KeptPolicies(run.checkpoints_dir, config)
         self._setting = Setting.of(config, self._policies.spaces)
-        _check_layout(trace.header, self._setting.geometry)
+        require_same_layout(trace.header, config, self._setting.geometry)
         self._actor = build_actor(self._policies.spaces.policy(config))
         self._stored = StoredRows(run.record_dir, self._setting.geometry)
         stack.enter_context(closing(self._stored.reader))
@@ -206,7 +207,7 @@ class _Verifier:
 
     def run(self, samples: int, seed: int, on_progress: OnProgress | None) -> Verified:
         """See `verify_run`."""
-        groups = [group_lanes(self._config, group) for group in range(self._config.env.groups)]
+        groups = [group_lanes(self.config, group) for group in range(self.config.env.groups)]
         survey = Survey(self._trace, self._setting, groups, self._policies.versions, samples, seed)
         self._skipped += survey.skipped
         picked, done, rows = survey.sample, list[Candidate](), 0
@@ -297,17 +298,6 @@ class _Verifier:
             cause=cause, difference=found.first,
         )  # fmt: skip
         return ReplayDiffers(divergence.headline, fix=fix, **divergence.facts(), **more)
-
-
-def _check_layout(header: Mapping[str, Any], geometry: Geometry) -> None:
-    here = json.loads(json.dumps(np.lib.format.dtype_to_descr(geometry.dtype)))
-    if here != header["row_dtype"]:
-        raise RecordDamaged(
-            "the rows of this record are laid out in another way than the spaces of its policies say",
-            recorded=header["row_dtype"],
-            expected=here,
-            fix="use record, policies and config.toml of one and the same run, and the Headrace that wrote them",
-        )
 
 
 @contextmanager
