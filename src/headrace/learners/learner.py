@@ -16,6 +16,7 @@ from headrace.lanes.layout import STEP
 from headrace.lanes.rate_limiter import RateLimiter
 from headrace.lanes.replay import Replay, Stretch
 from headrace.lanes.samplers import UniformSampler
+from headrace.lanes.unread import next_unread
 from headrace.learners.checkpoint import LearnerState
 from headrace.learners.episodes import EpisodeBooks
 from headrace.learners.ledgerbook import LedgerBook
@@ -149,6 +150,15 @@ class Learner:
         self._take_in([stretch for stretch, _ in found])
         return self.env_steps - before
 
+    def take_unread(self, group: int) -> None:
+        """Take over the chunks that the learner before this one had not; the group's collector is gone too.
+
+        Raises:
+            DataLossError: As `commit`.
+        """
+        while (commit := next_unread(self.replay, group, self._parts.groups[group])) is not None:
+            self.commit(commit)
+
     def _salvage(self, lane: int) -> tuple[Stretch, Salvaged]:
         books = self.replay.books
         start, salvaged, rejected = int(books.row[lane]), int(books.salvaged[lane]), int(books.rejected[lane])
@@ -219,11 +229,12 @@ class Learner:
         if self.published_updates == self.updates:
             return self.version
         parts.slot.enter(Activity.PUBLISH)
-        version = parts.snapshots.publish(self.algorithm.policy_arrays())
+        version, checksum = parts.snapshots.prepare(self.algorithm.policy_arrays())
+        self.witness.published(version, checksum, self.algorithm)  # first: no row is made by a policy not on record
+        parts.snapshots.show(version)
         self.published_updates = self.updates
         if self.ledger is not None:
             self.ledger.published(version, self.updates, self.env_steps, self.published_arrays)
-        self.witness.published(version, parts.snapshots.newest()[1], self.algorithm)
         parts.slot.count("version", version)
         return version
 

@@ -152,12 +152,14 @@ class _Desk:
                     self._block, self._groups,
                 )
             )  # fmt: skip
-        learner, layout = self._learner(replay, recorder)
+        learner, layout = self._learner(replay, recorder, inherited.version if inherited is not None else 0)
         if recorder is not None and inherited is not None:
             recorder.contents, recorder.saves = inherited.contents, inherited.saves
             inherited.write_missing(recorder)
             recorder.succeeded(inherited.updates, save)
         missed = learner.resume(state)
+        for group in range(len(self._groups)):
+            learner.take_unread(group)
         salvaged = sum(learner.salvage(group) for group in range(len(self._groups)))
         told = {
             "updates": learner.updates, "env_steps": learner.env_steps, "salvaged": salvaged, "missed_rows": missed,
@@ -188,10 +190,14 @@ class _Desk:
         streams = streams or [0] * len(self._groups)
         return Begun(learner, layout, keeper, streams, succeeded)
 
-    def _learner(self, replay: Replay, recorder: Recorder | None) -> tuple[Learner, SnapshotLayout]:
+    def _learner(
+        self, replay: Replay, recorder: Recorder | None, recorded_version: int = 0
+    ) -> tuple[Learner, SnapshotLayout]:
         def publish_to(layout: SnapshotLayout) -> Snapshots:
             os.ftruncate(self._fds["snapshots"], layout.nbytes)
-            return attach_snapshots(layout, self._fds["snapshots"])
+            snapshots = attach_snapshots(layout, self._fds["snapshots"])
+            snapshots.show(max(snapshots.version, recorded_version))  # prepared and recorded, and perhaps not yet shown
+            return snapshots
 
         return build_learner(
             self._config, self._payload.spaces, replay, publish_to, self._slot, recorder or Nobody(),

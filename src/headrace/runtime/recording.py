@@ -15,7 +15,7 @@ from headrace.lanes.layout import CUT
 from headrace.lanes.replay import Replay
 from headrace.learners.recorder import Recorder
 from headrace.learners.witness import Salvaged
-from headrace.record.events import ChunkCommitted, GroupSalvaged, RowPlace, StateSaved
+from headrace.record.events import ChunkCommitted, GroupSalvaged, PolicyPublished, RowPlace, StateSaved
 from headrace.record.machine import fingerprint
 from headrace.record.rows import RowLog
 from headrace.record.segments import SegmentContents
@@ -93,8 +93,9 @@ def header_facts(config: ExperimentConfig, block: LaneBlock, environment: Sequen
 class Inherited:
     """A record whose writer has died, brought into agreement with the books it also kept.
 
-    Commits are written before they change the books, so the record may be one commit ahead: that one is completed.
-    Salvages are written after, so the books may be ahead by one of them: that one is written.
+    Commits are written before they change the books, and policies before anybody sees them, so the record may be one
+    commit or one policy ahead: that one is completed. Salvages are written after, so the books may be ahead by one of
+    them: that one is written.
 
     Args:
         folder: ``record/`` of the run.
@@ -110,17 +111,21 @@ class Inherited:
         """Where the row log goes on; None: it keeps no rows."""
         self.saves = 0
         """Saves of the learner's state so far."""
-        self.trace_bytes = 0
         self.updates = 0
         """Gradient steps the record knows of."""
+        self.version = 0
+        """The newest policy the record knows of."""
         self.contents = SegmentContents(replay.geometry.lanes)
         self._rejected = [0] * replay.geometry.lanes
         newest: ChunkCommitted | GroupSalvaged | None = None
         trace = Trace.open(folder / TRACE_FILE)
+        self.trace_bytes = trace.start
         for position, event in trace.events():
             self.trace_bytes, self.updates = position, event.updates
             if isinstance(event, StateSaved):
                 self.saves = event.number
+            elif isinstance(event, PolicyPublished):
+                self.version = event.version
             if not isinstance(event, ChunkCommitted | GroupSalvaged):
                 continue
             newest = event
@@ -144,16 +149,22 @@ class Inherited:
                 self._replay.take_over(lane, LaneCommit(part.stop, part.transitions, part.checksum))
 
     def write_missing(self, recorder: Recorder) -> None:
-        """Write the salvage the books are ahead by, if they are."""
+        """Write the salvage the books are ahead by, if they are; one that was made of some lanes is made of all first."""
         for group, lanes in enumerate(self._groups):
-            found = [self._ahead(lane) for lane in lanes]
-            if any(lane.stop > lane.start for lane in found):
-                recorder.salvaged(group, found, self.updates)
+            if not any(self._is_ahead(lane) for lane in lanes):
+                continue
+            for lane in lanes:
+                if not self._is_ahead(lane):
+                    self._replay.salvage(lane)
+            recorder.salvaged(group, [self._ahead(lane) for lane in lanes], self.updates)
+
+    def _is_ahead(self, lane: int) -> bool:
+        books = self._replay.books
+        return bool(books.row[lane] > self._stops[lane] or books.rejected[lane] > self._rejected[lane])
 
     def _ahead(self, lane: int) -> Salvaged:
         books, start, stop = self._replay.books, self._stops[lane], int(self._replay.books.row[lane])
-        if stop <= start:
-            return Salvaged(start, start, 0, 0, cut=False)
         made = books.transitions_before(lane, stop) - books.transitions_before(lane, start)
-        cut = bool(self._replay.block.rows[lane, (stop - 1) % self._replay.geometry.ring_rows]["kind"] == CUT)
+        last = self._replay.block.rows[lane, (stop - 1) % self._replay.geometry.ring_rows]
+        cut = stop > start and bool(last["kind"] == CUT)
         return Salvaged(start, stop, made, int(books.rejected[lane]) - self._rejected[lane], cut)

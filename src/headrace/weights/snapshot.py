@@ -90,13 +90,23 @@ class Snapshots:
         return int(self._latest[0])
 
     def publish(self, arrays: Mapping[str, NDArray[Any]]) -> int:
-        """Write the next version. Only the one writer calls this.
+        """Write the next version, and show it. Only the one writer calls this.
 
         Args:
             arrays: As the layout was made of.
 
         Returns:
             The version, counted from 1.
+        """
+        version, _ = self.prepare(arrays)
+        self.show(version)
+        return version
+
+    def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> tuple[int, int]:
+        """Write the next version, which nobody takes before it is shown.
+
+        Returns:
+            The version and its checksum.
         """
         version = self.version + 1
         place = version % PLACES
@@ -106,8 +116,11 @@ class Snapshots:
             np.copyto(view, arrays[name], casting="no")
         mark[1] = zlib.crc32(self._payloads[place].data)
         mark[0] = version
+        return version, int(mark[1])
+
+    def show(self, version: int) -> None:
+        """Make a version that is prepared the newest one."""
         self._latest[0] = version
-        return version
 
     def newest(self) -> tuple[dict[str, NDArray[Any]], int]:
         """Arrays of the newest version, live until the fourth publication from now, and their checksum."""

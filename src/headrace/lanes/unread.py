@@ -1,0 +1,43 @@
+"""Chunks that a learner died without taking over, found again in the rows themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from headrace.lanes.credits import Commit, LaneCommit
+from headrace.lanes.layout import STEP
+from headrace.lanes.replay import Replay
+
+
+def next_unread(replay: Replay, group: int, lanes: Sequence[int]) -> Commit | None:
+    """The first chunk that a group's collector had completed and nobody has taken over; None: there is no further one.
+
+    Its message may have gone down with the learner that had read it. Such a chunk is not salvaged together with what
+    follows: each has a policy and random draws of its own. Chunks but the newest are whole, for the collector has begun
+    another one since; the newest is left to be salvaged.
+
+    Args:
+        replay: The lanes; the collector's process has been reaped.
+        group: Which.
+        lanes: Of the group.
+    """
+    block, books, steps = replay.block, replay.books, replay.geometry.chunk_steps
+    first, row = lanes[0], int(books.row[lanes[0]])
+    newest, begun = (int(value) for value in block.chunk_begun[first])
+    chunks = (begun - books.transitions_before(first, row)) // steps
+    if chunks < 1:
+        return None
+    version = int(block.rows[first, row % replay.geometry.ring_rows]["version"])
+    parts = tuple(_part(replay, lane, steps) for lane in lanes)
+    return Commit(int(block.incarnation[first]), group, newest - chunks, version, last=False, lanes=parts)
+
+
+def _part(replay: Replay, lane: int, steps: int) -> LaneCommit:
+    block, start = replay.block, int(replay.books.row[lane])
+    rows = np.concatenate(block.pieces(lane, start, int(block.rows_written[lane])))
+    count = int(np.flatnonzero(rows["kind"] == STEP)[steps - 1]) + 1
+    if count < len(rows) and rows["kind"][count] != STEP:  # the episode ended with it
+        count += 1
+    return LaneCommit(start + count, steps, block.checksum(lane, start, start + count))
