@@ -73,7 +73,8 @@ class Nursery:
 
     def __init__(self) -> None:
         here = Path(__file__).parent
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here), "PYTHONWARNINGS": "error"}
+        path = os.pathsep.join([str(here), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "PYTHONWARNINGS": "error"}
         self._process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, bufsize=0
         )

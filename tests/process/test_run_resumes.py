@@ -36,7 +36,8 @@ pytestmark = pytest.mark.process
 
 INLINE = {"run__schedule": "inline", "run__collectors": 1}
 STEPS = (216, 456, 720)
-"""Where each session ends; in the middle of Pendulum's episodes of 200 steps."""
+"""Where each session ends; after 36, 76 and 120 steps of each lane."""
+EPISODE_STEPS = 55
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "stacked_frames_and_n_step_returns": ("Pendulum-v1", {"env__frame_stack": 3, "replay__n_step": 3}),
     "eviction_correlated_noise_and_normaliser": (
@@ -65,8 +66,10 @@ CHAINS = {
 
 
 def assert_the_same(runs: Runs, env: str, chain: tuple[dict[str, Any], ...], **settings: Any) -> None:
+    settings |= {"env__max_episode_steps": EPISODE_STEPS}
     whole = runs.train(env, run__steps=STEPS[-1], **INLINE, **settings)
     assert_completed(whole)
+    assert whole.summary["episodes"]["finished"] >= 12
     sessions = [{**session, "run__steps": steps} for session, steps in zip(chain, STEPS, strict=True)]
     stopped = in_sessions(runs, env, sessions, **settings)
     assert outcome(stopped) == outcome(whole)
