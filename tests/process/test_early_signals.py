@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.clock import MonotonicClock
+from record_here import record_here
 
 pytestmark = pytest.mark.process
 
@@ -137,3 +138,18 @@ def test_short_answers_load_no_more_than_they_need(arguments):
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=LIMIT_S, check=True
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_interrupt_at_the_prompt_of_a_replay_ends_the_line_and_not_the_session(tmp_path):
+    run = record_here(tmp_path / "run")
+    command = [sys.executable, SCRIPT, "replay", run, "--until", "update:3"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, bufsize=1, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("print('stands at', learner.updates, flush=True)\n")
+        assert process.stdout.readline().endswith("stands at 2\n")
+        process.stdin.write("import os, signal; os.kill(os.getpid(), signal.SIGINT)\n")
+        out, err = process.communicate("print('still at', learner.updates)\n", timeout=LIMIT_S)
+        assert "still at 2" in out, err
+        assert process.returncode == 0

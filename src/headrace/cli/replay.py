@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -93,7 +94,11 @@ def _prompt(replayer: Replayer, moment: Moment) -> None:
         "  algorithm.update(batch)      makes that update\n"
         "  replay.run('update:420')     goes on, and still compares"
     )
-    code.interact(banner=banner, local=names, exitmsg="")
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C ends what was typed, not the session
+    try:
+        code.interact(banner=banner, local=names, exitmsg="")
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 @contextmanager
