@@ -502,6 +502,18 @@ def test_ending_in_full(monkeypatch):
     ]
 
 
+def test_ending_of_an_interrupted_run_tells_how_to_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(ending_module, "typed", str)
+    interrupted = {**SUMMARY, "outcome": "interrupted"}
+    assert "--resume" not in ending(interrupted, tmp_path)
+    (tmp_path / "checkpoints" / "7").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "7" / "checkpoint.json").touch()
+    assert f"  next          headrace train --resume --run-dir {tmp_path}    headrace eval" in ending(
+        interrupted, tmp_path
+    )
+    assert "--resume" not in ending(SUMMARY, tmp_path)
+
+
 def test_ending_of_a_run_that_hardly_began(monkeypatch):
     monkeypatch.setattr(ending_module, "typed", str)
     assert ending({"outcome": "failed"}, Path("x")) == (

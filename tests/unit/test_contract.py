@@ -139,6 +139,14 @@ def test_factory_that_cannot_be_found(factory, what):
     assert not_built(EnvConfig(factory=factory)).what.startswith(what)
 
 
+def test_factory_in_no_module_that_is_found_here():
+    error = not_built(EnvConfig(factory="no_such_module:f"))
+    assert (
+        error.fix
+        == "run it where Python finds no_such_module: in the folder that holds it, or with its package installed"
+    )
+
+
 def test_misspelt_factory_names_the_nearest():
     assert not_built(EnvConfig(factory="headrace.envs.toy:countr")).facts["nearest"] == "headrace.envs.toy:counter"
 

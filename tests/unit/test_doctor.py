@@ -134,6 +134,7 @@ def test_a_killed_parent():
         "it was killed, or the machine ran out of memory"
     )
     assert found.evidence[0] == "learner and collector-0 still run, and leave when they notice"
+    assert found.remedy.endswith("go on from the newest checkpoint: headrace train --resume --run-dir RUN")
     assert (
         "at the last sign of life collector-0 had been inside env.step of lane 1, step 5000 for 0.1 s" in found.evidence
     )
@@ -143,6 +144,7 @@ def test_a_restarted_machine():
     found = diagnose(replace(WELL, looks=(at(83.2, 5_000),), here=False, live=False))
     assert (found.state, found.culprit) == (Condition.DEAD, None)
     assert found.verdict == "the machine or container was restarted while the run went on, 83.2 s after its start"
+    assert found.remedy == "go on from its newest checkpoint: headrace train --resume --run-dir RUN"
 
 
 def test_a_copy_from_another_machine_tells_what_was():

@@ -20,7 +20,7 @@ from headrace.lanes.rate_limiter import RateLimiter
 from headrace.learners.intervals import never_hit
 from headrace.learners.ledgerbook import LedgerBook
 from headrace.runtime.asynchronous import FreeRun
-from headrace.runtime.config import ExperimentConfig, load_config
+from headrace.runtime.config import ExperimentConfig, dump_toml, load_config
 from headrace.runtime.lockstep import Rounds
 
 GROUPS = 4
@@ -681,8 +681,8 @@ def test_a_run_that_stands_still_needs_no_checkpoint():
             "checkpoint.every_steps 601 is never reached: the run has 600 environment steps",
         ),
         (
-            {"checkpoint__every_s": 300.0, "run__run_duration_s": 90.0},
-            "checkpoint.every_s 300 is never reached: run.run_duration_s ends the run after 90 s",
+            {"checkpoint__every_s": 200.0, "run__run_duration_s": 90.0},
+            "checkpoint.every_s 200 is never reached: run.run_duration_s ends the run after 90 s",
         ),
         (
             {"supervision__learner_death": "resume", "run__run_duration_s": 20.0},
@@ -744,6 +744,13 @@ def test_intervals_that_will_never_be_hit(changes, sentence):
 )
 def test_intervals_that_are_hit_or_do_no_harm(changes):
     assert never_hit(config(**changes)) == []
+
+
+@pytest.mark.parametrize("preset", ["hockey-demo", "hockey-td3", "pendulum-td3"])
+def test_a_written_configuration_declares_no_default(preset, tmp_path):
+    written = tmp_path / "config.toml"
+    written.write_text(dump_toml(load_config(preset)))
+    assert never_hit(load_config(written)) == []
 
 
 @pytest.mark.parametrize("preset", ["hockey-demo", "hockey-td3", "pendulum-td3"])

@@ -54,6 +54,17 @@ def test_folder_is_refused(tmp_path):
         resolve(tmp_path)
 
 
+def test_folder_of_a_run_is_refused_with_both_ways_on(tmp_path):
+    (tmp_path / "config.toml").touch()
+    with pytest.raises(ConfigError) as raised:
+        resolve(tmp_path)
+    assert str(raised.value) == (
+        f"[CFG-001] {tmp_path} is the folder of a run; a configuration is a TOML file\n"
+        f"  fix: go on with the run: headrace train --resume --run-dir {tmp_path}; "
+        f"or begin another like it: name {tmp_path}/config.toml"
+    )
+
+
 def test_installed_package_carries_its_presets(tmp_path, monkeypatch):
     package = tmp_path / "site" / "headrace"
     (package / "configs").mkdir(parents=True)

@@ -58,6 +58,18 @@ def test_going_on_still_compares(run: Path):
             replayer.run()
 
 
+def test_a_batch_that_was_only_looked_at_is_told(run: Path):
+    with Replayer(run) as replayer:
+        replayer.run("update:310")
+        replayer.learner.batch()
+        with pytest.raises(ConfigError) as raised:
+            replayer.run()
+    assert str(raised.value) == (
+        "[CFG-001] the batch of update 310 was drawn twice in this replay, so what follows would be drawn otherwise\n"
+        "  fix: make the update of a batch that was drawn: algorithm.update(batch); begin a new replay"
+    )
+
+
 def test_a_batch_too_many_is_noticed(run: Path):
     with Replayer(run) as replayer:
         replayer.run("update:310")

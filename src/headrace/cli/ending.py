@@ -37,6 +37,8 @@ def ending(summary: Mapping[str, Any], run: Path) -> str:
     lines.append(f"  {'run':<14}{run}")
     upcoming = _NEXT.get(str(summary.get("outcome")))
     if upcoming is not None:
+        if summary.get("outcome") == "interrupted" and any(run.glob("checkpoints/*/checkpoint.json")):
+            upcoming = f"{{headrace}} train --resume --run-dir {{run}}    {upcoming}"
         commands = {command: typed(command) for command in ("headrace", "tensorboard")}
         lines.append(f"  {'next':<14}{upcoming.format(run=run, **commands)}")
     return "\n".join(lines)

@@ -90,8 +90,8 @@ def _prompt(replayer: Replayer, moment: Moment) -> None:
     banner = (
         f"replay stands {moment}; everything so far is identical\n"
         "replay, learner, algorithm, block (the lanes) and config are at hand:\n"
-        "  batch = learner.batch()      draws the batch of the next update; draw it once\n"
-        "  algorithm.update(batch)      makes that update\n"
+        "  batch = learner.batch()      draws the batch of the next update, which can be drawn once\n"
+        "  algorithm.update(batch)      makes that update; nothing goes on without it once the batch is drawn\n"
         "  replay.run('update:420')     goes on, and still compares"
     )
     former = signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C ends what was typed, not the session

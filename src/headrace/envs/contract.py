@@ -149,10 +149,13 @@ class _Builder:
         # Errors of an import end inside the import system; the last line of real code tells more.
         real = [frame for frame in frames if not frame.filename.startswith("<frozen")]
         where = real[-1] if real else frames[-1]
+        fix = "correct what the message names; the environment can be tried alone by calling its factory"
+        if isinstance(root, ModuleNotFoundError) and root.name:
+            fix = f"run it where Python finds {root.name}: in the folder that holds it, or with its package installed"
         return self._not_built(
             f"building the environment of lane {self.lane} raised {type(error).__name__}: {error}",
             raised_at=f"{where.filename}:{where.lineno} in {where.name}",
-            fix="correct what the message names; the environment can be tried alone by calling its factory",
+            fix=fix,
         )
 
     def _unregistered(self, error: Exception) -> EnvironmentNotBuilt:

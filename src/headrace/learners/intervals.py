@@ -93,8 +93,9 @@ def exploration_of(config: Sections) -> ExplorationConfig | None:
 
 
 def _given(section: Section, key: str) -> bool:
-    """Whether the user has set a key."""
-    return key in section.model_fields_set
+    """Whether the user has set a key; not to its default, as the ``config.toml`` of a run does that goes on."""
+    field = type(section).model_fields[key]
+    return key in section.model_fields_set and getattr(section, key) != field.get_default(call_default_factory=True)
 
 
 def _at_once(config: Sections) -> int:

@@ -83,7 +83,7 @@ def orphaned(snapshot: Snapshot) -> Blame | None:
         return Blame(
             Condition.DEAD,
             f"the machine or container was restarted while the run went on, {seconds(snapshot.run_s)} after its start",
-            None, doing, "start the run again in another directory; its newest policy lies in checkpoints/",
+            None, doing, "go on from its newest checkpoint: headrace train --resume --run-dir RUN",
         )  # fmt: skip
     left = [name for name, process in snapshot.looks[-1].processes.items() if process.alive and name != "supervisor"]
     still = (f"{names(left)} still run, and leave when they notice",) if left else ()
@@ -93,7 +93,8 @@ def orphaned(snapshot: Snapshot) -> Blame | None:
         f"of the run{ago}: it was killed, or the machine ran out of memory",
         "supervisor",
         (*still, *doing, *seen(snapshot)),
-        "ask the system's log for the out-of-memory killer; start the run again in another directory",
+        "ask the system's log for the out-of-memory killer; go on from the newest checkpoint: "
+        "headrace train --resume --run-dir RUN",
     )
 
 

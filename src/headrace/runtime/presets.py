@@ -55,6 +55,12 @@ def resolve(name_or_path: str | Path) -> Path:
     if path.is_file():
         return path
     if path.suffix == ".toml" or len(path.parts) > 1 or path.is_dir():
+        if (path / "config.toml").is_file():
+            raise ConfigError(
+                f"{name_or_path} is the folder of a run; a configuration is a TOML file",
+                fix=f"go on with the run: headrace train --resume --run-dir {name_or_path}; "
+                f"or begin another like it: name {path / 'config.toml'}",
+            )
         raise ConfigError(
             f"{name_or_path} is {'a folder' if path.is_dir() else 'not there'}; a configuration is a TOML file",
             fix="name a TOML file (of an earlier run: RUN/config.toml) or a preset (headrace list)",

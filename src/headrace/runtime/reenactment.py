@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.collectors.collector import Collector
-from headrace.core.errors import EnvironmentFault, RecordDamaged
+from headrace.core.errors import ConfigError, EnvironmentFault, RecordDamaged
 from headrace.ipc.shm import SharedBlock
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.replay import Replay
@@ -195,6 +195,7 @@ class Reenactment:
         return True if self._config.record.batches else None
 
     def _succeed(self, save: int) -> None:
+        self._witness.forget()
         self.learner, self._layout = self._build(Replay(self.block, resume=True))
         self.learner.resume(self._saved.get(save))
 
@@ -278,7 +279,12 @@ class _Comparing(Nobody):
     def __init__(self) -> None:
         self._first = 0
         self._prints: NDArray[np.uint32] = np.zeros((0, 3), np.uint32)
+        self._drawn = -1
         self.saved: list[Salvaged] = []
+
+    def forget(self) -> None:
+        """Another learner begins, and may make the same update again."""
+        self._drawn = -1
 
     def expect(self, first: int, prints: NDArray[np.uint32]) -> None:
         """Fingerprints of the batches after ``first`` updates."""
@@ -286,6 +292,12 @@ class _Comparing(Nobody):
 
     def drew(self, drawn: Drawn, updates: int) -> None:
         """See `headrace.learners.witness.Witness`."""
+        if updates == self._drawn:  # only who looks at the run can do that
+            raise ConfigError(
+                f"the batch of update {updates + 1:,} was drawn twice in this replay, so what follows would be drawn otherwise",
+                fix="make the update of a batch that was drawn: algorithm.update(batch); begin a new replay",
+            )
+        self._drawn = updates
         at = updates - self._first
         if not 0 <= at < len(self._prints):
             return
