@@ -13,6 +13,7 @@ from headrace.runtime.recording import TRACE_FILE
 from headrace.runtime.resume import ResumePoint
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.survey import find_resume_point
+from headrace.telemetry.board import Board
 from resume_support import CHUNK_STEPS, CHUNK_UPDATES, PastRun
 
 
@@ -51,6 +52,18 @@ def test_run_that_ended_with_a_checkpoint_loses_nothing(past):
     point = found(past)
     assert (point.lost_env_steps, point.lost_updates) == (0, 0)
     assert str(point) == "goes on at 30 steps and 12 updates; nothing is lost"
+
+
+def test_what_the_record_no_longer_took_is_lost_too(past):
+    past.learn(3)
+    past.checkpoint()
+    past.learn(1)  # the last that is on record
+    place = RunDirectory(past.end(None))
+    with Board.create(place.board_file, [("supervisor", "supervisor"), ("learner", "learner")]) as board:
+        board.slot("learner").count("env_steps", 900)
+        board.slot("learner").count("updates", 400)
+    point = find_resume_point(place, past.config)
+    assert (point.lost_env_steps, point.lost_updates) == (900 - 3 * CHUNK_STEPS, 400 - 3 * CHUNK_UPDATES)
 
 
 def test_salvaged_steps_are_lost_too_and_updates_of_a_dead_learner_are_not_counted_twice(past):

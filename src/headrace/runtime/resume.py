@@ -21,9 +21,9 @@ class ResumePoint:
     facts: Mapping[str, Any]
     """Of its manifest."""
     lost_env_steps: int = 0
-    """Environment steps that the record holds beyond it."""
+    """Environment steps that the run had made beyond it."""
     lost_updates: int = 0
-    """Updates that the record holds beyond it."""
+    """Updates that the run had made beyond it."""
     problems: tuple[str, ...] = ()
     """A sentence for each newer checkpoint that cannot be used, and for whatever else has to be known."""
     session: int = 1

@@ -16,6 +16,7 @@ from headrace.runtime.history import read_history
 from headrace.runtime.recording import TRACE_FILE
 from headrace.runtime.resume import ResumePoint
 from headrace.runtime.rundir import RunDirectory
+from headrace.telemetry.board import Board
 from headrace.telemetry.events import read_events
 from headrace.telemetry.metrics import wall_s_at
 from headrace.weights.policy_file import policy_versions
@@ -42,6 +43,10 @@ def find_resume_point(run: RunDirectory, config: ExperimentConfig) -> ResumePoin
                 found.check(oldest)
                 found.load()
             lost_env_steps, lost_updates = _lost_behind(found, run.record_dir)
+            env_steps, updates = _reached(run)
+            if env_steps - found.facts["env_steps"] > lost_env_steps:  # the record ended before its run: a full disk
+                lost_env_steps = env_steps - found.facts["env_steps"]
+                lost_updates = max(lost_updates, updates - found.facts["updates"])
         except (RunDirectoryError, RecordDamaged) as error:
             problems.append(f"checkpoint {found.version} cannot be used: {error.what}")
             continue
@@ -80,6 +85,15 @@ def _lost_behind(found: Checkpoint, record: Path) -> tuple[int, int]:
                     env_steps += sum(part.salvaged for part in event.lanes)
                 updates = event.updates + (len(event.prints) if isinstance(event, BatchesTrained) else 0)
     return env_steps, max(0, updates - found.facts["updates"])
+
+
+def _reached(run: RunDirectory) -> tuple[int, int]:
+    """Environment steps and updates that the last learner had come to by its board; 0 where that is not known."""
+    with suppress(RunDirectoryError), Board.open(run.board_file) as board:
+        for view in board.read_all():
+            if view.id == "learner":
+                return view.counters["env_steps"], view.counters["updates"]
+    return 0, 0
 
 
 def _nowhere(run: RunDirectory, config: ExperimentConfig, problems: list[str]) -> RunDirectoryError:
