@@ -623,7 +623,7 @@ def test_command_says_what_was_verified(small, capsys):
     assert headrace(["verify", path]) == 0
     out, err = capsys.readouterr()
     assert out == (
-        "verified: 48 actions in 6 chunks of policy 2 (2 of them random throughout): all as recorded, bit for bit\n"
+        "verified: 48 actions in 6 chunks of policy 2 (in 2 chunks all of them random): all as recorded, bit for bit\n"
         "  not verified: 4 chunks: the policy that acted was not kept\n"
     )
     assert err == ""

@@ -65,7 +65,7 @@ def in_words(found: Verified, tolerance: float) -> str:
     if found.versions:
         what += f" of {'policy' if len(found.versions) == 1 else 'policies'} {_versions(found.versions)}"
     if found.random:
-        what += f" ({found.random:,} of them random throughout)" if found.versions else " of random actions"
+        what += f" (in {_chunks(found.random)} all of them random)" if found.versions else " of random actions"
     exact = not found.largest_difference
     how = "as recorded, bit for bit" if exact else f"as recorded within {tolerance:g}"
     lines = [f"{what}: all {how}"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.core.clock import Clock
-from headrace.core.errors import ComponentDied, HeadraceError, RestartBudgetSpent
+from headrace.core.errors import ComponentDied, EpisodeNotRestored, HeadraceError, RestartBudgetSpent
 from headrace.runtime.observer import Observer
 from headrace.runtime.payloads import Basics, group_lanes, groups_of
 from headrace.runtime.reproducers import reproducer, write_reproducer
@@ -92,7 +92,7 @@ class Incidents:
         self._observer.faults["stalled" if event.stalled else "died"] += 1
         place = {"call": event.call, "lane": event.lane, "step": event.step} if event.lane >= 0 else {}
         self._say(
-            "fault", event.id, f"{event.id} {event.stalled or event.how}", pid=event.pid, tell=True,
+            "fault", event.id, _headline(event), pid=event.pid, tell=True,
             exit_code=event.exit_code, incarnation=event.incarnation, error=event.error, log_tail=event.log_tail,
             resources=asdict(event.used) if event.used is not None else None, stuck_in=event.stuck_in, **place,
         )  # fmt: skip
@@ -210,3 +210,10 @@ class Incidents:
                 f"({found.call} of lane {found.lane}, episode {found.episode}, {found.steps} actions)"
             )
             self._say("reproducer", event.id, text, file=f"{path.parent.name}/{path.name}", lane=found.lane)
+
+
+def _headline(event: Exited) -> str:
+    """What happened to a component, in a line."""
+    if isinstance(event.error, EpisodeNotRestored):  # no fault of the run's: it goes on with the next episode
+        return f"{event.id} is replaced: {event.error.what}; it is cut where its rows end"
+    return f"{event.id} {event.stalled or event.how}"
