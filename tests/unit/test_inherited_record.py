@@ -19,11 +19,11 @@ SLICES = 13
 """Into so many tests all moments are dealt."""
 
 
-def killed_at(folder: Path, at: int | None) -> tuple[list[str], list[Any]]:
+def killed_at(folder: Path, at: int | None, **settings: Any) -> tuple[list[str], list[Any]]:
     """Two lives, the first of which ends at a moment, and their replay; all moments up to there, and the record's events."""
     with pytest.MonkeyPatch.context() as patch:
         fate = Fate(patch, at)
-        with lives(folder, fate) as run:
+        with lives(folder, fate, **settings) as run:
             if at is not None:
                 with pytest.raises(Killed):
                     run.live(rounds=ROUNDS)
@@ -75,13 +75,17 @@ def test_a_commit_of_which_one_lane_is_in_the_books_is_completed(tmp_path: Path,
     assert isinstance(before_succession(events)[-1], ChunkCommitted)
 
 
+@pytest.mark.parametrize("episode_steps", [None, CHUNK_STEPS], ids=["goes_on", "ends_its_episode"])
 def test_a_chunk_that_was_not_taken_over_is_committed_before_what_follows_it_is_salvaged(
-    tmp_path: Path, moments: list[str]
+    tmp_path: Path, moments: list[str], episode_steps: int | None
 ):
-    _, events = killed_at(tmp_path / "run", place(moments, "before RowLog.append"))
+    at = place(moments, "before RowLog.append")
+    _, events = killed_at(tmp_path / "run", at, env__max_episode_steps=episode_steps)
     commit, salvaged = after_succession(events)[:2]
     assert (commit.group, commit.chunk) == (0, 0)
     assert [part.transitions for part in commit.lanes] == [CHUNK_STEPS, CHUNK_STEPS]
+    last_rows = [after.stop - before.stop for before, after in zip(commit.lanes, salvaged.lanes, strict=True)]
+    assert last_rows == [3, 2], "so many steps and the row of the cut; what ends an episode lies before them"
     assert (salvaged.group, salvaged.chunk) == (0, 1)
     assert [part.salvaged for part in salvaged.lanes] == [2, 1]
 
@@ -118,6 +122,7 @@ def test_nobody_acts_with_a_policy_that_is_not_on_record(tmp_path: Path, moments
 
 
 @pytest.mark.table
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(SLICES))
 def test_killed_at_every_moment(tmp_path: Path, moments: list[str], first: int):
     assert len(moments) > 150
