@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
@@ -180,3 +181,12 @@ def test_a_successor_without_a_saved_state_begins_with_fresh_weights(run: Path, 
         assert replayer.run() is None
         assert replayer.learner.updates == 0
         assert replayer.learner.env_steps > 100
+
+
+def test_disk_that_takes_no_policy_costs_evaluations_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("headrace.runtime.checkpointing.save_policy", full)
+    run = record_here(tmp_path / "run", evaluation__every_steps=100, evaluation__episodes=1)
+    assert replay(run).ended

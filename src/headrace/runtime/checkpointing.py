@@ -60,11 +60,14 @@ class Keeper:
         """Write the newest policy to disk.
 
         Returns:
-            ``version``, ``env_steps`` and ``updates``.
+            ``version``, ``env_steps`` and ``updates``; and ``problem`` if it could not be written.
         """
         counts = self._counts()
         facts = {**self._policy_facts, "env_steps": counts["env_steps"], "updates": counts["updates"]}
-        save_policy(self._folder, counts["version"], self._learner.published_arrays, facts)
+        try:
+            save_policy(self._folder, counts["version"], self._learner.published_arrays, facts)
+        except OSError as error:
+            return counts | {"problem": f"{type(error).__name__}: {error}"}
         self.note("frozen", **counts)
         return counts
 

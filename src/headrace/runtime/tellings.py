@@ -27,6 +27,9 @@ def telling(kind: str, facts: Mapping[str, Any]) -> Telling:
     match kind:
         case "frozen":
             return Telling("policy", f"policy {facts['version']} at {facts['env_steps']:,} steps", facts)
+        case "not_frozen":
+            text = f"policy {facts['version']} could not be written, so it is not evaluated: {facts['problem']}"
+            return Telling(kind, text, facts, tell=True)
         case "saved":
             text = f"checkpoint {facts['version']} at {facts['env_steps']:,} steps, {facts['updates']:,} updates"
             return Telling("checkpoint", text, facts)

@@ -220,14 +220,15 @@ class Training:
         self._say(Report("saved" if "problem" not in facts else "not_saved", facts))
 
     def freeze(self) -> None:
-        """Write the newest policy to disk and ask for its evaluation."""
+        """Write the newest policy to disk and ask for its evaluation; on a disk that is full there is none."""
         version = self.learner.publish()
         if version == self._evaluated_version:
             return
         self._evaluated_version = version
         self._slot.enter(Activity.CHECKPOINT)
         self._ledger.frozen()
-        self._say(Report("frozen", self._keeper.policy()))
+        facts = self._keeper.policy()
+        self._say(Report("not_frozen" if "problem" in facts else "frozen", facts))
 
     def facts(self) -> dict[str, Any]:
         """Counts as they are now; what has no source yet is None."""
