@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from headrace.supervision.spec import Reported
+from headrace.runtime.replayer import replay
+from headrace.supervision.spec import Reported, Started
 from headrace.supervision.supervisor import Supervisor
 from run_support import Runs, assert_books, assert_gapless, events
 
@@ -91,3 +92,23 @@ def test_without_a_saved_state_it_starts_from_fresh_weights_with_all_experience(
     assert event["lost_updates"] >= 50
     assert run.summary["updates"] == pytest.approx(run.summary["env_steps"] - 100, abs=60)
     assert_books(run)
+
+
+@pytest.mark.parametrize("schedule", ["async", "inline"])
+def test_a_learner_that_dies_before_it_is_ready_is_simply_started_again(runs: Runs, monkeypatch, schedule):
+    poll, killed = Supervisor.poll, []
+
+    def polled(supervisor, timeout_s):
+        found = poll(supervisor, timeout_s)
+        if any(isinstance(event, Started) and event.id == "learner" for event in found) and not killed:
+            killed.append(supervisor.pid("learner"))
+            os.kill(killed[0], signal.SIGKILL)
+        return found
+
+    monkeypatch.setattr(Supervisor, "poll", polled)
+    settings = {"run__schedule": schedule, "supervision__learner_death": "resume", "run__steps": 400}
+    run = runs.train("run_envs:make", **settings)
+    assert run.completed, run.summary["error"]
+    assert (len(killed), run.summary["faults"]) == (1, {"died": 1})
+    assert_books(run)
+    assert replay(run.path).weights_sha256 == run.summary["weights_sha256"]

@@ -162,11 +162,13 @@ class Learner:
     def _salvage(self, lane: int) -> tuple[Stretch, Salvaged]:
         books = self.replay.books
         start, salvaged, rejected = int(books.row[lane]), int(books.salvaged[lane]), int(books.rejected[lane])
+        first = self.replay.block.rows[lane, start % self.replay.geometry.ring_rows]
+        version = int(first["version"]) if books.written(lane) > start else 0  # before it may become the mark of a cut
         stretch, cut = self.replay.salvage(lane)
-        stop = int(books.row[lane])
         return stretch, Salvaged(
-            start, stop, int(books.salvaged[lane]) - salvaged, int(books.rejected[lane]) - rejected, cut
-        )
+            start, int(books.row[lane]), int(books.salvaged[lane]) - salvaged, int(books.rejected[lane]) - rejected,
+            cut, version,
+        )  # fmt: skip
 
     def _take_in(self, stretches: Sequence[Stretch]) -> None:
         for stretch in stretches:

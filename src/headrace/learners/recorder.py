@@ -99,10 +99,11 @@ class Recorder:
         pairs = list(zip(numbers, lanes, strict=True))
         place = self._keep([(lane, found.start, found.stop) for lane, found in pairs])
         made = [piece for lane, found in pairs for piece in block.pieces(lane, found.start, found.stop) if len(piece)]
+        version = max(found.version for found in lanes) or (int(made[0]["version"][0]) if made else 0)
         self.write(
             GroupSalvaged(
                 updates, int(block.incarnation[numbers[0]]), group, int(block.chunk_begun[numbers[0]][0]),
-                int(made[0]["version"][0]) if made else 0, place,
+                version, place,
                 tuple(
                     SalvagedLane(
                         found.stop, found.salvaged, found.rejected, found.cut, int(block.episodes_begun[lane]),

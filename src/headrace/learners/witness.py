@@ -31,6 +31,8 @@ class Salvaged:
     """Transitions refused."""
     cut: bool
     """Whether a running episode was cut."""
+    version: int = 0
+    """Of the policy that made its first row, be that saved or refused; 0: there is none, or it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

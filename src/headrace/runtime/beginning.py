@@ -66,7 +66,7 @@ def begin(payload: LearnerPayload, fds: dict[str, int], slot: Slot, control: Cha
         RecordDamaged: The record does not hold what the checkpoint refers to.
     """
     desk = _Desk(payload, fds, slot, control)
-    if payload.incarnation:
+    if payload.succeeds:
         begun = desk.succeed()
     elif payload.resume is not None:
         begun = desk.go_on()
@@ -94,6 +94,9 @@ class _Desk:
     def start(self) -> Begun:
         """A new run."""
         self._block.begin()
+        if self._payload.incarnation:  # a predecessor died before it was ready, perhaps after it had begun a record
+            for path in self._payload.record.glob("*.bin"):
+                path.unlink()
         recorder = self._opened(
             lambda: new_record(
                 self._payload.record, self._config, self._header(), self._record_lost, self._block, self._groups

@@ -90,7 +90,12 @@ class LearnerPayload:
     resume: ResumePoint | None = None
     """Where the run goes on; None: it is new."""
     streams: list[int] | None = None
-    """As the first learner of this session told, for one that takes its place."""
+    """As this session's first learner told when it was ready, for one that takes its place."""
+
+    @property
+    def succeeds(self) -> bool:
+        """Whether it takes the place of one that had been ready; one that had not has left nothing."""
+        return self.incarnation > 0 and self.streams is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,14 +293,14 @@ def main(context: ChildContext) -> None:
         slot = board.slot(context.id)
         begun = stack.enter_context(begin(payload, context.fds, slot, context.control))
         groups = stack.enter_context(_groups(payload, context.fds, board, slot, begun))
-        if payload.incarnation:
+        if payload.succeeds:
             groups.take()  # what the dead learner had not read was salvaged from the rows themselves
         begun.learner.publish()
         facts = {"layout": begun.layout, "resumed": begun.succeeded, "streams": begun.streams}
         context.control.send(Ready(facts), timeout_s=config.deadlines.start_s)
         slot.set_state(State.RUNNING)
         training = Training(begun.learner, groups, context.control, config, begun.keeper, slot, MonotonicClock())
-        if payload.resume is not None and not payload.incarnation:
+        if payload.resume is not None and not payload.succeeds:
             training.goes_on(payload.resume.facts, begun.episodes)
         run = run_async if config.run.schedule == "async" else run_rounds
         schedule = run(training)
@@ -319,12 +319,13 @@ def _groups(payload: LearnerPayload, fds: dict[str, int], board: Board, slot: Sl
             return build_collector(payload.basics, policy, group, block, reader, slot, begin)
 
         stopping = learner.replay.block.stopping
-        beginnings = [GroupBeginning(stream + payload.incarnation, begun.resumed) for stream in begun.streams]
+        anew = payload.incarnation if payload.succeeds else 0
+        beginnings = [GroupBeginning(stream + anew, begun.resumed) for stream in begun.streams]
         groups = InlineGroups(build, beginnings, config.collect.chunk_steps, lambda: bool(stopping[0]))
         yield groups
         groups.close()
         return
     owned = [groups_of(config, collector) for collector in range(config.run.collectors)]
     with attached_pipes(fds, len(owned), (CREDIT_BYTES, commit_bytes(config.env.group_size))) as pipes:
-        limit_s, present = config.deadlines.rows_limit_s, not payload.incarnation
+        limit_s, present = config.deadlines.rows_limit_s, not payload.succeeds
         yield RemoteGroups(owned, pipes, learner.replay.block, board, slot, limit_s, present=present)
