@@ -87,6 +87,7 @@ def test_killed_at_every_call_that_changes_a_file(tmp_path, monkeypatch, version
     assert len(store.checkpoints()) <= 3
 
 
+@pytest.mark.table
 def test_killed_while_it_tidies_after_another_that_was_killed(tmp_path, monkeypatch):
     """The second one dies at every place of putting in order what the first one left at every place."""
     put(CheckpointStore(tmp_path / "at_first", keep=2), 3, 1)

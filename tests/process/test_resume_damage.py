@@ -236,6 +236,7 @@ def test_episodes_that_are_not_to_be_brought_back(runs, schedule):
 # A learner that dies in a resumed session, and one that has much to repeat.
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("schedule", EVERY, ids=["inline", "lockstep", "async"])
 def test_learner_dies_before_it_has_saved_anything(runs, monkeypatch, schedule):
     settings: dict[str, Any] = {"supervision__learner_death": "resume", "supervision__learner_save_every_s": 1e6}
@@ -269,6 +270,7 @@ LONG = {"env__lanes": 2, "collect__chunk_steps": 4, "replay__learning_starts": 1
 ONE = {**LOCKSTEP, "run__collectors": 1}
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("schedule", [INLINE, ONE], ids=lambda schedule: schedule["run__schedule"])
 def test_an_episode_that_takes_long_to_repeat_is_no_stall(runs, tmp_path, schedule):
     """Every step of it is within its limit, and all of them take longer than any limit."""

@@ -68,6 +68,7 @@ def kill_everything(process: subprocess.Popen[bytes]) -> None:
     process.wait(timeout=LIMIT_S)
 
 
+@pytest.mark.table
 def test_a_run_whose_processes_were_all_killed_replays_up_to_its_last_event(training):
     process, run = training
     kill_everything(process)
@@ -102,6 +103,7 @@ def test_a_run_is_replayed_while_it_trains(training, tmp_path):
     assert found.updates > 20
 
 
+@pytest.mark.table
 def test_an_environment_that_hangs_in_the_replay_is_named(runs: Runs, tmp_path: Path):
     marker = tmp_path / "marker"
     marker.touch()  # it does not hang while it is there

@@ -163,6 +163,7 @@ def test_the_command_says_that_everything_is_identical(finished: Path):
     )
 
 
+@pytest.mark.table
 def test_the_command_says_so_to_a_program(finished: Path):
     summary = json.loads((finished / "summary.json").read_text())
     told = headrace("replay", finished, "--json")
@@ -196,6 +197,7 @@ def test_the_command_stops_with_a_prompt_that_reads_from_standard_input(finished
     assert answers[3] == "at the end: None True 0"
 
 
+@pytest.mark.table
 def test_a_place_that_the_record_does_not_come_to_is_a_usage_error(finished: Path):
     told = headrace("replay", finished, "--until", "version:100000")
     assert (told.returncode, told.stdout) == (2, "")

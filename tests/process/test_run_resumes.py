@@ -134,6 +134,7 @@ def interrupted_at(updates: int, number: signal.Signals, run: Path, settings: di
         assert process.returncode == 130, out
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("schedule", "number"),
     [pytest.param(INLINE, signal.SIGTERM, marks=pytest.mark.table), (lockstep(2), signal.SIGINT)],
@@ -194,6 +195,7 @@ def test_everything_a_learner_holds_is_where_it_was(runs):
     assert scales == sorted(scales, reverse=True)
 
 
+@pytest.mark.table
 def test_curves_go_on(runs):
     evaluation = {"evaluation__episodes": 1, "evaluation__every_steps": 100, "evaluation__random_baseline": False}
     env, kwargs = "run_envs:slow_pendulum", {"step_s": 0.002}
