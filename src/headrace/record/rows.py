@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.errors import RecordDamaged
+from headrace.core.files import sync_folder
 from headrace.record.events import RowPlace
-from headrace.record.trace import sync_file, sync_folder
+from headrace.record.trace import sync_file
 
 Piece = bytes | bytearray | memoryview | NDArray[Any]
 """Contiguous memory, of any type."""

@@ -24,6 +24,7 @@ from typing import Any, Self
 import numpy as np
 
 from headrace.core.errors import RecordDamaged
+from headrace.core.files import sync_folder
 from headrace.record.events import KINDS, Event
 
 FORMAT = 1
@@ -396,16 +397,3 @@ def sync_file(fd: int) -> None:
         OSError: It does not.
     """
     getattr(os, "fdatasync", os.fsync)(fd)  # macOS has no fdatasync
-
-
-def sync_folder(folder: Path) -> None:
-    """Wait until the disk knows which files are in a folder.
-
-    Raises:
-        OSError: It cannot be opened, or the disk failed.
-    """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -80,13 +80,14 @@ def edits_told(run: RunDirectory, config: ExperimentConfig) -> Iterator[None]:
     try:
         yield
     except ReplayDiffers as error:
-        if not _was_edited(run, config):
+        if not was_edited(run, config):
             raise
         facts = {**error.facts, "configuration": "config.toml was edited since it was written, and that may be all"}
         fix = "restore config.toml (its first line is a hash of the values it had), and try again"
         raise ReplayDiffers(error.what, fix=fix, **facts) from None
 
 
-def _was_edited(run: RunDirectory, config: ExperimentConfig) -> bool:
+def was_edited(run: RunDirectory, config: ExperimentConfig) -> bool:
+    """Whether somebody has edited ``config.toml`` since it was written; its first line is a hash of its values."""
     with run.config_file.open(encoding="utf-8") as file:
         return file.readline() != dump_toml(config).partition("\n")[0] + "\n"

@@ -16,6 +16,7 @@ from headrace.core.files import write_whole
 from headrace.learners.checkpoint import STATE_FILE
 from headrace.learners.checkpoints import CheckpointStore
 from headrace.learners.manifest import MANIFEST, Checkpoint
+from headrace.runtime.belonging import was_edited
 from headrace.runtime.changes import changes, next_config
 from headrace.runtime.config import ExperimentConfig, dump_toml, load_config
 from headrace.runtime.resume import ResumePoint
@@ -141,8 +142,7 @@ def _free(run: RunDirectory) -> None:
 
 
 def _edited(run: RunDirectory, config: ExperimentConfig) -> tuple[str, ...]:
-    """Whether somebody has edited the configuration since it was written, in a sentence; its first line is its hash."""
-    if run.config_file.read_text(encoding="utf-8").partition("\n")[0] == dump_toml(config).partition("\n")[0]:
+    if not was_edited(run, config):
         return ()
     return ("config.toml was edited since it was written, and whether that changes what is learned is not known",)
 
