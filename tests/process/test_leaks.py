@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from headrace.ipc.channel import Channel, MessagePipe
@@ -89,6 +90,29 @@ def test_a_grandchild_whose_parent_has_left_is_told_and_ended():
     with pytest.raises(Leaked, match=r"processes: \d+ started .*import select"), no_leaks(settle_s=0.05):
         subprocess.run([sys.executable, "-c", DAEMON], check=True, timeout=60.0)
     assert leaks.end_processes(before) == []
+
+
+def test_nobody_is_blamed_or_killed_for_a_clock_that_is_set(monkeypatch):
+    waiting = subprocess.Popen([sys.executable, "-c", WAIT])
+    with no_leaks():
+        boot_time = psutil.boot_time()
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot_time + 1.0)
+        assert psutil.Process(waiting.pid).create_time() > boot_time
+    assert waiting.poll() is None
+    waiting.kill()
+    waiting.wait(60.0)
+
+
+def test_a_process_that_changes_its_command_line_stays_the_same(tmp_path):
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nread line\nexec cat -\n")
+    program.chmod(0o755)
+    with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as changing:
+        with no_leaks():
+            changing.stdin.write(b"go\nx\n")
+            changing.stdin.flush()
+            assert changing.stdout.read(2) == b"x\n"
+        assert changing.poll() is None
 
 
 def test_an_exception_of_the_block_is_not_hidden_by_what_it_left():

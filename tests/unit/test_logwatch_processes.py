@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 
+import psutil
 import pytest
 
 from headrace.monitor.logfindings import Severity, WatchLimits
@@ -15,6 +17,7 @@ from headrace.monitor.logprocesses import (
     climb,
     exit_code_of,
     exit_words,
+    sample,
     size,
 )
 
@@ -174,6 +177,14 @@ def test_the_exit_code_of_a_zombie(tmp_path, status, code):
     (tmp_path / "7" / "stat").write_text(f"7 (a ) b) Z {' '.join(['0'] * 48)} {status}\n")
     assert exit_code_of(7, tmp_path) == code
     assert exit_code_of(8, tmp_path) is None
+
+
+def test_a_process_stays_the_same_when_the_clock_is_set(monkeypatch):
+    before, *_ = sample([os.getpid()], 1.0)
+    boot_time = psutil.boot_time()
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: boot_time + 1.0)
+    after, *_ = sample([os.getpid()], 2.0)
+    assert after.started_s == before.started_s > 0
 
 
 def test_sizes():

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+from headrace.core.procstat import stat_fields
 from headrace.ipc.channel import Deadline
 
 DUMP_SIGNAL = signal.SIGUSR2
@@ -89,10 +90,7 @@ def innermost_frame(dump: str) -> str | None:
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped; False where the system does not tell."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in {"T", "t"}
-    except OSError:
-        return False
+    return stat_fields(pid)[:1] in (["T"], ["t"])
 
 
 def _size(path: Path) -> int:

@@ -6,6 +6,7 @@ Only `sample` and `exit_code_of` look at real processes.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import statistics
 from collections import deque
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from headrace.core.procstat import EXIT_STATUS, PROC, STARTED, stat_fields
 from headrace.monitor.logfindings import Finding, Severity, WatchLimits, duration
 
 SETTLED_S = 10.0
@@ -41,7 +43,7 @@ class ProcessSample:
     at_s: float
     name: str
     started_s: float
-    """Creation time in seconds since 1970; with the pid it names a process for good."""
+    """When it started, on a clock that nobody sets; with the pid it names a process for good."""
     status: str
     """As psutil has it: ``running``, ``sleeping``, ``stopped``, ``zombie``, …"""
     cpu_s: float
@@ -296,21 +298,24 @@ def sample(pids: Iterable[int], at_s: float) -> list[ProcessSample]:
     return [one for one in found if one is not None]
 
 
-def exit_code_of(pid: int, proc: Path = Path("/proc")) -> int | None:
+def exit_code_of(pid: int, proc: Path = PROC) -> int | None:
     """The exit code of a zombie, negative for a signal; None where the system does not tell."""
-    try:
-        # After the name in parentheses, which may hold anything, come the fields from the third on; the last is it.
-        fields = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-        status = int(fields[49])
-    except (OSError, IndexError, ValueError):
+    fields = stat_fields(pid, proc)
+    if len(fields) <= EXIT_STATUS:
         return None
+    status = int(fields[EXIT_STATUS])
     return -(status & 0x7F) if status & 0x7F else status >> 8
+
+
+def _started_s(process: psutil.Process) -> float:
+    fields = stat_fields(process.pid)
+    return int(fields[STARTED]) / os.sysconf("SC_CLK_TCK") if fields else process.create_time()
 
 
 def _sample_one(process: psutil.Process, at_s: float) -> ProcessSample | None:
     try:
         with process.oneshot():
-            status, name, started_s = process.status(), process.name(), process.create_time()
+            status, name, started_s = process.status(), process.name(), _started_s(process)
             if status == psutil.STATUS_ZOMBIE:
                 return ProcessSample(
                     pid=process.pid,

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from headrace.core.errors import RunDirectoryError
+from headrace.core.procstat import STARTED, STATE, stat_fields
 
 LAYOUT_VERSION = 2
 HEADER_BYTES = 4096
@@ -64,12 +65,8 @@ def this_machine() -> str:
 
 def process_start(pid: int) -> int:
     """When process ``pid`` began, in the kernel's own ticks; 0 if there is none, or the system does not tell."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
-    state, *fields = stat.rpartition(")")[2].split()  # the name before it may contain anything
-    return 0 if state in {"Z", "X"} else int(fields[18])
+    fields = stat_fields(pid)
+    return int(fields[STARTED]) if fields and fields[STATE] not in {"Z", "X"} else 0
 
 
 def new_header(run_id: str, slots: int) -> Header:

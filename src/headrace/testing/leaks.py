@@ -23,8 +23,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-import psutil
-
+from headrace.core.procstat import PARENT, PROC, STARTED, STATE, stat_fields
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.child import adopt_orphans
 
@@ -40,11 +39,25 @@ class Leaked(AssertionError):
 
 
 @dataclass(frozen=True, slots=True)
+class Descendant:
+    """A process below this one. It stays the same when its command line changes, or the clock is set."""
+
+    pid: int
+    started: int
+    """In ticks since the machine came up."""
+    command: str = field(compare=False)
+
+    def __str__(self) -> str:
+        """For a message."""
+        return f"{self.pid} started at tick {self.started}: {self.command}"
+
+
+@dataclass(frozen=True, slots=True)
 class Holdings:
     """What this process holds. Subtract an earlier one to see what has been added."""
 
-    processes: frozenset[str] = frozenset()
-    """Descendants, however deep, that are not zombies: pid, start and command line."""
+    processes: frozenset[Descendant] = frozenset()
+    """Descendants, however deep, that are not zombies."""
     threads: frozenset[str] = frozenset()
     descriptors: frozenset[str] = frozenset()
     """Pipes, sockets, memfds and pidfds, each by its kind and identity."""
@@ -52,28 +65,22 @@ class Holdings:
     """Mapped memfds whose descriptor may be closed already."""
     shared_memory: frozenset[str] = frozenset()
     """Names in /dev/shm that no process outside of this family has open."""
-    pids: Mapping[int, str] = field(default_factory=dict)
-    """Of ``processes``."""
 
     @classmethod
     def now(cls) -> Holdings:
         """Count."""
-        family = _family()
         return cls(
-            processes=frozenset(family.values()),
+            processes=frozenset(_family()),
             threads=frozenset(f"{thread.name} ({thread.ident})" for thread in threading.enumerate()),
             descriptors=frozenset(_descriptors()),
             mappings=frozenset(_mappings()),
             shared_memory=frozenset(_names()),
-            pids=family,
         )
 
     def since(self, before: Holdings) -> dict[str, list[str]]:
         """What is here and was not there, by kind; empty if nothing."""
         added = {
-            kind.name: sorted(getattr(self, kind.name) - getattr(before, kind.name))
-            for kind in fields(self)
-            if kind.name != "pids"
+            kind.name: sorted(map(str, getattr(self, kind.name) - getattr(before, kind.name))) for kind in fields(self)
         }
         return {kind: things for kind, things in added.items() if things}
 
@@ -118,13 +125,13 @@ def end_processes(before: Holdings) -> list[str]:
     killed = []
     deadline = Deadline(SETTLE_S)
     while not deadline.passed:
-        family = {pid: name for pid, name in _family().items() if name not in before.processes}
-        if not family:
+        added = set(_family()) - before.processes
+        if not added:
             break
-        for pid, name in family.items():
-            killed.append(name)
+        for process in added:
+            killed.append(str(process))
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(process.pid, signal.SIGKILL)
         _wait_for_an_exit(before, deadline)
         reap()
     return sorted(set(killed))
@@ -134,14 +141,10 @@ def reap() -> None:
     """Collect adopted orphans that have ended. Children somebody here still waits for are left to them."""
     if not _has_children():
         return
-    zombies = []
-    for process in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.status() == psutil.STATUS_ZOMBIE:
-                zombies.append(process.pid)
+    zombies = {pid for pid, stat in _below(os.getpid()) if stat[STATE] == "Z" and int(stat[PARENT]) == os.getpid()}
     if not zombies:
         return  # looking through all objects for those who wait takes a twentieth of a second
-    for pid in set(zombies) - _waited_for():
+    for pid in zombies - _waited_for():
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
 
@@ -159,32 +162,58 @@ def _waited_for() -> set[int]:
 
 
 def _has_children() -> bool:
-    """Quickly: psutil reads every process of the machine to find out, and most tests start none."""
+    """Quickly: otherwise every process of the machine is looked at, and most tests start none."""
     try:
         return any(path.read_text() for path in Path("/proc/self/task").glob("*/children"))
     except OSError:
         return True
 
 
-def _family() -> dict[int, str]:
-    family: dict[int, str] = {}
+def _family() -> list[Descendant]:
     if not _has_children():
-        return family
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.status() != psutil.STATUS_ZOMBIE:
-                command = " ".join(process.cmdline()) or process.name()
-                family[process.pid] = f"{process.pid} started {process.create_time():.2f}: {command[:200]}"
-    return family
+        return []
+    return [
+        Descendant(pid, int(stat[STARTED]), _command(pid))
+        for pid, stat in _below(os.getpid())
+        if stat[STATE] not in {"Z", "X"}
+    ]
+
+
+def _below(pid: int) -> list[tuple[int, list[str]]]:
+    """Every descendant with its `stat_fields`.
+
+    Not by psutil: it leaves out a child that by the wall clock is older than its parent, which a clock that is set
+    while it reads them makes of any.
+    """
+    children: dict[int, list[tuple[int, list[str]]]] = {}
+    for number in _process_numbers():
+        stat = stat_fields(number)
+        if stat:
+            children.setdefault(int(stat[PARENT]), []).append((number, stat))
+    found = list(children.get(pid, ()))
+    for child, _ in found:
+        found += children.get(child, ())
+    return found
+
+
+def _process_numbers() -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(entry.name) for entry in PROC.iterdir() if entry.name.isdecimal()]
+    return []
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:200]
+    return "?"
 
 
 def _wait_for_an_exit(before: Holdings, deadline: Deadline) -> None:
     """Wait until one of the new processes has ended."""
     pidfds = []
-    for pid, name in _family().items():
-        if name not in before.processes:
-            with contextlib.suppress(ProcessLookupError):
-                pidfds.append(os.pidfd_open(pid))
+    for process in set(_family()) - before.processes:
+        with contextlib.suppress(ProcessLookupError):
+            pidfds.append(os.pidfd_open(process.pid))
     try:
         if pidfds:
             poll_fds(dict.fromkeys(pidfds, select.POLLIN), deadline.left_s())
@@ -221,16 +250,14 @@ def _names() -> Iterator[str]:
 
 def _open_elsewhere() -> set[str]:
     """Files in /dev/shm that processes outside of this family have open or mapped, as far as they may be seen."""
-    ours = {os.getpid(), *_family()}
+    ours = {os.getpid(), *(process.pid for process in _family())}
     found: set[str] = set()
-    for process in psutil.process_iter():
-        if process.pid in ours:
-            continue
+    for pid in set(_process_numbers()) - ours:
         with contextlib.suppress(OSError):
-            for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
                 found.update(line.split(maxsplit=5)[5:])
         with contextlib.suppress(OSError):
-            for entry in Path(f"/proc/{process.pid}/fd").iterdir():
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
                     found.add(str(entry.readlink()))
     return found
