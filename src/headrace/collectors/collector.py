@@ -18,7 +18,7 @@ from headrace.collectors.restoring import Episodes, bring_back, not_restored
 from headrace.collectors.streams import LaneStreams
 from headrace.core import seeding
 from headrace.core.errors import EnvironmentFault, EnvironmentRaised, HeadraceError, NonFiniteValue
-from headrace.core.specs import assemble
+from headrace.core.specs import assemble, handed_over
 from headrace.envs.contract import ObservationCheck
 from headrace.lanes.credits import Commit, LaneCommit
 from headrace.lanes.derive import observe
@@ -253,7 +253,7 @@ class Collector:
             if lane.writer.transitions < self.group.random_steps:
                 action = self._random_action(lane)
             else:
-                action = [np.array(actions[leaf.path][place]) for leaf in block.geometry.action]
+                action = [handed_over(actions[leaf.path][place]) for leaf in block.geometry.action]
             self._step_lane(lane, action)
 
     def _observations(self) -> dict[str, NDArray[Any]]:
@@ -264,7 +264,7 @@ class Collector:
 
     def _random_action(self, lane: _Lane) -> list[Any]:
         value = lane.streams.random_actions.sample()
-        return [np.asarray(leaf.of(value), leaf.dtype) for leaf in self._block.geometry.action]
+        return [np.asarray(leaf.of(value), leaf.dtype)[()] for leaf in self._block.geometry.action]
 
     def _step_lane(self, lane: _Lane, action: list[Any]) -> None:
         writer = lane.writer

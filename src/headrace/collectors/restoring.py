@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from headrace.core import seeding
 from headrace.core.errors import EpisodeNotRestored
-from headrace.core.specs import assemble, leaves
+from headrace.core.specs import assemble, handed_over, leaves
 from headrace.envs.contract import ObservationCheck
 from headrace.telemetry.board import Activity, Slot
 
@@ -70,7 +70,7 @@ def bring_back(
                 return
             slot.enter(Activity.ENV_STEP, lane, step)
             slot.add("rows")  # a run that is at this for long does not stand still
-            parts = {leaf.path: np.array(row[leaf.path]) for leaf in action}
+            parts = {leaf.path: handed_over(row[leaf.path]) for leaf in action}
             *returned, _ = env.step(assemble(env.action_space, parts, "action"))
             obs, reward, (terminated, truncated) = check.transition(returned, lane, step + 1)
             for name, value in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):

@@ -67,6 +67,14 @@ def _leaves(space: spaces.Space[Any], path: str, keys: tuple[str | int, ...]) ->
         )
 
 
+def handed_over(value: Any) -> Any:
+    """A leaf's value as an environment is given it: its own copy, and a plain number where it has no dimension.
+
+    An array without dimensions is no key of a dict, and no index of a list.
+    """
+    return np.array(value)[()]
+
+
 def assemble(space: spaces.Space[Any], values: dict[str, Any], path: str) -> Any:
     """Put leaf values back into a value of the whole space; the inverse of `Leaf.of`.
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from headrace.algorithms.registry import build_actor
 from headrace.core import seeding
 from headrace.core.errors import EnvironmentFault, HeadraceError, RecordDamaged
-from headrace.core.specs import assemble, leaves
+from headrace.core.specs import assemble, handed_over, leaves
 from headrace.envs.contract import build_environment
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.layout import STEP
@@ -243,7 +243,7 @@ class Judge:
             obs, _ = env.reset(seed=seeding.integer(seed, "environment", lane, episode))
             seen += [np.asarray(leaf.of(obs)).tobytes() for leaf in observation]
             for row in rows:
-                parts = {leaf.path: np.array(row[leaf.path]) for leaf in action}
+                parts = {leaf.path: handed_over(row[leaf.path]) for leaf in action}
                 obs, reward, *ends, _ = env.step(assemble(self._spaces.action, parts, "action"))
                 seen += [np.asarray(leaf.of(obs)).tobytes() for leaf in observation]
                 seen += [np.float64(reward).tobytes(), bytes(map(bool, ends))]

@@ -21,7 +21,7 @@ from headrace.algorithms.registry import build_actor
 from headrace.collectors.collector import raised
 from headrace.core import seeding
 from headrace.core.errors import ConfigError, NonFiniteValue, RunDirectoryError
-from headrace.core.specs import Leaf, assemble, leaves
+from headrace.core.specs import Leaf, assemble, handed_over, leaves
 from headrace.envs.contract import ObservationCheck, build_environment, environment_name
 from headrace.ipc.child import ChildContext
 from headrace.lanes.derive import stack
@@ -142,7 +142,7 @@ class Player:
             return self._env.action_space.sample()
         values = {leaf.path: self._observe(leaf, frames, t) for leaf in self._observation}
         actions = self._actor.act(values)
-        parts = {leaf.path: np.array(actions[leaf.path][0]) for leaf in self._action}
+        parts = {leaf.path: handed_over(actions[leaf.path][0]) for leaf in self._action}
         return assemble(self._env.action_space, parts, "action")
 
     def _observe(self, leaf: Leaf, frames: Sequence[Any], t: int) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headrace.algorithms.registry import build_actor
 from headrace.core.errors import HeadraceError, NonFiniteValue, RunDirectoryError
 from headrace.core.spaces import spaces_of
-from headrace.core.specs import assemble, leaves
+from headrace.core.specs import assemble, handed_over, leaves
 from headrace.envs.contract import ObservationCheck, environment_name
 from headrace.lanes.derive import stack
 from headrace.runtime.config import ExperimentConfig
@@ -98,7 +98,7 @@ class Policy:
         actions = self._actor.act({leaf.path: self._stacked(leaf.path) for leaf in self._observation})
         self._t += 1
         return assemble(
-            self.action_space, {leaf.path: np.array(actions[leaf.path][0]) for leaf in self._action}, "action"
+            self.action_space, {leaf.path: handed_over(actions[leaf.path][0]) for leaf in self._action}, "action"
         )
 
     def _refuse_non_finite(self, frame: Mapping[str, NDArray[Any]]) -> None:

@@ -160,7 +160,7 @@ class _Player:
         env.reset(seed=found.seed)
         parts = leaves(env.action_space, "action")
         for t in range(found.steps):
-            values = {leaf.path: np.asarray(found.actions[leaf.path][t], leaf.dtype) for leaf in parts}
+            values = {leaf.path: np.asarray(found.actions[leaf.path][t], leaf.dtype)[()] for leaf in parts}
             self._enter(t)
             action = assemble(env.action_space, values, "action") if parts[0].keys else values[parts[0].path]
             _, _, terminated, truncated, _ = env.step(action)
