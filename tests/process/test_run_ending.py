@@ -243,3 +243,14 @@ def test_parent_is_killed_and_another_run_starts_at_once(tmp_path):
         _, err = process.communicate(timeout=60.0)
     assert (process.returncode, err) == (0, "")
     assert summary(second)["books"]["balanced"]
+
+
+def test_a_run_goes_on_when_nobody_reads_what_it_prints(tmp_path):
+    """``headrace train … | head -1``."""
+    with command(tmp_path / "run", "--steps", "300") as process:
+        process.stdout.close()
+        process.stdout = None
+        _, told = process.communicate(timeout=120.0)
+    assert process.returncode == 0, told
+    assert told == "standard output takes no more (Broken pipe); the run goes on\n"
+    assert summary(tmp_path / "run")["env_steps"] >= 300

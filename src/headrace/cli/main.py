@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import click
 
 from headrace.cli import early
 from headrace.cli.early import INTERRUPTED
+from headrace.cli.unheard import go_unheard
 from headrace.core.errors import ConfigError, HeadraceError
 
 USAGE = 2
@@ -106,8 +106,7 @@ def _exit_code(command: Callable[[], Any]) -> int:
         click.echo(early.LINE, err=True)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader (`| head`) has left. Without this the interpreter would complain once more at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        go_unheard()
         return 0
     return code if isinstance(code, int) else 0
 

@@ -13,6 +13,7 @@ import click
 from headrace.cli import early
 from headrace.cli.drawing import make_view
 from headrace.cli.ending import ending
+from headrace.cli.unheard import going_on
 from headrace.core.errors import ConfigError
 from headrace.runtime.config import load_config
 from headrace.runtime.progress import Progress
@@ -54,7 +55,7 @@ def train(config: str | None, run_dir: Path | None, resume: bool, quiet: bool, *
         if session.note is not None and not quiet:
             click.echo(session.note)
         summary = _run(session, quiet=quiet)
-        click.echo(ending(summary, session.place.path))
+        going_on(click.echo)(ending(summary, session.place.path))
     if summary.get("error"):
         click.echo(str(summary["error"]), err=True)
     return int(summary.get("exit_code", 0))
@@ -101,7 +102,7 @@ def _run(session: Session, *, quiet: bool) -> dict[str, Any]:
         with contextlib.ExitStack() as stack:
             show: Callable[[Progress], None] | None = None
             if not quiet:
-                show = stack.enter_context(make_view()).show
+                show = going_on(stack.enter_context(make_view()).show)
             return dict(run_experiment(session.config, place, show, resume=session.resume))
     except BaseException:  # passed on; but what the run has left is told first
         summary = place.read_summary()
