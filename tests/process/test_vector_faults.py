@@ -1,0 +1,225 @@
+"""One environment of several goes wrong inside a step: it alone is replaced, it is named, and nothing is invented.
+
+`vector_support.Follower` checks every row of every environment in all tests here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+import headrace
+from headrace.core.errors import (
+    ComponentDied,
+    ComponentStalled,
+    EnvironmentRaised,
+    HeadraceError,
+    NonFiniteValue,
+    ObservationMismatch,
+    RestartBudgetSpent,
+)
+from headrace.vector.options import FaultBudget
+from vector_envs import DEATHS, HANGS, LIES, NOT_FINITE, RAISES, SOFT_HANGS, WORDS, Trouble, told
+from vector_support import BACKENDS, MODES, Cut, Follower, drive, drive_ready
+
+pytestmark = pytest.mark.process
+
+COUNT, CULPRIT, AT, STEPS = 4, 1, 3, 24
+STEP_S = 1.5
+"""Limit of a step; long, or a busy machine makes more culprits than there are."""
+ISOLATED = ("worker", "threads")
+OFTEN = FaultBudget(per_env=50, backoff_s=0.0)
+
+
+def cells(whats: Any, backends: Any) -> list[Any]:
+    """What, backend and mode in all combinations; one mode of each is tried in every run, the others in `test-all`."""
+    found = []
+    for number, (what, backend) in enumerate(itertools.product(whats, backends)):
+        for place, mode in enumerate(MODES):
+            marks = [] if place == number % len(MODES) else [pytest.mark.table]
+            found.append(pytest.param(what, backend, mode, marks=marks, id=f"{what}-{backend}-{mode.value}"))
+    return found
+
+
+class Scene:
+    """Four environments, of which one gets into trouble once, under a follower."""
+
+    def __init__(self, tmp_path: Path, backend: str, mode: AutoresetMode, what: str, **options: Any) -> None:
+        trouble = Trouble(what, at=AT, marker=str(tmp_path / "marker"))
+        self.envs = headrace.VectorEnv(
+            told(COUNT, CULPRIT, trouble),
+            autoreset_mode=mode,
+            **{"step_timeout_s": STEP_S, "reset_timeout_s": STEP_S, **BACKENDS[backend], **options},
+        )
+        self.follower = Follower(COUNT, mode)
+        self.homes = dict(self.envs.call("ping"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.envs.close()
+
+    @property
+    def housemates(self) -> set[int]:
+        """Environments in the culprit's process."""
+        return {index for index, pid in self.homes.items() if pid == self.homes[CULPRIT]} - {CULPRIT}
+
+    def assert_only(self, kind: str, lost: set[int] = frozenset()) -> Cut:  # type: ignore[assignment]
+        """One fault, told of the culprit; ``lost`` went with its worker, and nothing happened to the others."""
+        [cut] = [cut for cut in self.follower.cuts if cut.env == CULPRIT]
+        assert (cut.fault, cut.step) == (kind, AT), cut
+        assert f"env: {CULPRIT}" in cut.message
+        others = [cut for cut in self.follower.cuts if cut.env != CULPRIT]
+        assert {cut.env for cut in others} == lost
+        assert len(others) == len(lost)
+        for other in others:
+            assert other.fault == "lost-with-worker"
+            assert f"environment {CULPRIT}" in other.message
+        assert [(fault.env, str(fault.kind)) for fault in self.envs.faults if fault.env == CULPRIT] == [(CULPRIT, kind)]
+        for env, seen in enumerate(self.follower.envs):
+            assert len(seen.builds) == (2 if env in {CULPRIT, *lost} else 1)
+            assert seen.transitions > STEPS // 2
+        return cut
+
+
+def lost_with(scene: Scene, what: str, backend: str) -> set[int]:
+    """Who shares the fate of the culprit: all in its process, if only that process's end helps."""
+    if what in SOFT_HANGS or (what == "swallow" and backend == "threads"):
+        return set()
+    return scene.housemates
+
+
+@pytest.mark.parametrize(("what", "backend", "mode"), cells(HANGS, ISOLATED))
+def test_a_hang_is_ended_and_named(tmp_path, what, backend, mode):
+    with Scene(tmp_path, backend, mode, what) as scene:
+        drive(scene.envs, scene.follower, STEPS)
+        cut = scene.assert_only("hung", lost_with(scene, what, backend))
+    assert "step" in cut.message
+    assert "1.5" in cut.message
+
+
+@pytest.mark.parametrize(("what", "backend", "mode"), cells(DEATHS, ISOLATED))
+def test_a_death_is_named_with_its_signal(tmp_path, what, backend, mode):
+    with Scene(tmp_path, backend, mode, what) as scene:
+        drive(scene.envs, scene.follower, STEPS)
+        cut = scene.assert_only("died", scene.housemates)
+    says = {"exit-0": "0", "exit-3": "3", "sigkill": "SIGKILL", "sigsegv": "SIGSEGV"}[what]
+    assert says in cut.message
+
+
+@pytest.mark.parametrize(("what", "backend", "mode"), cells(RAISES, BACKENDS))
+def test_an_exception_costs_nobody_else_anything(tmp_path, what, backend, mode):
+    with Scene(tmp_path, backend, mode, what) as scene:
+        drive(scene.envs, scene.follower, STEPS)
+        cut = scene.assert_only("raised")
+    assert {"raises": f"ValueError: {WORDS}", "unpicklable": "RefusesToTravel", "sys-exit": "SystemExit"}[
+        what
+    ] in cut.message
+    assert ", in step" in cut.message  # the environment's own traceback
+
+
+@pytest.mark.parametrize(("what", "backend", "mode"), cells(LIES, BACKENDS))
+def test_a_lie_reaches_nobody(tmp_path, what, backend, mode):
+    with Scene(tmp_path, backend, mode, what) as scene:
+        drive(scene.envs, scene.follower, STEPS)
+        cut = scene.assert_only("not-finite" if what in NOT_FINITE else "contract")
+    assert "found: " in cut.message
+
+
+@pytest.mark.parametrize(("what", "backend", "mode"), cells(("sleep", "sigkill", "raises", "nan-obs"), ISOLATED))
+def test_the_others_are_received_meanwhile(tmp_path, what, backend, mode):
+    """As ready: no row of another environment waits for the one that hangs."""
+    with Scene(tmp_path, backend, mode, what) as scene:
+        drive_ready(scene.envs, scene.follower, 40 * COUNT)
+        kind = {"sleep": "hung", "sigkill": "died", "raises": "raised", "nan-obs": "not-finite"}[what]
+        scene.assert_only(kind, scene.housemates if what == "sigkill" else set())
+
+
+def test_what_is_ready_is_handed_out_while_one_hangs(tmp_path):
+    with Scene(tmp_path, "threads", AutoresetMode.NEXT_STEP, "sleep", step_timeout_s=60.0) as scene:
+        envs, follower = scene.envs, scene.follower
+        follower.began(envs.reset(seed=0)[0])
+        for number in range(AT):
+            envs.send(np.full(COUNT, number))
+            result = envs.receive(min_envs=COUNT - (number == AT - 1), timeout_s=30.0)
+            columns = result.observations, result.rewards, result.terminations, result.truncations, result.infos
+            follower.received(result.env_ids.tolist(), np.full(COUNT, number), columns, result.valid)
+        assert sorted(result.env_ids) == [0, 2, 3]
+        nothing = envs.receive(min_envs=1, timeout_s=0.0)
+        assert len(nothing.env_ids) == 0
+        with pytest.raises(HeadraceError, match="VEC-001"):
+            envs.send(np.zeros(1), env_ids=[CULPRIT])
+
+
+@pytest.mark.parametrize("backend", ISOLATED)
+@pytest.mark.parametrize("what", ["gil", "sigkill"])
+def test_who_took_others_down_once_does_it_no_second_time(tmp_path, what, backend):
+    """It fails in every life: the first costs its housemates their episodes, later ones only its own."""
+    trouble = Trouble(what, at=AT)
+    with headrace.VectorEnv(
+        told(COUNT, CULPRIT, trouble), step_timeout_s=STEP_S, budget=OFTEN, **BACKENDS[backend]
+    ) as envs:
+        follower = Follower(COUNT, AutoresetMode.NEXT_STEP)
+        drive(envs, follower, 4 * AT)
+    cuts = [cut.env for cut in follower.cuts]
+    assert cuts.count(CULPRIT) >= 3
+    assert len(cuts) - cuts.count(CULPRIT) == len({env for env in cuts if env != CULPRIT})
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_spent_budget_ends_it_with_the_last_cause(tmp_path, backend):
+    with headrace.VectorEnv(
+        told(COUNT, CULPRIT, Trouble("raises", at=AT)),
+        budget=FaultBudget(per_env=2, backoff_s=0.0),
+        **BACKENDS[backend],
+    ) as envs:
+        follower = Follower(COUNT, AutoresetMode.NEXT_STEP)
+        with pytest.raises(RestartBudgetSpent) as caught:
+            drive(envs, follower, 100)
+    assert [cut.env for cut in follower.cuts] == [CULPRIT] * 2
+    assert f"environment {CULPRIT}" in str(caught.value)
+    assert WORDS in str(caught.value)
+    assert "2" in str(caught.value)
+
+
+RAISED = {
+    "sleep": ComponentStalled, "swallow": ComponentStalled, "sigstop": ComponentStalled, "sigkill": ComponentDied,
+    "raises": EnvironmentRaised, "unpicklable": EnvironmentRaised, "nan-reward": NonFiniteValue,
+    "shape-1": ObservationMismatch, "none": ObservationMismatch,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "backend", "mode"), cells(RAISED, BACKENDS))
+def test_raising_leaves_the_others_usable(tmp_path, what, backend, mode):
+    if backend == "serial" and issubclass(RAISED[what], ComponentStalled | ComponentDied):
+        pytest.skip("nobody outlives this in the same process")
+    with Scene(tmp_path, backend, mode, what, on_fault="raise") as scene:
+        envs, follower = scene.envs, scene.follower
+        with pytest.raises(RAISED[what]) as caught:
+            drive(envs, follower, STEPS)
+        assert (caught.value.facts["env"], caught.value.facts["step"]) == (CULPRIT, AT)
+        if what == "raises":
+            assert f"ValueError: {WORDS}" in str(caught.value)
+            assert "vector_envs.py" in str(caught.value)
+        lost = scene.housemates if what in ("sigstop", "sigkill") or (what, backend) == ("swallow", "worker") else set()
+        rest = envs.receive(min_envs=COUNT - 1 - len(lost), timeout_s=30.0)
+        sent = [env + 1000 * (AT - 1) for env in rest.env_ids.tolist()]
+        columns = rest.observations, rest.rewards, rest.terminations, rest.truncations, rest.infos
+        follower.received(rest.env_ids.tolist(), sent, columns, rest.valid)
+        ended = np.isin(np.arange(COUNT), [CULPRIT, *lost])
+        fresh = envs.reset(options={"reset_mask": ended})[0]
+        for env in np.flatnonzero(~ended):
+            assert list(fresh[env]) == list(follower.envs[env].obs), "its episode goes on"
+        for env in np.flatnonzero(ended):
+            follower.envs[env].replaced = True
+        follower.began(fresh, np.flatnonzero(ended).tolist())
+        for number in range(2):
+            actions = np.full(COUNT, number)
+            follower.stepped(actions, envs.step(actions), envs.valid)
+    assert follower.cuts == []
