@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 import headrace.envs.registration  # noqa: F401 - so that gymnasium.make knows headrace/Hockey-v0 from here on
 
 if TYPE_CHECKING:
-    from headrace.algorithms.configs import TD3
+    from headrace.algorithms.configs import DQN, TD3
     from headrace.runtime.api import Run, train
     from headrace.runtime.moments import Replayed
     from headrace.runtime.policy import Policy, load_policy
     from headrace.runtime.replayer import Replayer, replay
 
-__all__ = ["TD3", "Policy", "Replayed", "Replayer", "Run", "load_policy", "replay", "train"]
+__all__ = ["DQN", "TD3", "Policy", "Replayed", "Replayer", "Run", "load_policy", "replay", "train"]
 __version__ = "0.1.0"
 
 _HOMES = {
+    "DQN": "headrace.algorithms.configs",
     "TD3": "headrace.algorithms.configs",
     "Policy": "headrace.runtime.policy",
     "Replayed": "headrace.runtime.moments",

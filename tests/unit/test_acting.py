@@ -181,8 +181,8 @@ def test_snapshot_of_another_policy_is_refused_and_the_old_one_kept():
         actor.load(snapshot(np.zeros(9, np.float32)))
     assert str(caught.value) == (
         "[DAT-002] a weights snapshot does not fit the policy that is to act with it\n"
-        "  expected: actor: float32 [43]\n"
-        "  found: actor: float32 [9]\n"
+        "  expected: weights: float32 [43]\n"
+        "  found: weights: float32 [9]\n"
         "  fix: act with the configuration the snapshot was trained with: the run directory's config.toml"
     )
     with pytest.raises(SnapshotCorrupt, match=r"found: arrays \['actor'\]"):
@@ -221,7 +221,7 @@ sys.exit("torch" in sys.modules)
 
 
 def test_registry_lists_and_builds():
-    assert list(algorithms()) == ["td3"]
+    assert list(algorithms()) == ["dqn", "td3"]
     assert "continuous" in algorithms()["td3"]
     assert "\n" not in algorithms()["td3"]
     algorithm = build_algorithm(TD3Config(), OBS, ACTION, seed=0)

@@ -140,7 +140,7 @@ def test_factory_that_is_no_function(user_module):
 def test_module_forward_acts_with_the_loaded_weights(user_module):
     user_module.make = lambda inputs, outputs: nn.Sequential(nn.Linear(inputs, 6), nn.GELU(), nn.Linear(6, outputs))
     trained = build_network(FACTORY, 3, 2, generator(9))
-    forward = ModuleForward(FACTORY, 3, 2)
+    forward = ModuleForward(build_network(FACTORY, 3, 2, torch.Generator()))
     weights = flat_of(trained).numpy().copy()
     weights.flags.writeable = False  # as a snapshot may be
     forward.load(weights)
@@ -151,6 +151,6 @@ def test_module_forward_acts_with_the_loaded_weights(user_module):
 
 def test_module_forward_refuses_weights_of_another_network(user_module):
     user_module.make = nn.Linear
-    forward = ModuleForward(FACTORY, 3, 2)
-    with pytest.raises(SnapshotCorrupt, match=r"found: actor: float32 \[7\]"):
+    forward = ModuleForward(build_network(FACTORY, 3, 2, torch.Generator()))
+    with pytest.raises(SnapshotCorrupt, match=r"found: weights: float32 \[7\]"):
         forward.load(np.zeros(7, np.float32))

@@ -12,7 +12,7 @@ from headrace.algorithms.td3 import TD3
 from headrace.collectors.collector import Collector
 from headrace.lanes import derive
 from headrace.lanes.layout import Geometry
-from headrace.learners import learner
+from headrace.lanes.samplers import UniformSampler
 from headrace.runtime.replayer import replay
 from headrace.weights.snapshot import SnapshotReader
 from record_here import Tamper, difference, record_here, tampered
@@ -154,13 +154,13 @@ def test_environment_with_an_unseeded_generator(tmp_path):
 
 
 def test_a_batch_of_other_rows(planted):
-    sample = learner.UniformSampler.sample
+    sample = UniformSampler.sample
 
     def draws_more(self: Any, batch_size: int) -> Any:
         self.generator.random()
         return sample(self, batch_size)
 
-    error = planted(learner.UniformSampler, "sample", draws_more)
+    error = planted(UniformSampler, "sample", draws_more)
     assert error.facts["cause"] == "sampling_differs"
 
 

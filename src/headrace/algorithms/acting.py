@@ -70,7 +70,7 @@ class BoxActor:
             SnapshotCorrupt: The snapshot was made for another policy; the old one stays in use.
         """
         if "actor" not in arrays or "exploration_scale" not in arrays:
-            raise _misfit("arrays 'actor' and 'exploration_scale'", f"arrays {sorted(arrays)}")
+            raise misfit("arrays 'actor' and 'exploration_scale'", f"arrays {sorted(arrays)}")
         self._network.load(arrays["actor"])
         self._scale = np.array(arrays["exploration_scale"][0], np.float32)
         self._mean = arrays.get("obs_mean")
@@ -134,7 +134,7 @@ class PerceptronForward:
             SnapshotCorrupt: Not ``float32 [P]`` for this network's P; the old weights stay in use.
         """
         if flat.shape != (self._size,) or flat.dtype != np.float32:
-            raise _misfit(f"actor: float32 [{self._size}]", f"actor: {flat.dtype} {list(flat.shape)}")
+            raise misfit(f"weights: float32 [{self._size}]", f"weights: {flat.dtype} {list(flat.shape)}")
         views: list[Float32] = []
         start = 0
         for shape in self._shapes:
@@ -224,7 +224,8 @@ ACTIVATIONS: Mapping[str, Callable[[Float32, Float32], None]] = {
 """In place on the first argument; the second is scratch of the same shape."""
 
 
-def _misfit(expected: str, found: str) -> SnapshotCorrupt:
+def misfit(expected: str, found: str) -> SnapshotCorrupt:
+    """The error that says that a snapshot is of another policy."""
     return SnapshotCorrupt(
         "a weights snapshot does not fit the policy that is to act with it",
         expected=expected,

@@ -30,6 +30,7 @@ class Transitions:
     reward: NDArray[np.float64]  # [B]  n-step return without the bootstrap
     discount: NDArray[np.float64]  # [B]  factor of the bootstrap value; 0 where the task terminated
     next_obs: Arrays  # [B, ...]  the true successor, also where the episode was truncated or cut
+    weight: NDArray[np.float64] | None = None  # [B]  of each in the loss, in (0, 1]; None: all are 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,12 @@ class Algorithm(Protocol):
     updates: int
     """Gradient steps so far."""
 
-    def update(self, batch: Transitions) -> None:
-        """One gradient step; deterministic given the batch and the algorithm's own generator."""
+    def update(self, batch: Transitions) -> NDArray[np.float32] | None:
+        """One gradient step; deterministic given the batch and the algorithm's own generator.
+
+        Returns:
+            Size of each transition's TD error before the step, [B], for whoever draws by priority; None: not measured.
+        """
         ...
 
     def observe(self, obs: Arrays, env_steps: int) -> None:

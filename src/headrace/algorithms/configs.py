@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from headrace.core.config import Section
+from headrace.core.errors import ConfigError
 
 
 class NetworkConfig(Section):
@@ -20,7 +21,8 @@ class NetworkConfig(Section):
     """Normalise each hidden layer before its activation."""
     factory: str | None = None
     """``module:function(inputs, outputs) -> torch.nn.Module`` instead of the perceptron; collectors then act in torch.
-    It returns raw outputs (TD3 squashes the actor's itself) and uses neither batch statistics nor dropout."""
+    It returns raw outputs (TD3 squashes the actor's itself; DQN asks for one more where it is dueling) and uses neither
+    batch statistics nor dropout."""
 
 
 class ExplorationConfig(Section):
@@ -63,4 +65,157 @@ class TD3Config(Section):
     exploration: ExplorationConfig = ExplorationConfig()
 
 
+class EpsilonConfig(Section):
+    """Share of actions that are random instead of the best: epsilon-greedy."""
+
+    epsilon: float = Field(default=1.0, ge=0, le=1)
+    """Share at the start of the schedule."""
+    final_epsilon: float = Field(default=0.05, ge=0, le=1)
+    """Share at its end, and from there on."""
+    begin_steps: int = Field(default=0, ge=0)
+    """Environment steps, over all lanes, before the schedule begins; until then ``epsilon``."""
+    decay_steps: int = Field(default=10_000, ge=1)
+    """Environment steps, over all lanes, from ``epsilon`` to ``final_epsilon``."""
+    decay: Literal["linear", "exponential"] = "linear"
+    """linear: less by the same amount in every step. exponential: by the same factor, so neither share may be 0."""
+
+    @model_validator(mode="after")
+    def _would_divide_by_zero(self) -> Self:
+        if self.decay == "exponential" and not (self.epsilon and self.final_epsilon):
+            raise ConfigError(
+                "an exponential decay never reaches 0, nor does it leave it",
+                epsilon=self.epsilon,
+                final_epsilon=self.final_epsilon,
+                fix='give both a value above 0, or set decay = "linear"',
+            )
+        return self
+
+
+class ActionsConfig(Section):
+    """What is chosen: one action of a Discrete space, or some cells of a MultiBinary one; and what cannot be."""
+
+    cells: int | None = Field(default=None, ge=1)
+    """Cells chosen at once, fewer where fewer can be; not set: the action space is Discrete."""
+    mask_leaf: str | None = None
+    """Part of the observation that says what can be chosen, e.g. ``obs.action_mask``; not set: everything can. It holds
+    one number per action, or is a map [C, H, W] (then ``mask_channel`` is set)."""
+    mask_channel: int | None = Field(default=None, ge=0)
+    """Of a map: the channel with one number per cell."""
+    mask_value: float = 0.0
+    """Number that stands where something cannot be chosen."""
+
+    @model_validator(mode="after")
+    def _mask_is_read(self) -> Self:
+        if self.mask_leaf is None and (self.mask_channel is not None or self.mask_value != 0.0):
+            raise ConfigError(
+                "nothing says where the mask of actions is",
+                mask_channel=self.mask_channel,
+                mask_value=self.mask_value,
+                fix='set mask_leaf, e.g. to "obs", or remove the others',
+            )
+        return self
+
+
+class TargetConfig(Section):
+    """What Q-values are pulled to."""
+
+    double: bool = True
+    """The online network chooses the next action, the target network says what it is worth (van Hasselt et al. 2016)."""
+    bootstrap: Literal["k_best", "best"] = "k_best"
+    """Worth of the next observation where several cells are chosen. k_best: mean of as many cells as an action has.
+    best: the best cell alone."""
+    every_updates: int = Field(default=500, ge=1)
+    """Updates between two moves of the target network."""
+    tau: float = Field(default=1.0, gt=0, le=1)
+    """Share of the online weights mixed into the target's at each move; 1: it is a copy."""
+
+
+class MapConfig(Section):
+    """A fully convolutional network, one value per cell; instead of the perceptron."""
+
+    leaf: str | None = None
+    """Part of the observation that is the map, [C, H, W] with as many cells as there are actions, e.g. ``obs``; not
+    set: a perceptron sees the whole observation. Collectors act in torch where it is set."""
+    channels: list[int] = Field(default=[32, 64, 64], min_length=1)
+    """Channels after each 3x3 convolution; with ``residual`` after the first one, and after each block."""
+    residual: bool = False
+    """Blocks of two convolutions with a way around them, instead of single convolutions."""
+    group_norm: bool = True
+    """Normalise after each convolution, over groups of channels of the one map. Batch norm would make an action depend on
+    the observations of other lanes, or on statistics that are no weights: what was published could not be acted again."""
+
+
+class PriorityConfig(Section):
+    """Prioritised sampling in proportion to TD errors (Schaul et al. 2016, arXiv:1511.05952)."""
+
+    enabled: bool = False
+    """Otherwise every transition is as likely as any other."""
+    alpha: float = Field(default=0.6, ge=0)
+    """Exponent of the priorities; 0 is uniform."""
+    beta: float = Field(default=0.4, ge=0, le=1)
+    """Exponent of the correction at the first update; 1 corrects in full."""
+    beta_updates: int = Field(default=100_000, ge=1)
+    """Updates in which it rises to 1, linear."""
+    floor: float = Field(default=1e-6, gt=0)
+    """Added to every TD error, so that no transition is left out for ever."""
+
+
+class DQNConfig(Section):
+    """Deep Q-learning (Mnih et al. 2015), double, dueling and prioritised as wanted."""
+
+    name: Literal["dqn"] = "dqn"
+    gamma: float = Field(default=0.99, ge=0, le=1)
+    """Discount per environment step."""
+    batch_size: int = Field(default=64, ge=1)
+    """Transitions per update."""
+    lr: float = Field(default=3e-4, gt=0)
+    """Of Adam."""
+    loss: Literal["huber", "mse"] = "huber"
+    """Of a TD error. huber: squared up to 1, then linear. mse: squared; both halved."""
+    max_grad_norm: float | None = Field(default=10.0, gt=0)
+    """Longer gradients are shortened to this Euclidean norm; not set: none is."""
+    dueling: bool = False
+    """A value of the observation and advantages of the actions, instead of Q-values (Wang et al. 2016)."""
+    target: TargetConfig = TargetConfig()
+    network: NetworkConfig = NetworkConfig()
+    map: MapConfig = MapConfig()
+    actions: ActionsConfig = ActionsConfig()
+    exploration: EpsilonConfig = EpsilonConfig()
+    priority: PriorityConfig = PriorityConfig()
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        ignored = [
+            (
+                "algorithm.network",
+                self.map.leaf is not None and self.network != NetworkConfig(),
+                "the map's network is another one",
+                "remove it, or algorithm.map.leaf",
+            ),
+            (
+                "algorithm.map",
+                self.map.leaf is None and self.map != MapConfig(),
+                "nothing says which part of the observation is the map",
+                'set algorithm.map.leaf, e.g. to "obs", or remove the others',
+            ),
+            (
+                "algorithm.target.bootstrap",
+                self.actions.cells is None and self.target.bootstrap != "k_best",
+                "an action is not made of cells",
+                "remove it, or set algorithm.actions.cells",
+            ),
+            (
+                "algorithm.priority",
+                not self.priority.enabled and self.priority != PriorityConfig(),
+                "prioritised sampling is not enabled",
+                "set algorithm.priority.enabled = true, or remove the others",
+            ),
+        ]
+        for key, is_ignored, why, fix in ignored:
+            if is_ignored:
+                raise ConfigError(f"{key} would be ignored: {why}", fix=fix)
+        return self
+
+
 TD3 = TD3Config
+DQN = DQNConfig

@@ -5,7 +5,9 @@ Acting and learning call the very same functions, so they cannot disagree about 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,21 @@ def aligned(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[An
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Which columns of an encoded observation are a leaf's."""
+
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    """Of the leaf."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether they are its numbers one by one, not one-hot."""
+        return self.stop - self.start == math.prod(self.shape)
+
+
 class ObservationEncoder:
     """Observation leaves -> one float32 vector per row.
 
@@ -50,9 +67,12 @@ class ObservationEncoder:
         self._parts: list[tuple[str, Callable[[NDArray[Any], Float32], None]]] = []
         self.size = 0
         """Length O of the encoded observation."""
+        self.columns: dict[str, Columns] = {}
+        """Where each leaf is in it."""
         for leaf, part in zip(leaves(space, "obs"), _parts(space), strict=True):
             width, write = _writer(leaf, part, self.size)
             self._parts.append((leaf.path, write))
+            self.columns[leaf.path] = Columns(self.size, self.size + width, leaf.shape)
             self.size += width
         if not self.size:
             raise UnsupportedSpace(
@@ -67,6 +87,38 @@ class ObservationEncoder:
         """Fill ``out`` [N, O] from leaves [N, ...]."""
         for path, write in self._parts:
             write(obs[path], out)
+
+
+@dataclass(frozen=True, slots=True)
+class MapPlace:
+    """Where in an encoded observation the map is."""
+
+    start: int
+    stop: int
+    channels: int
+    """Those of all stacked frames."""
+    height: int
+    width: int
+
+
+def map_place(path: str, encoder: ObservationEncoder, actions: int) -> MapPlace:
+    """The map that the leaf ``path`` is.
+
+    Raises:
+        UnsupportedSpace: There is none, or it has not one cell per action.
+    """
+    columns = encoder.columns.get(path)
+    if columns is not None and columns.plain and len(columns.shape) in (3, 4):
+        *stacked, height, width = columns.shape
+        if height * width == actions:
+            return MapPlace(columns.start, columns.stop, math.prod(stacked), height, width)
+    raise UnsupportedSpace(
+        "the observation has no map with one cell per action",
+        field=path,
+        expected=f"an array [C, H, W] with H x W = {actions}",
+        found=", ".join(f"{name} {list(part.shape)}" for name, part in encoder.columns.items()),
+        fix="set algorithm.map.leaf to the part of the observation that is a map, or remove it to use a perceptron",
+    )
 
 
 def _parts(space: spaces.Space[Any]) -> list[spaces.Space[Any]]:

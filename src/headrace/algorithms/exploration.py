@@ -1,14 +1,15 @@
-"""Noise that is added to continuous actions, one state per lane, and its scale over the run."""
+"""Noise that is added to continuous actions, random actions in place of the best, and how much of either over the run."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.algorithms.base import LaneNoise
-from headrace.algorithms.configs import ExplorationConfig
+from headrace.algorithms.configs import EpsilonConfig, ExplorationConfig
 
 
 class ActionNoise(LaneNoise, Protocol):
@@ -97,11 +98,62 @@ def carried_floats(config: ExplorationConfig, dimensions: int) -> int:
     return dimensions if config.kind == "ornstein-uhlenbeck" else 0
 
 
-def scale_at(config: ExplorationConfig, env_steps: int) -> float:
-    """Scale of the noise after ``env_steps`` environment steps over all lanes: linear, then constant."""
+class RandomChoice:
+    """Exploration of one lane that chooses: now and then something random. Nothing crosses a chunk's end."""
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        self._generator = generator
+        self.carry = np.zeros(0, np.float32)
+
+    def begin_episode(self) -> None:
+        """Nothing crosses from step to step."""
+
+    def explores(self, epsilon: float) -> bool:
+        """Whether this step's action is a random one; to be asked once a step."""
+        return bool(self._generator.random() < epsilon)
+
+    def choose(self, candidates: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """``count`` different ones of them, all sets alike; all of them where there are no more."""
+        return self._generator.choice(candidates, min(count, len(candidates)), replace=False, shuffle=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Decay:
+    """How much is explored, over a run; in environment steps over all lanes."""
+
+    start: float
+    end: float | None = None
+    """None: it stays as it starts."""
+    steps: int = 1
+    """From start to end."""
+    begin: int = 0
+    """Steps before that."""
+    exponential: bool = False
+    end_key: str = "final_scale"
+    """What ``end`` is called in ``algorithm.exploration``."""
+
+    def at(self, env_steps: int) -> float:
+        """After so many steps: constant, then linear or exponential, then constant."""
+        if self.end is None:
+            return self.start
+        done = min(max((env_steps - self.begin) / self.steps, 0.0), 1.0)
+        if self.exponential:
+            return float(self.start * (self.end / self.start) ** done)
+        return self.start + done * (self.end - self.start)
+
+
+def decay_of(config: ExplorationConfig | EpsilonConfig) -> Decay:
+    """What a configuration declares."""
+    if isinstance(config, EpsilonConfig):
+        return Decay(
+            config.epsilon, config.final_epsilon, config.decay_steps, config.begin_steps,
+            exponential=config.decay == "exponential", end_key="final_epsilon",
+        )  # fmt: skip
     if config.kind == "none":
-        return 0.0
-    if config.final_scale is None:
-        return config.scale
-    done = min(max(env_steps / config.decay_steps, 0.0), 1.0)
-    return config.scale + done * (config.final_scale - config.scale)
+        return Decay(0.0)
+    return Decay(config.scale, config.final_scale, config.decay_steps)
+
+
+def scale_at(config: ExplorationConfig | EpsilonConfig, env_steps: int) -> float:
+    """Scale of the noise, or share of random actions, after ``env_steps`` environment steps over all lanes."""
+    return decay_of(config).at(env_steps)

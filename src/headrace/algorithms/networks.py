@@ -94,15 +94,14 @@ def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Module:
 
 
 class ModuleForward:
-    """A user's own network as a `headrace.algorithms.acting.Network`, acting in torch.
+    """A network as a `headrace.algorithms.acting.Network`, acting in torch.
 
-    Raises:
-        ConfigError: As `build_network`.
+    Args:
+        module: On the CPU. Its initial weights are never used: acting starts with the first snapshot.
     """
 
-    def __init__(self, config: NetworkConfig, inputs: int, outputs: int) -> None:
-        # Its initial weights are never used: acting starts with the first snapshot.
-        self._module = build_network(config, inputs, outputs, torch.Generator().manual_seed(0)).eval()
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module.eval()
         self._flat = FlatParameters(self._module)
 
     def load(self, flat: Float32) -> None:
@@ -113,10 +112,11 @@ class ModuleForward:
         """
         if flat.shape != (len(self._flat),) or flat.dtype != np.float32:
             raise SnapshotCorrupt(
-                "a weights snapshot does not fit the network that the factory builds here",
-                expected=f"actor: float32 [{len(self._flat)}]",
-                found=f"actor: {flat.dtype} {list(flat.shape)}",
-                fix="let the factory build the same network in every process, from its two arguments alone",
+                "a weights snapshot does not fit the network that is built here",
+                expected=f"weights: float32 [{len(self._flat)}]",
+                found=f"weights: {flat.dtype} {list(flat.shape)}",
+                fix="act with the configuration it was trained with, and let a factory build the same network in every "
+                "process, from its two arguments alone",
             )
         np.copyto(self._flat.numpy(), flat)
 

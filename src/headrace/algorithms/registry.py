@@ -14,8 +14,10 @@ from gymnasium import spaces
 
 from headrace.algorithms.acting import BoxActor, Network, PerceptronForward
 from headrace.algorithms.base import Actor, Algorithm, PolicySpec
-from headrace.algorithms.configs import NetworkConfig, TD3Config
-from headrace.algorithms.encoding import ActionBox, ObservationEncoder
+from headrace.algorithms.choices import Choices, Mask
+from headrace.algorithms.choosing import DuelingForward, QActor, RandomActor
+from headrace.algorithms.configs import DQNConfig, NetworkConfig, TD3Config
+from headrace.algorithms.encoding import ActionBox, ObservationEncoder, map_place
 from headrace.algorithms.exploration import carried_floats as carried_by_noise
 from headrace.core.config import Section
 from headrace.core.errors import ConfigError
@@ -30,10 +32,12 @@ class Entry:
     name: str
     summary: str
     """One line for ``headrace list``."""
-    check_spaces: Callable[[Space, Space], None]
+    check_spaces: Callable[[Section, Space, Space], None]
     build_actor: Callable[[PolicySpec], Actor]
     build_algorithm: Callable[[Section, Space, Space, int, str], Algorithm]
     carried_floats: Callable[[Section, Space], int]
+    acts_in_torch: Callable[[Section], bool]
+    build_random_actor: Callable[[PolicySpec], Actor | None]
 
 
 def algorithms() -> dict[str, str]:
@@ -48,7 +52,7 @@ def check_spaces(config: Section, observation_space: Space, action_space: Space)
         UnsupportedSpace: It cannot; the message names the field, what was expected and what was found.
         ConfigError: ``config`` belongs to no algorithm.
     """
-    _entry(config).check_spaces(observation_space, action_space)
+    _entry(config).check_spaces(config, observation_space, action_space)
 
 
 def build_actor(policy: PolicySpec) -> Actor:
@@ -59,6 +63,25 @@ def build_actor(policy: PolicySpec) -> Actor:
         ConfigError: A network factory does not do, or ``policy.config`` belongs to no algorithm.
     """
     return _entry(policy.config).build_actor(policy)
+
+
+def build_random_actor(policy: PolicySpec) -> Actor | None:
+    """Who acts at random, for comparison; None: the action space's own samples are actions, all alike.
+
+    Raises:
+        UnsupportedSpace: As `check_spaces`.
+        ConfigError: ``policy.config`` belongs to no algorithm.
+    """
+    return _entry(policy.config).build_random_actor(policy)
+
+
+def acts_in_torch(config: Section) -> bool:
+    """Whether collectors need torch to act.
+
+    Raises:
+        ConfigError: ``config`` belongs to no algorithm.
+    """
+    return _entry(config).acts_in_torch(config)
 
 
 def carried_floats(config: Section, action_space: Space) -> int:
@@ -102,7 +125,7 @@ def _entry(config: Section) -> Entry:
     return entry
 
 
-def _check_continuous(observation_space: Space, action_space: Space) -> None:
+def _check_continuous(config: Section, observation_space: Space, action_space: Space) -> None:
     ObservationEncoder(observation_space)
     ActionBox(action_space)
 
@@ -123,15 +146,59 @@ def _td3_carried_floats(config: Section, action_space: Space) -> int:
 def _acting_network(config: NetworkConfig, inputs: int, outputs: int) -> Network:
     if config.factory is None:
         return PerceptronForward(config, inputs, outputs)
-    from headrace.algorithms.networks import ModuleForward  # imports torch
+    import torch
 
-    return ModuleForward(config, inputs, outputs)
+    from headrace.algorithms.networks import ModuleForward, build_network
+
+    return ModuleForward(build_network(config, inputs, outputs, torch.Generator()))
 
 
 def _td3(config: Section, observation_space: Space, action_space: Space, seed: int, device: str) -> Algorithm:
     from headrace.algorithms.td3 import TD3  # imports torch
 
     return TD3(cast("TD3Config", config), observation_space, action_space, seed, device)
+
+
+def _check_choices(config: Section, observation_space: Space, action_space: Space) -> None:
+    dqn = cast("DQNConfig", config)
+    encoder, choices = ObservationEncoder(observation_space), Choices(action_space, dqn.actions)
+    Mask(dqn.actions, encoder, choices.size)
+    if dqn.map.leaf is not None:
+        map_place(dqn.map.leaf, encoder, choices.size)
+
+
+def _dqn_acts_in_torch(config: Section) -> bool:
+    dqn = cast("DQNConfig", config)
+    return dqn.map.leaf is not None or dqn.network.factory is not None
+
+
+def _dqn_actor(policy: PolicySpec) -> Actor:
+    config = cast("DQNConfig", policy.config)
+    encoder, actions = ObservationEncoder(policy.observation_space), Choices(policy.action_space, config.actions).size
+    return QActor(policy, _q_network(config, encoder, actions))
+
+
+def _q_network(config: DQNConfig, encoder: ObservationEncoder, actions: int) -> Network:
+    if not _dqn_acts_in_torch(config):
+        network = PerceptronForward(config.network, encoder.size, actions + config.dueling)
+        return DuelingForward(network) if config.dueling else network
+    import torch
+
+    from headrace.algorithms.networks import ModuleForward
+    from headrace.algorithms.q_networks import build_q_network
+
+    return ModuleForward(build_q_network(config, encoder, actions, torch.Generator()))
+
+
+def _dqn_random_actor(policy: PolicySpec) -> Actor | None:
+    actions = cast("DQNConfig", policy.config).actions
+    return None if actions.cells is None and actions.mask_leaf is None else RandomActor(policy)
+
+
+def _dqn(config: Section, observation_space: Space, action_space: Space, seed: int, device: str) -> Algorithm:
+    from headrace.algorithms.dqn import DQN  # imports torch
+
+    return DQN(cast("DQNConfig", config), observation_space, action_space, seed, device)
 
 
 _ENTRIES: Mapping[type[Section], Entry] = MappingProxyType(
@@ -143,6 +210,18 @@ _ENTRIES: Mapping[type[Section], Entry] = MappingProxyType(
             build_actor=_td3_actor,
             build_algorithm=_td3,
             carried_floats=_td3_carried_floats,
+            acts_in_torch=lambda config: cast("TD3Config", config).actor.factory is not None,
+            build_random_actor=lambda _: None,
+        ),
+        DQNConfig: Entry(
+            name="dqn",
+            summary="deep Q-learning, for one of n actions or k cells of a map (Mnih et al. 2015)",
+            check_spaces=_check_choices,
+            build_actor=_dqn_actor,
+            build_algorithm=_dqn,
+            carried_floats=lambda _config, _space: 0,
+            acts_in_torch=_dqn_acts_in_torch,
+            build_random_actor=_dqn_random_actor,
         ),
     }
 )

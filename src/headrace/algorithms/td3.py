@@ -8,8 +8,6 @@ and observations arrive as stored.
 from __future__ import annotations
 
 import copy
-import hashlib
-import math
 from typing import Any
 
 import numpy as np
@@ -23,9 +21,19 @@ from headrace.algorithms.configs import TD3Config
 from headrace.algorithms.encoding import ActionBox, ObservationEncoder, RunningMoments, normalize
 from headrace.algorithms.exploration import scale_at
 from headrace.algorithms.flat import FlatAdam, FlatParameters, counts
+from headrace.algorithms.learned import (
+    Means,
+    NotFiniteError,
+    counts_of,
+    existing_device,
+    learned_arrays,
+    load_learned,
+    require_finite,
+    sha256_of,
+)
 from headrace.algorithms.networks import TwinCritic, build_network
 from headrace.core import seeding
-from headrace.core.errors import ConfigError, NonFiniteValue
+from headrace.core.errors import NonFiniteValue
 
 
 def smoothed_action(action: Tensor, normal: Tensor, std: float, clip: float) -> Tensor:
@@ -83,7 +91,7 @@ class TD3:
         self.policy = PolicySpec("td3", observation_space, action_space, config)
         self.updates = 0
         self._config = config
-        self._inputs = _Inputs(config, observation_space, action_space, _existing(device))
+        self._inputs = _Inputs(config, observation_space, action_space, existing_device(device))
         observations, actions = self._inputs.encoder.size, self._inputs.box.size
 
         generator = torch.Generator().manual_seed(seeding.integer(seed, "initialisation"))
@@ -101,7 +109,7 @@ class TD3:
         # Drawn on the CPU on every device, so that the stream is the same one.
         self._smoothing = torch.Generator().manual_seed(seeding.integer(seed, "target-smoothing"))
         self._scale = np.array([scale_at(config.exploration, 0)], np.float64)
-        self._means = _Means()
+        self._means = Means()
 
     def update(self, batch: Transitions) -> None:
         """One critic step; in every ``policy_delay``-th update also one actor step, after which targets move once.
@@ -120,7 +128,7 @@ class TD3:
             self._step_critic(obs, action, self._target(reward, discount, next_obs))
             if with_actor:
                 self._step_actor(obs)
-        except _NotFiniteError as problem:
+        except NotFiniteError as problem:
             raise self._non_finite(problem, batch) from None
         if with_actor:
             self._move_targets()
@@ -139,7 +147,7 @@ class TD3:
         loss = critic_loss(q, target)
         norm = self._critic_flat.backward(loss)
         measured = torch.stack([loss, q.mean(), target.mean()]).tolist()  # one transfer from an accelerator
-        _require_finite("critic", measured[0], norm)
+        require_finite("critic", measured[0], norm)
         self._critic_adam.step()
         self._means.add("critic_loss", measured[0])
         self._means.add("q_mean", measured[1])
@@ -149,7 +157,7 @@ class TD3:
     def _step_actor(self, obs: Tensor) -> None:
         loss = -self._critic.first(obs, self._actor(obs)).mean()
         norm = self._actor_flat.backward(loss)  # of the actor alone: the critics' weights get no gradient
-        _require_finite("actor", float(loss.detach()), norm)
+        require_finite("actor", float(loss.detach()), norm)
         self._actor_adam.step()
         self._means.add("actor_loss", float(loss.detach()))
         self._means.add("actor_grad_norm", norm)
@@ -199,17 +207,13 @@ class TD3:
 
     def weights_sha256(self) -> str:
         """Hash of actor, critics, both targets, the optimisers' moments and the normaliser."""
-        digest = hashlib.sha256()
-        for name, array in sorted(self._learned().items()):
-            digest.update(f"{name} {array.dtype} {array.shape} ".encode())
-            digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
+        return sha256_of(self._learned())
 
     def state(self) -> dict[str, NDArray[Any]]:
         """All it takes to go on exactly here: learned arrays, counters, generator. Live where they can be; copy to keep."""
         return {
             **self._learned(),
-            **{f"{name}.counts": flat.counts for name, flat in self._flats().items()},
+            **counts_of(self._flats()),
             "counters": np.array([self.updates], np.int64),
             "generator": self._smoothing.get_state().numpy(),
             "exploration_scale": self._scale,
@@ -217,13 +221,7 @@ class TD3:
 
     def load_state(self, arrays: Arrays) -> None:
         """Go on from `state`, as saved by an algorithm of the same configuration and spaces."""
-        with torch.no_grad():
-            for name, flat in self._flats().items():
-                flat.value.copy_(torch.tensor(arrays[name]))
-                flat.counts[:] = arrays[f"{name}.counts"]
-        for name, adam in self._adams().items():
-            for moment in adam.moments():
-                adam.load(moment, arrays[f"{name}.{moment}"])
+        load_learned(arrays, self._flats(), self._adams())
         if self._inputs.moments is not None:
             for name, array in self._inputs.moments.arrays().items():
                 array[...] = arrays[f"normaliser.{name}"]
@@ -244,25 +242,15 @@ class TD3:
         return {"actor": self._actor_adam, "critic": self._critic_adam}
 
     def _learned(self) -> dict[str, NDArray[Any]]:
-        arrays: dict[str, NDArray[Any]] = {name: flat.numpy() for name, flat in self._flats().items()}
-        for name, adam in self._adams().items():
-            arrays |= {f"{name}.{moment}": array for moment, array in adam.moments().items()}
+        arrays = learned_arrays(self._flats(), self._adams())
         if self._inputs.moments is not None:
             arrays |= {f"normaliser.{name}": array for name, array in self._inputs.moments.arrays().items()}
         return arrays
 
-    def _non_finite(self, problem: _NotFiniteError, batch: Transitions) -> NonFiniteValue:
+    def _non_finite(self, problem: NotFiniteError, batch: Transitions) -> NonFiniteValue:
         if problem.network == "actor":
             self._critic_adam.undo()
-        return NonFiniteValue(
-            f"learner: the {problem.network}'s loss or gradient is not finite; no weight was changed",
-            update=self.updates + 1,
-            loss=problem.loss,
-            gradient_norm=problem.norm,
-            batch=_describe(batch),
-            fix=f"if the batch holds such a value, mend the environment (headrace check finds it); "
-            f"else lower algorithm.{problem.network}_lr or scale the rewards down",
-        )
+        return problem.told(batch, self.updates + 1, f"{problem.network}_lr")
 
 
 class _Inputs:
@@ -312,55 +300,3 @@ class _Inputs:
         shapes = ((rows, observations), (rows, actions), (rows,), (rows,), (rows, observations))
         self._tensors = [torch.zeros(shape) for shape in shapes]
         self._views = [tensor.numpy() for tensor in self._tensors]
-
-
-class _Means:
-    """Running means by name, emptied when taken."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, tuple[float, int]] = {}
-
-    def add(self, name: str, value: float) -> None:
-        total, count = self._sums.get(name, (0.0, 0))
-        self._sums[name] = (total + value, count + 1)
-
-    def take(self) -> dict[str, float]:
-        means = {f"train/{name}": total / count for name, (total, count) in self._sums.items()}
-        self._sums = {}
-        return means
-
-
-class _NotFiniteError(Exception):
-    """A loss or gradient that must not be applied."""
-
-    def __init__(self, network: str, loss: float, norm: float) -> None:
-        super().__init__(network)
-        self.network, self.loss, self.norm = network, loss, norm
-
-
-def _require_finite(network: str, loss: float, norm: float) -> None:
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise _NotFiniteError(network, loss, norm)
-
-
-def _describe(batch: Transitions) -> str:
-    """Whether the batch itself is to blame, and with what."""
-    arrays = {"reward": batch.reward, "discount": batch.discount, **batch.action, **batch.obs}
-    arrays |= {f"next {name}": array for name, array in batch.next_obs.items()}
-    for name, array in arrays.items():
-        bad = np.argwhere(~np.isfinite(array))
-        if len(bad):
-            return f"{name} of row {bad[0][0]} is {array[tuple(bad[0])]}"
-    return f"every value is finite; rewards from {batch.reward.min():g} to {batch.reward.max():g}"
-
-
-def _existing(device: str) -> torch.device:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # torch raises either, by kind of device
-        raise ConfigError(
-            f"torch device {device!r} cannot be used on this machine",
-            found=str(error).splitlines()[0],
-            fix="set learn.device to a device that is there, e.g. cpu",
-        ) from error
-    return torch.device(device)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, Self, get_args
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -334,13 +334,21 @@ def refusal(section: type[BaseModel], error: ValidationError) -> ConfigError:
     return ConfigError(first.what, fix=first.fix, **facts)
 
 
-def keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every dotted key of ``section`` and of the sections inside it, in the order of the file."""
+def keys(section: type[BaseModel], prefix: str = "", kinds: Container[object] | None = None) -> Iterator[str]:
+    """Every dotted key of ``section`` and of the sections inside it, in the order of the file.
+
+    Args:
+        section: The outermost one.
+        prefix: Before each key.
+        kinds: Names of the sections that are meant where there are several to choose from; None: all of them.
+    """
     for name, field in section.model_fields.items():
         inner = _sections(field)
+        if kinds is not None and len(inner) > 1:
+            inner = [one for one in inner if _kind(one) in kinds] or inner
         if inner:
             for one in inner:
-                yield from keys(one, f"{prefix}{name}.")
+                yield from keys(one, f"{prefix}{name}.", kinds)
         else:
             yield f"{prefix}{name}"
 
@@ -358,13 +366,13 @@ class _Problem:
         self.path, self.field = _locate(section, found["loc"])
         self.facts: dict[str, object] = {}
         if found["type"] == "extra_forbidden":
-            self._unknown(section)
+            self._unknown(section, found["loc"])
         else:
             self._unfit(found)
 
-    def _unknown(self, section: type[BaseModel]) -> None:
+    def _unknown(self, section: type[BaseModel], loc: tuple[str | int, ...]) -> None:
         self.what = f"unknown key {self.path}"
-        known = list(dict.fromkeys([*keys(section), *section.model_fields]))
+        known = list(dict.fromkeys([*keys(section, kinds=loc), *section.model_fields]))
         leaf = self.path.rpartition(".")[2]
         # A right name in the wrong section is likelier than a misspelt one in the right section.
         same_name = [key for key in known if key.rpartition(".")[2] == leaf and "." in key]
@@ -377,6 +385,8 @@ class _Problem:
     def _unfit(self, found: Any) -> None:
         expected = _expected(found)
         value = found["input"]
+        if found["type"] == "union_tag_invalid":
+            self.path, value = f"{self.path}.name", value["name"]
         self.what = f"{self.path} must be {expected}"
         self.facts["value"] = reprlib.repr(value)
         if self.field is not None and self.field.description:
@@ -394,7 +404,9 @@ def _expected(found: Any) -> str:
     match found["type"]:
         case "int_type":
             return "a whole number"
-        case "model_type" | "model_attributes_type" | "dict_type":
+        case "union_tag_invalid":
+            return f"one of {found['ctx']['expected_tags']}"
+        case "model_type" | "model_attributes_type" | "dict_type" | "union_tag_not_found":
             return "a section with keys of its own"
         case "too_short":
             return f"a list of {found['ctx']['min_length']} or more"
@@ -417,11 +429,17 @@ def _locate(section: type[BaseModel], loc: tuple[str | int, ...]) -> tuple[str, 
         current = inner[0] if len(inner) == 1 else None
         if len(inner) > 1:
             tag = next(parts, None)
-            current = next((one for one in inner if one.model_fields["name"].default == tag), None)
+            current = next((one for one in inner if _kind(one) == tag), None)
     return ".".join(path), field
+
+
+def _kind(section: type[BaseModel]) -> object:
+    """What a section among several to choose from calls itself."""
+    return section.model_fields["name"].default
 
 
 def _sections(field: FieldInfo) -> list[type[BaseModel]]:
     """The sections a field may hold: one, or several where it is discriminated by ``name``."""
     choices = get_args(field.annotation) or (field.annotation,)
+    choices = tuple(get_args(choice)[0] if get_origin(choice) is Annotated else choice for choice in choices)
     return [choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel)]

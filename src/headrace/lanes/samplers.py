@@ -1,6 +1,12 @@
-"""Which rows a batch is made of."""
+"""Which rows a batch is made of: who draws them, and the one that draws all alike.
+
+`headrace.lanes.prioritised` draws by priority.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +22,50 @@ _REDRAWS = 8
 has none, except where a lane's few rows are all there is."""
 _BUCKET_BITS = 10
 """Logarithm of the number of equal parts a number is first looked up in; see `UniformSampler._places`."""
+
+
+class Sampler(Protocol):
+    """Draws the rows of batches from a replay, by the learner's sampling stream alone."""
+
+    generator: np.random.Generator
+    places: NDArray[np.int64]
+    """[B] places of the newest batch's windows, see `Replay.windows`."""
+
+    @property
+    def rows(self) -> int:
+        """Rows to draw from."""
+        ...
+
+    def sample(self, batch_size: int) -> NDArray[np.void]:
+        """Draw transitions.
+
+        Returns:
+            [B, W] rows, as `Replay.windows` gives them; the row at place ``frame_stack - 1`` is of kind STEP.
+
+        Raises:
+            DataLossError: There is nothing to sample.
+        """
+        ...
+
+    def weights(self, updates: int) -> NDArray[np.float64] | None:
+        """Weight of each transition of the newest batch in the loss, [B] in (0, 1]; None: all are 1.
+
+        Args:
+            updates: Made so far.
+        """
+        ...
+
+    def learned(self, errors: NDArray[np.floating[Any]] | None) -> None:
+        """An update was made with the newest batch; ``errors`` [B] are its TD errors, None where nobody measures them."""
+        ...
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """All that drawing hangs on besides the rows and the generator. Live; copied to keep."""
+        ...
+
+    def load_state(self, arrays: Mapping[str, NDArray[Any]], *, same_rows: bool) -> None:
+        """Go on from a `state`, with the rows there were then, or with others that have come and gone since."""
+        ...
 
 
 class UniformSampler:
@@ -73,6 +123,21 @@ class UniformSampler:
         self._refresh()
         self._ahead = list(ahead.astype(np.int64))
 
+    def weights(self, updates: int) -> None:
+        """See `Sampler.weights`."""
+
+    def learned(self, errors: NDArray[np.floating[Any]] | None) -> None:
+        """See `Sampler.learned`; nothing is made of it."""
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """See `Sampler.state`."""
+        return {"ahead": self.ahead()}
+
+    def load_state(self, arrays: Mapping[str, NDArray[Any]], *, same_rows: bool) -> None:
+        """See `Sampler.load_state`; where rows have come, nothing is drawn ahead any more."""
+        if same_rows:
+            self.go_on(arrays["ahead"])
+
     def _draw(self, count: int) -> NDArray[np.int64]:
         """Flat places of ``count`` transitions."""
         places = self._draw_rows(count)
@@ -84,11 +149,7 @@ class UniformSampler:
         every = self._places(np.arange(self.rows))
         every = every[self._replay.kinds(every) == STEP]
         if not len(every):
-            raise DataLossError(
-                "there is nothing to sample: no row of the replay holds a transition",
-                rows=self.rows,
-                fix="collect before sampling",
-            )
+            raise nothing_to_sample("no row of the replay holds a transition", self.rows)
         empty = np.flatnonzero(self._replay.kinds(places) != STEP)
         places[empty] = every[self.generator.integers(len(every), size=len(empty))]
         return places
@@ -96,9 +157,7 @@ class UniformSampler:
     def _draw_rows(self, count: int) -> NDArray[np.int64]:
         total = self.rows
         if not total:
-            raise DataLossError(
-                "there is nothing to sample: the replay is empty", rows=0, fix="collect before sampling"
-            )
+            raise nothing_to_sample("the replay is empty", 0)
         # A uniform double times the total is uneven by one part in 2**53 / total: nothing that could be measured,
         # at a fifth of the time that exact bounded integers take.
         return self._places((self.generator.random(count) * total).astype(np.int64))
@@ -145,3 +204,8 @@ class UniformSampler:
         piece_of = np.searchsorted(self._ends, begins, side="right")
         self._piece_of = piece_of[:-1]
         self._pieces_per_bucket = int(np.diff(piece_of).max())
+
+
+def nothing_to_sample(why: str, rows: int) -> DataLossError:
+    """The error that says so."""
+    return DataLossError(f"there is nothing to sample: {why}", rows=rows, fix="collect before sampling")

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from headrace.algorithms.configs import ExplorationConfig
-from headrace.algorithms.exploration import scale_at
+from headrace.algorithms.configs import EpsilonConfig, ExplorationConfig, TargetConfig
+from headrace.algorithms.exploration import decay_of
 from headrace.core.config import (
     CheckpointConfig,
     CollectConfig,
@@ -86,10 +86,10 @@ def round_steps(config: Sections) -> int:
     return config.env.lanes * config.collect.chunk_steps
 
 
-def exploration_of(config: Sections) -> ExplorationConfig | None:
+def exploration_of(config: Sections) -> ExplorationConfig | EpsilonConfig | None:
     """The algorithm's exploration; None if it declares none."""
     found = getattr(config.algorithm, "exploration", None)
-    return found if isinstance(found, ExplorationConfig) else None
+    return found if isinstance(found, ExplorationConfig | EpsilonConfig) else None
 
 
 def _given(section: Section, key: str) -> bool:
@@ -164,6 +164,9 @@ def _in_updates(config: Sections) -> Iterator[str]:
     delay = getattr(config.algorithm, "policy_delay", 1)
     if delay > updates:
         yield f"algorithm.policy_delay {delay:,} {has}; the actor is never updated"
+    target = getattr(config.algorithm, "target", None)
+    if isinstance(target, TargetConfig) and target.every_updates > updates:
+        yield f"algorithm.target.every_updates {target.every_updates:,} {has}; the target network stays as it began"
 
 
 def _too_fine(config: Sections) -> Iterator[str]:
@@ -185,19 +188,23 @@ def _episodes(config: Sections) -> Iterator[str]:
 
 def _exploration(config: Sections) -> Iterator[str]:
     exploration, steps = exploration_of(config), _steps(config)
-    if exploration is None or exploration.final_scale is None or scale_at(exploration, 0) == exploration.final_scale:
+    if exploration is None:
         return
-    if exploration.decay_steps > steps:
+    decay = decay_of(exploration)
+    if decay.end is None or decay.end == decay.start:
+        return
+    if decay.begin + decay.steps > steps:
+        after = f"begin_steps {decay.begin:,} and decay_steps" if decay.begin else "decay_steps"
         yield (
-            f"algorithm.exploration.final_scale {exploration.final_scale:g} is never reached: decay_steps "
-            f"{exploration.decay_steps:,} is longer than the {steps:,} environment steps of the run, which end at "
-            f"{scale_at(exploration, steps):.3g}"
+            f"algorithm.exploration.{decay.end_key} {decay.end:g} is never reached: {after} {decay.steps:,} "
+            f"{'are' if decay.begin else 'is'} longer than the {steps:,} environment steps of the run, which end at "
+            f"{decay.at(steps):.3g}"
         )
     starts, random = config.replay.learning_starts, config.collect.random_steps
-    if starts > random:
+    if starts > random and decay.at(starts) != decay.start:
         yield (
-            f"exploration stays at {scale_at(exploration, 0):g} until step {starts:,}, where algorithm.exploration declares "
-            f"{scale_at(exploration, starts):.3g}: actions are random up to step {random:,} (collect.random_steps), and "
+            f"exploration stays at {decay.start:g} until step {starts:,}, where algorithm.exploration declares "
+            f"{decay.at(starts):.3g}: actions are random up to step {random:,} (collect.random_steps), and "
             "no policy is published before the first update (replay.learning_starts)"
         )
 

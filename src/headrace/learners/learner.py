@@ -15,7 +15,7 @@ from headrace.lanes.derive import observe, transitions
 from headrace.lanes.layout import STEP
 from headrace.lanes.rate_limiter import RateLimiter
 from headrace.lanes.replay import Replay, Stretch
-from headrace.lanes.samplers import UniformSampler
+from headrace.lanes.samplers import Sampler
 from headrace.lanes.unread import next_unread
 from headrace.learners.checkpoint import LearnerState
 from headrace.learners.episodes import EpisodeBooks
@@ -25,8 +25,8 @@ from headrace.learners.witness import Drawn, Nobody, Salvaged, Witness
 from headrace.telemetry.board import Activity, Slot
 from headrace.weights.snapshot import Snapshots
 
-_AHEAD = "sampler.ahead"
-"""Name of the sampler's drawn and unused places among the arrays of a state."""
+_SAMPLER = "sampler."
+"""Names of the sampler's arrays among those of a state begin with it."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class LearnerParts:
     """What a learner is put together from."""
 
     replay: Replay
-    sampler: UniformSampler
+    sampler: Sampler
     algorithm: Algorithm
     snapshots: Snapshots
     limiter: RateLimiter
@@ -205,6 +205,7 @@ class Learner:
         parts, geometry = self._parts, self.replay.geometry
         windows = parts.sampler.sample(parts.batch_size)
         batch = transitions(windows, geometry.observation, geometry.action, geometry.frame_stack, parts.gamma)
+        batch.weight = parts.sampler.weights(self.updates)
         drawn = Drawn(parts.sampler.places, windows, batch, geometry.n_step, geometry.head_offset)
         self.witness.drew(drawn, self.updates)
         return batch
@@ -215,7 +216,7 @@ class Learner:
         parts.slot.enter(Activity.UPDATE, -1, self.updates)
         if self.first_update_at is None:
             self.first_update_at = self.env_steps
-        self.algorithm.update(self.batch())
+        parts.sampler.learned(self.algorithm.update(self.batch()))
         self.asked_updates += 1
         self.sampled += parts.batch_size
         self.witness.updated(self.algorithm)
@@ -259,7 +260,8 @@ class Learner:
             "incarnations": self.incarnations,
             "episodes_begun": self.episodes_begun,
         }
-        return LearnerState({**self.algorithm.state(), _AHEAD: self._parts.sampler.ahead()}, facts)
+        sampler = {f"{_SAMPLER}{name}": array for name, array in self._parts.sampler.state().items()}
+        return LearnerState({**self.algorithm.state(), **sampler}, facts)
 
     def restore(self, state: LearnerState, published: Mapping[str, NDArray[Any]]) -> None:
         """Go on exactly where `state` was taken, in lanes that hold the very rows there were.
@@ -268,8 +270,7 @@ class Learner:
             state: Of the same run.
             published: `published_arrays` at that time.
         """
-        self._load(state)
-        self._parts.sampler.go_on(state.arrays[_AHEAD])
+        self._load(state, same_rows=True)
         self.env_steps = self.replay.env_steps
         self._parts.snapshots.go_on(state.facts["version"], published)
         self.published_updates = state.facts["published_updates"]
@@ -280,10 +281,12 @@ class Learner:
                             ("updates", self.updates), ("version", self.version)):  # fmt: skip
             slot.count(name, value)
 
-    def _load(self, state: LearnerState) -> None:
-        facts = state.facts
-        self.algorithm.load_state({name: array for name, array in state.arrays.items() if name != _AHEAD})
-        self._parts.sampler.generator.bit_generator.state = facts["generator"]
+    def _load(self, state: LearnerState, *, same_rows: bool) -> None:
+        facts, sampler = state.facts, self._parts.sampler
+        ours = {name.removeprefix(_SAMPLER): array for name, array in state.arrays.items() if name.startswith(_SAMPLER)}
+        self.algorithm.load_state({name: array for name, array in state.arrays.items() if not name.startswith(_SAMPLER)})
+        sampler.generator.bit_generator.state = facts["generator"]
+        sampler.load_state(ours, same_rows=same_rows)
         self.episodes.load_state(facts["episodes"])
         self.lag = PolicyLag(*facts["lag"])
         self.sampled, self.first_update_at = facts["sampled"], facts["first_update_at"]
@@ -302,7 +305,7 @@ class Learner:
         lanes = range(self.replay.geometry.lanes)
         rows = [self.replay.geometry.first_row] * len(lanes)
         if state is not None:
-            self._load(state)
+            self._load(state, same_rows=False)
             rows = state.facts["rows"]
         missed = 0
         for lane in lanes:

@@ -144,7 +144,7 @@ def _moves(name: str, done: float, declared: float, ok: bool, facts: Facts, conf
     return Entry(
         name, done, declared, 0.0, "moves", ok,
         f"the {what} moved {amount(int(done), 'time')} in {amount(facts.updates, 'update')}; "
-        f"{_declares(config, 'policy_delay')} {_number(declared)}{_fall(name, facts, '')}",
+        f"{_declares(config, 'policy_delay', 'target.every_updates')} {_number(declared)}{_fall(name, facts, '')}",
         "move each target network once per update that declares it, in one place (`FlatParameters.lerp_`); what was "
         "learned so far was learned with another speed of the targets",
     )  # fmt: skip
@@ -152,11 +152,11 @@ def _moves(name: str, done: float, declared: float, ok: bool, facts: Facts, conf
 
 def _steps(name: str, done: float, declared: float, ok: bool, facts: Facts, config: Sections) -> Entry:
     what = name.removesuffix("_steps").replace("_", " ")
-    delay = "policy_delay" if what == "actor" else ""
+    delay = ("policy_delay",) if what == "actor" else ()
     return Entry(
         name, done, declared, 0.0, "steps", ok,
         f"the optimiser of the {what} has made {amount(int(done), 'step')} in {amount(facts.updates, 'update')}; "
-        f"{_declares(config, delay)} {_number(declared)}"
+        f"{_declares(config, *delay)} {_number(declared)}"
         f"{_fall(name, facts, ': it was made again, and its moments began anew')}",
         "step each optimiser once per update that declares it, and make it once, when the algorithm is built",
     )  # fmt: skip
@@ -176,7 +176,7 @@ def _lr(name: str, done: float, declared: float, ok: bool, facts: Facts, config:
     what = name.removesuffix("_lr").replace("_", " ")
     return Entry(
         name, done, declared, _EXACT * abs(declared), "", ok,
-        f"the learning rate of the {what} is {_number(done)}; {_declares(config, name)} {_number(declared)}",
+        f"the learning rate of the {what} is {_number(done)}; {_declares(config, name, 'lr')} {_number(declared)}",
         "hand the configured rate to the optimiser, and leave it alone or declare the schedule it follows",
     )  # fmt: skip
 
@@ -197,12 +197,15 @@ def _kind_of(name: str) -> _Kind:
     return next((kind for ending, kind in _KINDS.items() if name.endswith(ending)), _other)
 
 
-def _declares(config: Sections, field_name: str = "") -> str:
-    """Who declares a number, with the value where it is a setting of the algorithm."""
-    value = getattr(config.algorithm, field_name, None) if field_name else None
-    if value is None:
-        return "the algorithm declares"
-    return f"algorithm.{field_name}{'' if field_name.endswith('_lr') else f' {_number(value)}'} declares"
+def _declares(config: Sections, *keys: str) -> str:
+    """Who declares a number: the first of these settings that the algorithm has, with its value unless that is it."""
+    for key in keys:
+        value: Any = config.algorithm
+        for part in key.split("."):
+            value = getattr(value, part, None)
+        if value is not None:
+            return f"algorithm.{key}{'' if key.endswith('lr') else f' {_number(value)}'} declares"
+    return "the algorithm declares"
 
 
 def _fall(name: str, facts: Facts, meaning: str) -> str:

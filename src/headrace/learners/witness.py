@@ -113,6 +113,8 @@ def batch_print(drawn: Drawn, updates: int) -> tuple[int, int, int]:
 
 def _derived(batch: Transitions) -> int:
     arrays = [*batch.obs.values(), *batch.action.values(), batch.reward, batch.discount, *batch.next_obs.values()]
+    if batch.weight is not None:
+        arrays.append(batch.weight)
     value = 0
     for array in arrays:
         value = zlib.crc32(np.ascontiguousarray(array).data, value)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from headrace.algorithms.configs import DQNConfig
 from headrace.algorithms.registry import build_algorithm
 from headrace.core import seeding
 from headrace.lanes.lane import LaneBlock
+from headrace.lanes.prioritised import PrioritisedSampler
 from headrace.lanes.rate_limiter import RateLimiter
 from headrace.lanes.replay import Replay
-from headrace.lanes.samplers import UniformSampler
+from headrace.lanes.samplers import Sampler, UniformSampler
 from headrace.learners.learner import Learner, LearnerParts
 from headrace.learners.oddities import Expected
 from headrace.learners.suspicion import Suspicion
@@ -53,7 +55,7 @@ def build_learner(
     layout = SnapshotLayout.of(algorithm.policy_arrays())
     parts = LearnerParts(
         replay=replay,
-        sampler=UniformSampler(replay, seeding.generator(config.run.seed, "sampling")),
+        sampler=_sampler(config, replay),
         algorithm=algorithm,
         snapshots=publish_to(layout),
         limiter=rate_limiter(config),
@@ -65,6 +67,15 @@ def build_learner(
         witness=witness,
     )
     return Learner(parts), layout
+
+
+def _sampler(config: ExperimentConfig, replay: Replay) -> Sampler:
+    """Who draws the batches."""
+    generator = seeding.generator(config.run.seed, "sampling")
+    algorithm = config.algorithm
+    if isinstance(algorithm, DQNConfig) and algorithm.priority.enabled:
+        return PrioritisedSampler(replay, generator, algorithm.priority)
+    return UniformSampler(replay, generator)
 
 
 def suspicion(config: ExperimentConfig, spaces: EnvSpaces, block: LaneBlock) -> Suspicion:

@@ -6,12 +6,13 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import tomli_w
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from headrace.algorithms.configs import TD3Config
+from headrace.algorithms.configs import DQNConfig, TD3Config
+from headrace.algorithms.exploration import decay_of
 from headrace.core import toml
 from headrace.core.config import (
     CheckpointConfig,
@@ -29,9 +30,17 @@ from headrace.core.config import (
 from headrace.core.errors import ConfigError
 from headrace.runtime import presets
 
-# A second algorithm makes this `Annotated[TD3Config | …, Field(discriminator="name")]`; errors already
-# read the same then (core.config leaves the discriminator's tag out of a key).
-AlgorithmConfig = TD3Config
+_DEFAULT_ALGORITHM = TD3Config()
+
+
+def _algorithm_name(section: object) -> object:
+    """Which algorithm a section is of; one that names none is the default's."""
+    if isinstance(section, dict):
+        return section.get("name", _DEFAULT_ALGORITHM.name)
+    return getattr(section, "name", None)
+
+
+AlgorithmConfig = TD3Config | DQNConfig
 
 
 class ExperimentConfig(Section):
@@ -52,7 +61,9 @@ class ExperimentConfig(Section):
     supervision: SupervisionConfig = SupervisionConfig()
     record: RecordConfig = RecordConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    algorithm: AlgorithmConfig = Field(default=TD3Config())
+    algorithm: Annotated[
+        Annotated[TD3Config, Tag("td3")] | Annotated[DQNConfig, Tag("dqn")], Discriminator(_algorithm_name)
+    ] = Field(default=_DEFAULT_ALGORITHM)
     """Hyperparameters; ``algorithm.name`` says which algorithm."""
 
     @model_validator(mode="after")
@@ -266,11 +277,22 @@ def _check_length(config: ExperimentConfig) -> None:
 
 def _check_exploration(config: ExperimentConfig) -> None:
     exploration = config.algorithm.exploration
-    if exploration.final_scale is None and exploration.decay_steps > 1:
+    if decay_of(exploration).end is None and exploration.decay_steps > 1:
         raise ConfigError(
             "algorithm.exploration.decay_steps would be ignored: there is no scale to decay to",
             decay_steps=exploration.decay_steps,
             fix="set algorithm.exploration.final_scale, or remove decay_steps",
+        )
+
+
+def _check_random_steps(config: ExperimentConfig) -> None:
+    actions = config.algorithm.actions if isinstance(config.algorithm, DQNConfig) else None
+    if config.collect.random_steps and actions is not None and (actions.cells or actions.mask_leaf):
+        raise ConfigError(
+            "the first actions would be drawn from the whole action space: any number of cells, and what cannot be chosen",
+            random_steps=config.collect.random_steps,
+            fix="set collect.random_steps = 0; algorithm.exploration.epsilon = 1 acts at random among what can be chosen, and "
+            "algorithm.exploration.begin_steps says how long",
         )
 
 
@@ -292,5 +314,6 @@ _CHECKS: tuple[Callable[[ExperimentConfig], None], ...] = (
     _check_replay,
     _check_length,
     _check_exploration,
+    _check_random_steps,
     _check_checkpoint,
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import Any, Literal
 
+from headrace.algorithms.registry import acts_in_torch
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError
 from headrace.ipc.forkserver import ForkServer
@@ -133,8 +134,8 @@ def _fork_server(config: ExperimentConfig, run_dir: RunDirectory) -> Iterator[Fo
     threads = str(config.collect.threads)
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
     preload = (*_PRELOAD, *config.collect.preload)
-    if config.algorithm.actor.factory is not None:
-        preload = (*preload, "torch")  # collectors act in torch then
+    if acts_in_torch(config.algorithm):
+        preload = (*preload, "torch")
     environment = dict.fromkeys(names, threads)
     timeout_s = config.deadlines.start_s
     with ForkServer(preload, environment, run_dir.log_file("forkserver"), start_timeout_s=timeout_s) as server:

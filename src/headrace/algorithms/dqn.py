@@ -1,0 +1,262 @@
+"""DQN: Q-learning with a target network (Mnih et al. 2015), for one of n actions or k of n cells.
+
+Read it from top to bottom: the formulas, then what one update does with them. Letters in shapes: B batch,
+O observation, n actions or cells, P parameters. An action is a row of shares: 1 for the action that was chosen, 1/k for
+each of k cells, so that its value is the mean of what was chosen. Rewards, discounts and observations arrive as stored.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from headrace.algorithms.base import Arrays, PolicySpec, Transitions
+from headrace.algorithms.choices import Choices, Mask
+from headrace.algorithms.configs import DQNConfig
+from headrace.algorithms.encoding import ObservationEncoder
+from headrace.algorithms.exploration import scale_at
+from headrace.algorithms.flat import FlatAdam, FlatParameters, counts
+from headrace.algorithms.learned import (
+    Means,
+    NotFiniteError,
+    counts_of,
+    existing_device,
+    learned_arrays,
+    load_learned,
+    require_finite,
+    sha256_of,
+)
+from headrace.algorithms.q_networks import build_q_network
+from headrace.core import seeding
+
+
+def action_value(q: Tensor, shares: Tensor) -> Tensor:
+    """Worth [B] of what was chosen: the mean of its Q-values; ``q`` and ``shares`` [B, n]."""
+    return (q * shares).sum(dim=1)
+
+
+def best_value(chooser: Tensor, judge: Tensor, legal: Tensor | None, k: int) -> Tensor:
+    """Worth [B] of the best that can be chosen next: the mean of k cells; 0 where nothing can be.
+
+    Args:
+        chooser: [B, n] values by which they are chosen.
+        judge: [B, n] values they are worth; for double Q-learning another network's (arXiv:1509.06461).
+        legal: [B, n] what can be chosen; None: everything. No value of the rest is used.
+        k: How many are chosen, fewer where fewer can be.
+    """
+    if legal is not None:
+        chooser = chooser.masked_fill(~legal, -torch.inf)
+    places = chooser.topk(k, dim=1).indices  # [B, k]
+    worth = judge.gather(1, places)
+    if legal is None:
+        return worth.mean(dim=1)
+    can = legal.gather(1, places)
+    return torch.where(can, worth, 0.0).sum(dim=1) / can.sum(dim=1).clamp(min=1)
+
+
+def td_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
+    """``r + discount * V'`` [B].
+
+    Args:
+        reward: [B] n-step return without the bootstrap.
+        discount: [B] 0 where the task terminated; gamma to the n where it went on or was only cut off.
+        next_value: [B] worth of the successor.
+    """
+    return reward + discount * next_value
+
+
+def td_loss(error: Tensor, weight: Tensor, kind: str) -> Tensor:
+    """Weighted mean over the batch of half the squared error, or of Huber's; ``error`` and ``weight`` [B]."""
+    if kind == "mse":
+        return (weight * error.square()).mean() / 2
+    return (weight * functional.huber_loss(error, torch.zeros_like(error), reduction="none")).mean()
+
+
+class DQN:
+    """The learning half of DQN; fulfils `headrace.algorithms.base.Algorithm`.
+
+    Args:
+        config: The algorithm's section.
+        observation_space: Of one environment.
+        action_space: Discrete, or MultiBinary where ``config`` says how many cells are chosen.
+        seed: The run's. Stream used: ``initialisation``.
+        device: Where networks live and are trained.
+
+    Raises:
+        UnsupportedSpace: For spaces it cannot use.
+        ConfigError: The device is not there, or a network factory does not do.
+    """
+
+    def __init__(
+        self,
+        config: DQNConfig,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        seed: int,
+        device: str = "cpu",
+    ) -> None:
+        self.policy = PolicySpec("dqn", observation_space, action_space, config)
+        self.updates = 0
+        self._config = config
+        self._inputs = _Inputs(config, observation_space, action_space, existing_device(device))
+        choices = self._inputs.choices
+        self._next_cells = 1 if config.target.bootstrap == "best" else choices.k
+
+        generator = torch.Generator().manual_seed(seeding.integer(seed, "initialisation"))
+        self._q = build_q_network(config, self._inputs.encoder, choices.size, generator).to(device)
+        self._target_q = copy.deepcopy(self._q)
+        self._q_flat, self._target_q_flat = FlatParameters(self._q), FlatParameters(self._target_q)
+        self._q_adam = FlatAdam(self._q_flat, config.lr)
+
+        self._scale = np.array([scale_at(config.exploration, 0)], np.float64)
+        self._means = Means()
+
+    def update(self, batch: Transitions) -> NDArray[np.float32]:
+        """One step of the Q-network; after every ``target.every_updates``-th the target network moves once.
+
+        Args:
+            batch: B transitions; arrays may be strided and read-only, and are not kept.
+
+        Returns:
+            See `Algorithm.update`.
+
+        Raises:
+            NonFiniteValue: The loss or its gradient is NaN or infinite. No weight, moment or target has changed.
+        """
+        obs, shares, reward, discount, weight, next_obs = self._inputs.tensors(batch)
+        target = td_target(reward, discount, self._next_value(next_obs))
+        value = action_value(self._q(obs), shares)
+        error = target - value
+        try:
+            self._step(td_loss(error, weight, self._config.loss), value, target)
+        except NotFiniteError as problem:
+            raise problem.told(batch, self.updates + 1, "lr") from None
+        self.updates += 1
+        if self.updates % self._config.target.every_updates == 0:
+            self._move_target()
+        return error.detach().abs().cpu().numpy()
+
+    @torch.no_grad()
+    def _next_value(self, next_obs: Tensor) -> Tensor:
+        judge: Tensor = self._target_q(next_obs)
+        chooser: Tensor = self._q(next_obs) if self._config.target.double else judge
+        return best_value(chooser, judge, self._inputs.next_legal, self._next_cells)
+
+    def _step(self, loss: Tensor, value: Tensor, target: Tensor) -> None:
+        norm = self._q_flat.backward(loss)
+        measured = torch.stack([loss, value.mean(), target.mean()]).tolist()  # one transfer from an accelerator
+        require_finite("Q-network", measured[0], norm)
+        most = self._config.max_grad_norm
+        if most is not None and norm > most:
+            self._q_flat.grad.mul_(most / norm)
+        self._q_adam.step()
+        for name, number in zip(("q_loss", "q_mean", "target_q_mean"), measured, strict=True):
+            self._means.add(name, number)
+        self._means.add("q_grad_norm", norm)
+
+    def _move_target(self) -> None:
+        """The only place where target weights move."""
+        self._target_q_flat.lerp_(self._q_flat, self._config.target.tau)
+
+    def observe(self, obs: Arrays, env_steps: int) -> None:
+        """Take notice of the total of environment steps."""
+        self._scale[0] = scale_at(self._config.exploration, env_steps)
+
+    def policy_arrays(self) -> dict[str, NDArray[Any]]:
+        """What acting needs; live views, except the weights of a learner on an accelerator, which are a copy.
+
+        Returns:
+            ``q`` float32 [P], and ``exploration_scale`` float64 [1], which is epsilon.
+        """
+        return {"q": self._q_flat.numpy(), "exploration_scale": self._scale}
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the updates since the last call, by TensorBoard name; absent if there was none."""
+        return {**self._means.take(), "train/epsilon": float(self._scale[0])}
+
+    def ledger(self) -> dict[str, float]:
+        """What optimiser and target themselves have counted, beside what the configuration declares."""
+        done = counts({"target_q": self._target_q_flat}, self._adams())
+        declared = {
+            "q_steps": min(self.updates, FlatAdam.MOST_STEPS),
+            "target_q_moves": self.updates // self._config.target.every_updates,
+            "q_optimisers": 1,
+            "q_lr": self._config.lr,
+        }
+        return {"updates": self.updates, **done, **{f"{name}_declared": value for name, value in declared.items()}}
+
+    def weights_sha256(self) -> str:
+        """Hash of the network, its target and the optimiser's moments."""
+        return sha256_of(learned_arrays(self._flats(), self._adams()))
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """All it takes to go on exactly here: learned arrays and counters. Live where they can be; copy to keep."""
+        return {
+            **learned_arrays(self._flats(), self._adams()),
+            **counts_of(self._flats()),
+            "counters": np.array([self.updates], np.int64),
+            "exploration_scale": self._scale,
+        }
+
+    def load_state(self, arrays: Arrays) -> None:
+        """Go on from `state`, as saved by an algorithm of the same configuration and spaces."""
+        load_learned(arrays, self._flats(), self._adams())
+        self.updates = int(arrays["counters"][0])
+        self._scale[:] = arrays["exploration_scale"]
+
+    def _flats(self) -> dict[str, FlatParameters]:
+        return {"q": self._q_flat, "target_q": self._target_q_flat}
+
+    def _adams(self) -> dict[str, FlatAdam]:
+        return {"q": self._q_adam}
+
+
+class _Inputs:
+    """Batches on their way to torch: encoded, float32, in memory that is used again and again."""
+
+    def __init__(
+        self,
+        config: DQNConfig,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        device: torch.device,
+    ) -> None:
+        self.encoder = ObservationEncoder(observation_space)
+        self.choices = Choices(action_space, config.actions)
+        self.next_legal: Tensor | None = None
+        """[B, n] what can be chosen in the newest batch's next observations; None: everything."""
+        self._mask = Mask(config.actions, self.encoder, self.choices.size)
+        self._device = device
+        self._resize(config.batch_size)
+
+    def tensors(self, batch: Transitions) -> tuple[Tensor, ...]:
+        """``obs`` [B, O], ``shares`` [B, n], ``reward``, ``discount``, ``weight`` [B], ``next_obs`` [B, O].
+
+        They, and ``next_legal``, are valid until the next call.
+        """
+        if len(batch.reward) != len(self._tensors[2]):
+            self._resize(len(batch.reward))
+        obs, shares, reward, discount, weight, next_obs = self._views
+        self.encoder.encode(batch.obs, obs)
+        self.encoder.encode(batch.next_obs, next_obs)
+        self.choices.shares(batch.action["action"], shares)
+        reward[...] = batch.reward
+        discount[...] = batch.discount
+        weight[...] = 1.0 if batch.weight is None else batch.weight
+        legal = self._mask.legal(next_obs)
+        self.next_legal = None if legal is None else torch.from_numpy(legal).to(self._device)
+        return tuple(tensor.to(self._device) for tensor in self._tensors)
+
+    def _resize(self, rows: int) -> None:
+        # Torch's own memory, because it is 64-byte aligned: MKL repeats itself bit for bit only on such.
+        observations, actions = self.encoder.size, self.choices.size
+        shapes = ((rows, observations), (rows, actions), (rows,), (rows,), (rows,), (rows, observations))
+        self._tensors = [torch.zeros(shape) for shape in shapes]
+        self._views = [tensor.numpy() for tensor in self._tensors]

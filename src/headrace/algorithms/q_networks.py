@@ -1,0 +1,139 @@
+"""Torch networks that say what every action is worth: perceptrons, and fully convolutional ones over a map.
+
+Letters: B batch, O encoded observation, C channels, H x W cells, n actions.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from headrace.algorithms.configs import DQNConfig, MapConfig
+from headrace.algorithms.encoding import MapPlace, ObservationEncoder, map_place
+from headrace.algorithms.networks import build_network
+
+_MOST_GROUPS = 8
+"""Groups of channels that are normalised together; fewer where they do not divide the channels."""
+
+
+def build_q_network(
+    config: DQNConfig, encoder: ObservationEncoder, actions: int, generator: torch.Generator
+) -> nn.Module:
+    """A network [B, O] -> [B, n] on the CPU, initialised from ``generator`` alone.
+
+    Args:
+        config: Of the algorithm.
+        encoder: Of the observations.
+        actions: n.
+        generator: On the CPU.
+
+    Raises:
+        ConfigError: A network factory does not do.
+        UnsupportedSpace: There is no such map in the observation.
+    """
+    if config.map.leaf is not None:
+        return MapNetwork(
+            config.map, map_place(config.map.leaf, encoder, actions), dueling=config.dueling, draw=generator
+        )
+    network = build_network(config.network, encoder.size, actions + config.dueling, generator)
+    return Dueling(network) if config.dueling else network
+
+
+def dueling(value: Tensor, advantage: Tensor) -> Tensor:
+    """Q-values [B, n] from ``value`` [B, 1] and ``advantage`` [B, n] (equation 9 of arXiv:1511.06581)."""
+    return value + advantage - advantage.mean(dim=1, keepdim=True)
+
+
+class Dueling(nn.Module):
+    """Takes the first of a network's 1 + n outputs for the value of the observation."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Q-values [B, n] of ``x`` [B, O]."""
+        out: Tensor = self.network(x)
+        return dueling(out[:, :1], out[:, 1:])
+
+
+class MapNetwork(nn.Module):
+    """3x3 convolutions over the map, then one value per cell; the same weights everywhere, so it is of no fixed size.
+
+    Dueling, the value of the observation is a linear function of the mean over all cells.
+
+    Args:
+        config: Channels and blocks.
+        place: Of the map.
+        dueling: Whether it has a value beside the cells' advantages.
+        draw: What its weights are drawn from.
+    """
+
+    def __init__(self, config: MapConfig, place: MapPlace, *, dueling: bool, draw: torch.Generator) -> None:
+        super().__init__()
+        self._place = place
+        layers: list[nn.Module] = []
+        inputs = place.channels
+        for depth, channels in enumerate(config.channels):
+            block = Residual if config.residual and depth else Convolution
+            layers.append(block(inputs, channels, normed=config.group_norm, draw=draw))
+            inputs = channels
+        self.trunk = nn.Sequential(*layers)
+        self.cells = _drawn(nn.utils.skip_init(nn.Conv2d, inputs, 1, 1), inputs, draw)
+        self.value = _drawn(nn.utils.skip_init(nn.Linear, inputs, 1), inputs, draw) if dueling else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Q-values [B, H * W] of ``x`` [B, O]."""
+        place = self._place
+        picture = x[:, place.start : place.stop].reshape(-1, place.channels, place.height, place.width)
+        features: Tensor = self.trunk(picture)  # [B, C, H, W]
+        cells: Tensor = self.cells(features).flatten(1)
+        return cells if self.value is None else dueling(self.value(features.mean(dim=(2, 3))), cells)
+
+
+class Convolution(nn.Module):
+    """A 3x3 convolution, a norm, a rectifier."""
+
+    def __init__(self, inputs: int, outputs: int, *, normed: bool, draw: torch.Generator) -> None:
+        super().__init__()
+        self.convolution = _convolution(inputs, outputs, draw)
+        self.norm = _norm(outputs) if normed else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, outputs, H, W] of ``x`` [B, inputs, H, W]."""
+        return torch.relu(self.norm(self.convolution(x)))
+
+
+class Residual(nn.Module):
+    """Two 3x3 convolutions and a way around them (He et al. 2016, arXiv:1512.03385)."""
+
+    def __init__(self, inputs: int, outputs: int, *, normed: bool, draw: torch.Generator) -> None:
+        super().__init__()
+        self.first = Convolution(inputs, outputs, normed=normed, draw=draw)
+        self.second = _convolution(outputs, outputs, draw)
+        self.norm = _norm(outputs) if normed else nn.Identity()
+        skip = inputs == outputs
+        self.around = nn.Identity() if skip else _drawn(nn.utils.skip_init(nn.Conv2d, inputs, outputs, 1), inputs, draw)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, outputs, H, W] of ``x`` [B, inputs, H, W]."""
+        return torch.relu(self.norm(self.second(self.first(x))) + self.around(x))
+
+
+def _convolution(inputs: int, outputs: int, draw: torch.Generator) -> nn.Module:
+    return _drawn(nn.utils.skip_init(nn.Conv2d, inputs, outputs, 3, padding=1), 9 * inputs, draw)
+
+
+def _norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(math.gcd(channels, _MOST_GROUPS), channels)  # begins as 1 and 0: nothing is drawn
+
+
+def _drawn(layer: nn.Module, fan_in: int, draw: torch.Generator) -> nn.Module:
+    """Torch's own initialisation, uniform within 1/sqrt(fan_in), but drawn from our generator."""
+    bound = 1.0 / math.sqrt(fan_in)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(-bound, bound, generator=draw)
+    return layer
