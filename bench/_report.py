@@ -8,7 +8,7 @@ import os
 import platform
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +32,10 @@ class Row:
     """Ours better above 1."""
     spread: dict[str, list[float]]
     """Lowest and highest of all rounds, for both."""
+    target: float | None = None
+    """The ratio that is promised; None: nothing is."""
+    note: str = ""
+    """What else one has to know about how it came about."""
 
 
 def take_turns(rounds: int, *sides: Callable[[], T]) -> list[list[T]]:
@@ -54,13 +58,23 @@ def compare(
     return Row(name, environment, *peer, ours, theirs, unit, ours / theirs, spread)
 
 
-def arguments(description: str, **defaults: int) -> argparse.Namespace:
+def less_is_better(row: Row) -> Row:
+    """The same, when what was compared are seconds or bytes."""
+    return replace(row, ratio=row.theirs / row.ours)
+
+
+def options(description: str, **defaults: float) -> argparse.ArgumentParser:
     """Every default becomes an option; ``--json`` is always there."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     for name, value in defaults.items():
-        parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value:,}")
-    return parser.parse_args()
+        parser.add_argument(f"--{name}", type=type(value), default=value, help=f"default {value:,}")
+    return parser
+
+
+def arguments(description: str, **defaults: float) -> argparse.Namespace:
+    """What was given of these options."""
+    return options(description, **defaults).parse_args()
 
 
 def machine() -> dict[str, object]:
@@ -76,15 +90,28 @@ def machine() -> dict[str, object]:
     }  # fmt: skip
 
 
-def report(rows: Sequence[Row], *, as_json: bool) -> None:
-    """Print everything."""
-    about = machine()
+def report(rows: Sequence[Row], *, as_json: bool, **more: object) -> None:
+    """Print everything. ``more`` is told of the machine, besides."""
+    about = {**machine(), **more}
     if as_json:
         print(json.dumps({"machine": about, "rows": [asdict(row) for row in rows]}))
         return
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     print(f"{'':34}{'peer':34}{'ours':>12}{'theirs':>12}{'ratio':>8}  unit; spread of ours, of theirs")
     for row in rows:
-        spread = ", ".join(f"{low:,.0f}-{high:,.0f}" for low, high in row.spread.values())
+        spread = ", ".join(f"{_number(low)}-{_number(high)}" for low, high in row.spread.values())
         peer = f"{row.peer}, {row.peer_version}"
-        print(f"{row.name:34}{peer:34}{row.ours:12,.0f}{row.theirs:12,.0f}{row.ratio:8.2f}  {row.unit}; {spread}")
+        numbers = f"{_number(row.ours):>12}{_number(row.theirs):>12}{row.ratio:8.2f}"
+        print(f"{row.name:34}{peer:34}{numbers}  {row.unit}; {spread}{_verdict(row)}")
+    for note in dict.fromkeys(f"{row.name}: {row.note}" for row in rows if row.note):
+        print(note)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _verdict(row: Row) -> str:
+    if row.target is None:
+        return ""
+    return f"; target {row.target:g} {'met' if row.ratio >= row.target else 'MISSED'}"

@@ -1,0 +1,224 @@
+"""Four environments of which one misbehaves, in a vector environment of ours or of a peer; run in its own process.
+
+    python _vector_fault_side.py '{"side": "Gymnasium Async", "fault": "env hangs", "step_timeout_s": 2}'
+
+prints a JSON object for each stage it reaches: ``started``, then ``done`` or ``error``, then ``closed``. Whoever
+started it has a watch and sees at which stage it stays.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from _vector_envs import makers
+from _vector_sides import version
+
+COUNT = 4
+ROUNDS = 120
+ACTIONS = np.zeros(COUNT, np.int64)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one step returned."""
+
+    ids: Sequence[int]
+    observations: Any
+    over: Any
+    valid: Any = None
+    """None: nobody says."""
+    told: Sequence[str] = ()
+    """What was said about faults."""
+
+
+@dataclass
+class Watch:
+    """Compares each observation with the one before."""
+
+    last: dict[int, float | None] = field(default_factory=dict)
+    over: dict[int, bool] = field(default_factory=dict)
+    garbage: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    rows: list[int] = field(default_factory=lambda: [0] * COUNT)
+    """Of each environment, right ones only."""
+
+    def look(self, batch: Batch) -> None:
+        self.told += batch.told
+        for at, env in enumerate(batch.ids):
+            if batch.valid is not None and not batch.valid[at]:
+                self.last[env] = None
+            elif self._is_right(env, batch.observations[at], bool(batch.over[at])):
+                self.rows[env] += 1
+
+    def _is_right(self, env: int, found: Any, over: bool) -> bool:
+        obs, before, reset = np.asarray(found), self.last.get(env), self.over.get(env, False)
+        self.last[env], self.over[env] = None, over
+        if obs.shape != (4,) or obs.dtype != np.float32 or not np.isfinite(obs).all() or obs[0] != env:
+            self.garbage.append(f"env {env} returned {np.array2string(obs, separator=', ')}")
+            return False
+        if before is not None and obs[1] != before + 1 and not (reset and obs[1] == before):
+            self.garbage.append(f"env {env} went from {before:g} to {obs[1]:g}")
+            return False
+        self.last[env] = float(obs[1])
+        return True
+
+
+class GymnasiumAsync:
+    distribution = "gymnasium"
+
+    def __init__(self, fault: str, step_timeout_s: float) -> None:
+        from gymnasium.vector import AsyncVectorEnv
+
+        self.envs = AsyncVectorEnv(makers(f"fault: {fault}", COUNT))
+        self.envs.reset()
+
+    def step(self) -> Batch:
+        observations, _, terminated, truncated, _ = self.envs.step(ACTIONS)
+        return Batch(range(COUNT), observations, terminated | truncated)
+
+    def close(self) -> None:
+        self.envs.close()
+
+
+class GymnasiumAsyncTimeout(GymnasiumAsync):
+    """With its own deadline; whoever meets a time-out tries again, as one does."""
+
+    def __init__(self, fault: str, step_timeout_s: float) -> None:
+        super().__init__(fault, step_timeout_s)
+        self.timeout_s = step_timeout_s
+
+    def step(self) -> Batch:
+        self.envs.step_async(ACTIONS)
+        observations, _, terminated, truncated, _ = self.envs.step_wait(timeout=self.timeout_s)
+        return Batch(range(COUNT), observations, terminated | truncated)
+
+
+class StableBaselines:
+    distribution = "stable-baselines3"
+
+    def __init__(self, fault: str, step_timeout_s: float) -> None:
+        from stable_baselines3.common.vec_env import SubprocVecEnv
+
+        self.envs = SubprocVecEnv(makers(f"fault: {fault}", COUNT))
+        self.envs.reset()
+
+    def step(self) -> Batch:
+        observations, _, over, _ = self.envs.step(ACTIONS)
+        return Batch(range(COUNT), observations, over)
+
+    def close(self) -> None:
+        self.envs.close()
+
+
+class Puffer:
+    distribution = "pufferlib"
+
+    def __init__(self, fault: str, step_timeout_s: float) -> None:
+        from _vector_sides import puffer
+
+        self.envs = puffer(makers(f"fault: {fault}", COUNT), workers=2, batch=COUNT)
+        self.envs.async_reset(0)
+        self.envs.recv()
+
+    def step(self) -> Batch:
+        self.envs.send(ACTIONS)
+        observations, _, terminated, truncated, _, ids, _ = self.envs.recv()
+        return Batch(list(ids), np.array(observations), np.asarray(terminated) | np.asarray(truncated))
+
+    def close(self) -> None:
+        self.envs.close()
+
+
+class Ours:
+    """Two workers, so that the misbehaving environment has a neighbour in its own."""
+
+    distribution = "headrace"
+    as_ready = False
+    on_fault = "replace"
+
+    def __init__(self, fault: str, step_timeout_s: float) -> None:
+        import headrace
+
+        self.envs = headrace.VectorEnv(
+            makers(f"fault: {fault}", COUNT), workers=2, step_timeout_s=step_timeout_s, on_fault=self.on_fault
+        )
+        self.envs.reset(seed=0)
+        if self.as_ready:
+            self.envs.send(ACTIONS)
+
+    def step(self) -> Batch:
+        if not self.as_ready:
+            observations, _, terminated, truncated, infos = self.envs.step(ACTIONS)
+            return Batch(range(COUNT), observations, terminated | truncated, self.envs.valid, told(infos, range(COUNT)))
+        got = self.envs.receive(2)
+        ids = got.env_ids.tolist()
+        self.envs.send(ACTIONS[ids], got.env_ids)
+        return Batch(ids, got.observations, got.terminations | got.truncations, got.valid, told(got.infos, ids))
+
+    def close(self) -> None:
+        self.envs.close()
+
+
+class OursAsReady(Ours):
+    as_ready = True
+
+
+class OursRaising(Ours):
+    on_fault = "raise"
+
+
+def told(infos: dict[str, Any], ids: Sequence[int]) -> list[str]:
+    """What `headrace.VectorEnv` says about faults in these rows."""
+    ours = infos.get("headrace", {})
+    mask = ours.get("_fault", ())
+    return [f"env {ids[at]} {ours['fault'][at]}" for at, there in enumerate(mask) if there]
+
+
+SIDES: dict[str, Callable[[str, float], Any]] = {
+    "headrace": Ours,
+    "headrace, receive": OursAsReady,
+    "headrace, on_fault=raise": OursRaising,
+    "Gymnasium Async": GymnasiumAsync,
+    "Gymnasium Async, timeout": GymnasiumAsyncTimeout,
+    "SB3 Subproc": StableBaselines,
+    "PufferLib, 2 workers": Puffer,
+}
+
+
+def say(stage: str, **facts: Any) -> None:
+    print(json.dumps({"stage": stage, **facts}), flush=True)
+
+
+def run(subject: Any) -> None:
+    """Step until the end of the fault or of the rounds."""
+    watch = Watch()
+    try:
+        for _ in range(ROUNDS):
+            watch.look(subject.step())
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what was looked for
+        say("error", type=type(error).__name__, text=str(error), garbage=watch.garbage[:1])
+    else:
+        say("done", garbage=watch.garbage[:1], told=watch.told, rows=watch.rows)
+
+
+def main() -> None:
+    request = json.loads(sys.argv[1])
+    make = SIDES[request["side"]]
+    found = version(make.distribution)
+    if found is None:
+        say("missing", distribution=make.distribution)
+        return
+    subject = make(request["fault"], request["step_timeout_s"])
+    say("started", version=found)
+    run(subject)
+    subject.close()
+    say("closed")
+
+
+if __name__ == "__main__":
+    main()
