@@ -10,15 +10,22 @@ from __future__ import annotations
 from gymnasium.envs import registration as gymnasium_registration
 
 HOCKEY_ID = "headrace/Hockey-v0"
+FUELBREAK_ID = "headrace/FuelBreak-v0"
+
+_ENTRY_POINTS = {
+    HOCKEY_ID: "headrace.envs.hockey.env:HockeyEnv",
+    FUELBREAK_ID: "headrace.envs.fuelbreak.env:FuelBreakEnv",
+}
 
 
 def register() -> None:
     """Register every environment of Headrace; calling it again changes nothing.
 
-    No ``max_episode_steps`` is registered: the environment truncates its episodes itself.
+    No ``max_episode_steps`` is registered: the environments truncate their episodes themselves.
     """
-    if HOCKEY_ID not in gymnasium_registration.registry:
-        gymnasium_registration.register(id=HOCKEY_ID, entry_point="headrace.envs.hockey.env:HockeyEnv")
+    for name, entry_point in _ENTRY_POINTS.items():
+        if name not in gymnasium_registration.registry:
+            gymnasium_registration.register(id=name, entry_point=entry_point)
 
 
 register()
