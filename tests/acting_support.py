@@ -14,7 +14,8 @@ import torch
 from gymnasium import spaces
 
 from headrace.algorithms.registry import build_actor, build_algorithm
-from headrace.collectors.collector import Collector, Group
+from headrace.collectors.collector import Collector
+from headrace.collectors.stepping import Group
 from headrace.core.spaces import space_facts
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.replay import Replay

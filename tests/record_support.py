@@ -17,6 +17,7 @@ from headrace.record.events import (
     RowPlace,
     SalvagedLane,
     StateSaved,
+    StepsLost,
     WeightsHashed,
 )
 
@@ -69,6 +70,7 @@ events = st.one_of(
     st.builds(StateSaved, counts, counts),
     st.builds(LearnerSucceeded, counts, signed),
     notes,
+    st.builds(StepsLost, counts, words, counts, st.lists(st.tuples(words, words), max_size=5).map(tuple)),
 )
 
 ONE_OF_EACH = (
@@ -89,4 +91,5 @@ ONE_OF_EACH = (
     StateSaved(6, 1),
     LearnerSucceeded(6, -1),
     Note(6, "evaluated", {"version": 3, "returns": [1.5, -2.25], "best": None}),
+    StepsLost(6, 1, 9, ((2, 0), (3, 0), (3, 7))),
 )  # fmt: skip

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from headrace.algorithms.base import Actor
-from headrace.collectors.collector import Collector, Group, raised
+from headrace.collectors.collector import Collector
+from headrace.collectors.stepping import Group, raised
 from headrace.core import seeding
 from headrace.core.errors import ConfigError, EnvironmentRaised, NonFiniteValue, ObservationMismatch
 from headrace.core.specs import leaves
@@ -21,34 +22,10 @@ from headrace.weights.snapshot import SnapshotLayout, SnapshotReader, Snapshots
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from remote_support import FakeActor
 from run_envs import Traced
 
 LANES = 2
-
-
-class FakeActor:
-    """Answers with the version it has loaded and the newest t it sees; counts what it is asked."""
-
-    def __init__(self) -> None:
-        self.loaded: list[float] = []
-        self.seen: list[np.ndarray] = []
-        self.episodes = 0
-        self.carry = np.zeros(0, np.float32)
-
-    def load(self, arrays):
-        self.loaded.append(float(arrays["bias"][0]))
-
-    def noise(self, generator):
-        return self
-
-    def begin_episode(self):
-        self.episodes += 1
-
-    def act(self, obs, noise=None):
-        assert len(noise) == len(obs["obs"])
-        self.seen.append(obs["obs"].copy())
-        newest = obs["obs"].reshape(len(noise), -1)[:, -1:]
-        return {"action": (newest / 100).astype(np.float32)}
 
 
 class Bench:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.collectors.collector import says_something
+from headrace.collectors.stepping import says_something
 
 
 class Moody:

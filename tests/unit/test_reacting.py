@@ -17,7 +17,7 @@ from headrace.runtime.reacting import (
     act_again,
     needs_policy,
     sight,
-    transitions_of,
+    steps_of,
 )
 
 
@@ -160,7 +160,7 @@ def test_part_of_a_chunk_that_was_salvaged_is_made_again(small, monkeypatch):
         run.collect(0)
     lanes = tuple(LaneChunk.in_block(run.block, lane, 0, int(run.block.rows_written[lane]), None) for lane in (0, 1))
     setting = setting_of(run)
-    assert [len(transitions_of(setting, lane)) for lane in lanes] == [6, 5]
+    assert [len(steps_of(setting, lane)) for lane in lanes] == [6, 5]
     assert_same(run, GroupChunk(0, 0, lanes))
 
 
@@ -178,7 +178,7 @@ def test_shifted_sight_stays_inside_the_episode(small):
     (lane,) = chunk_of(run, steps=30).lanes
     setting = setting_of(run)
     rows = lane.rows[1:]
-    places = transitions_of(setting, lane)
+    places = steps_of(setting, lane)
     own, before, after = (sight(setting, lane, shift) for shift in (0, -1, 1))
     assert not own.moved.any()
     assert own.windows["obs"][:, -1].tobytes() == rows["obs"][places].tobytes()

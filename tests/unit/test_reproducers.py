@@ -48,7 +48,7 @@ class Lane:
         """So many steps, numbered in the lane; a chunk begins with every fourth."""
         for step in range(count):
             if self.writer.transitions % CHUNK == 0:
-                self.block.chunk_begun[1] = self.writer.transitions // CHUNK, self.writer.transitions
+                self.block.chunk_begun[1] = self.writer.transitions // CHUNK, self.writer.row
             number = self.writer.transitions + 1
             self.writer.intend(self.action(number))
             self.writer.step(self.action(number), 0.0, (ends and step == count - 1, False), self.obs(), 1)
@@ -79,7 +79,7 @@ def test_seeds_of_every_chunk_of_an_episode_that_began_with_one():
     lane = Lane()
     lane.writer.begin_episode(lane.obs())
     lane.steps(4, ends=True)
-    lane.block.chunk_begun[1] = 1, 4
+    lane.block.chunk_begun[1] = 1, lane.writer.row
     lane.writer.begin_episode(lane.obs())
     lane.steps(9)
     lane.writer.intend(lane.action(14))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from headrace.collectors.collector import Collector
+from headrace.collectors.collector import Collector, Course
 from headrace.core.errors import ComponentStalled
 from headrace.ipc.channel import Channel, MessagePipe
 from headrace.lanes.credits import Commit, Credit
@@ -20,10 +20,21 @@ class _Progress:
     collector: Collector
     next_chunk: int = 0
     limit: int = 0
+    course: Course | None = None
+    """The chunk that is being collected."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can get on with a chunk, or begin one."""
+        if self.course is None:
+            return self.next_chunk < self.limit
+        return not self.collector.awaited
 
 
 class CollectorWorker:
-    """Collects for one or more groups, one chunk at a time, while it has credit.
+    """Collects for one or more groups, a chunk of each at a time, while it has credit.
+
+    Environments in this process are stepped a chunk at a time. While those in workers are at it, the other groups act.
 
     Args:
         collectors: One per group.
@@ -51,6 +62,7 @@ class CollectorWorker:
         self._control = control
         self._board = board
         self._slot = slot
+        self._remote = next(iter(collectors.values())).remote
         self._stop = False
         self._env_steps = 0
 
@@ -71,14 +83,34 @@ class CollectorWorker:
             self._stop |= bool(self._control.receive_all())  # the supervisor says nothing here but to leave
             if self._stop or stopping():
                 break
-            ready = [group for group in self._groups.values() if group.next_chunk < group.limit]
-            if not ready:
+            ready = [group for group in self._groups.values() if group.ready]
+            if ready:
+                self._advance(min(ready, key=lambda group: group.next_chunk), chunk_steps, stopping)
+            elif not self._wait_for_environments([self._credits.reader_fd, self._control.fileno()]):
                 self._wait(wait_s)
-                continue
-            group = min(ready, key=lambda group: group.next_chunk)
-            self._commit(group, group.collector.collect(group.next_chunk, chunk_steps, stopping))
         for group in self._groups.values():
+            while group.course is not None:  # what was begun is completed
+                self._wait_for_environments([])
+                self._advance(group, chunk_steps, stopping)
             self._commit(group, group.collector.collect(group.next_chunk, 0), last=True)
+
+    def _advance(self, group: _Progress, chunk_steps: int, stopping: Callable[[], bool]) -> None:
+        """Get on with a group's chunk, as far as that is possible without waiting."""
+        if group.course is None:
+            group.course = group.collector.course(group.next_chunk, chunk_steps, stopping)
+        try:
+            next(group.course)
+        except StopIteration as end:
+            group.course = None
+            self._commit(group, end.value)
+
+    def _wait_for_environments(self, wake_fds: list[int]) -> bool:
+        """Wait until a group may get on, or a descriptor can be read; whether there is anything to wait for."""
+        sets = [awaited for group in self._groups.values() if (awaited := group.collector.awaited)]
+        if self._remote is None or not sets:
+            return False
+        self._remote.wait(sets, wake_fds)
+        return True
 
     def _commit(self, group: _Progress, commit: Commit, *, last: bool = False) -> None:
         self._slot.enter(Activity.COMMIT)

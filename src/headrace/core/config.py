@@ -65,6 +65,9 @@ class RunConfig(Section):
     """Folder in which a run directory is made when none is given."""
 
 
+_MOST_WORKERS = 256
+
+
 class EnvConfig(Section):
     """The environment, how many copies, and how they are grouped."""
 
@@ -86,6 +89,22 @@ class EnvConfig(Section):
     """Frames a policy sees at once, oldest first; stored once, stacked when read."""
     cast_observations: bool = False
     """Convert observations whose dtype differs from the declared one, with one warning, instead of refusing them."""
+    workers: int | Literal["auto"] = Field(default=0)
+    """Processes of each collector that step its environments while it acts for all of them; ``"auto"`` measures what
+    pays. An environment that hangs or dies there is replaced alone. 0: the collector steps them itself."""
+    on_fault: Literal["replace", "raise"] = "replace"
+    """With ``workers``: what follows when an environment raises, breaks its contract or returns what is not finite.
+    replace: its episode is cut, and another one takes its place. raise: its collector ends, as without workers."""
+
+    @model_validator(mode="after")
+    def _workers_fit(self) -> Self:
+        if self.workers == "auto" or 0 <= self.workers <= _MOST_WORKERS:
+            return self
+        raise ConfigError(
+            f'env.workers must be "auto", or from 0 to {_MOST_WORKERS}',
+            value=self.workers,
+            fix="give it the number of cores that a collector may use",
+        )
 
     @model_validator(mode="after")
     def _groups_fit(self) -> Self:

@@ -9,12 +9,15 @@ HeadraceError
     NonFiniteValue       ENV-003  NaN or infinity where a number is needed
     EnvironmentRaised    ENV-004  reset() or step() raised
     UnsupportedSpace     ENV-005  the algorithm cannot use this space
+    EnvironmentLost      ENV-006  an environment in a worker did not come back
   ComponentError                  a process of the run failed; names the component
     ComponentDied        SUP-001  it ended although nobody asked it to
     ComponentStalled     SUP-002  it missed a deadline
     RestartBudgetSpent   SUP-003  it kept dying
     ChannelClosed        SUP-004  the other end of a channel is gone
     EpisodeNotRestored   SUP-005  a resumed run could not bring an environment back into its episode
+  VectorMisused          VEC-001  a call that this vector environment cannot answer now, or with these arguments
+  UnknownAttribute       VEC-002  no layer of an environment has this attribute
   DataLossError          DAT-001  the books do not balance
   SnapshotCorrupt        DAT-002  weights did not match their checksum
   RecordDamaged          REC-001  the record, or a part of it that is needed, is missing or damaged
@@ -116,6 +119,12 @@ class UnsupportedSpace(EnvironmentFault):
     exit_code = 2
 
 
+class EnvironmentLost(EnvironmentFault):
+    """An environment that a worker steps hung, died, raised or broke its contract, once more than it may."""
+
+    code = "ENV-006"
+
+
 class ComponentError(HeadraceError):
     """A process of the run failed."""
 
@@ -151,6 +160,20 @@ class EpisodeNotRestored(ComponentError):
     """An environment did something else than what is stored when its episode was repeated; the episode is cut there."""
 
     code = "SUP-005"
+
+
+class VectorMisused(HeadraceError, ValueError):
+    """A vector environment was called when it could not answer, or with arguments that do not fit."""
+
+    code = "VEC-001"
+    exit_code = 2
+
+
+class UnknownAttribute(HeadraceError, AttributeError):
+    """No layer of an environment has the attribute that was asked for, or was to be set."""
+
+    code = "VEC-002"
+    exit_code = 2
 
 
 class DataLossError(HeadraceError):

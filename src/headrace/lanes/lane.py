@@ -23,6 +23,7 @@ from headrace.lanes.layout import (
     HEAD,
     HEADER_BYTES,
     INFO_KEYS,
+    LOST,
     STEP,
     Geometry,
     end_word,
@@ -57,8 +58,8 @@ class LaneBlock:
         self.episodes_begun = header[:, 0, 1]
         """Episodes begun in each lane; written by its collector."""
         self.chunk_begun = header[:, 0, 2:4]
-        """Number of each lane's newest chunk, and transitions before it; written by its collector, for whoever has
-        to repeat what it did."""
+        """Number of each lane's newest chunk, and the row number it began at; written by its collector, for whoever
+        has to repeat what it did."""
         self.incarnation = header[:, 0, 7]
         """Of the random streams each lane's newest chunk draws from; written by its collector."""
         self.info_counts: NDArray[np.int32] = np.ndarray(
@@ -135,7 +136,8 @@ class LaneWriter:
     """Writes one lane. Exactly one exists per lane at any time, in the process that steps its environment.
 
     Observations and actions are numpy values per leaf, in the geometry's order, already checked against their
-    spaces: their bytes are stored as they are. A chunk of ``n`` steps uses at most ``2 n`` rows.
+    spaces: their bytes are stored as they are. A chunk of ``n`` steps uses at most ``2 n`` rows: a step is a transition,
+    perhaps with the row that ends its episode, or a row of kind LOST.
 
     Args:
         block: The lanes.
@@ -282,14 +284,32 @@ class LaneWriter:
             after = 0  # what was just written behind the ring's end is the mirror of its first row
             self._put_obs(0, obs)
         if ended[0] or ended[1]:
-            at = self._head + after * self._size
-            self._write_head(self._bytes, at, 0.0, version, self.transitions, self._place, FINAL)
-            for offset, zeros in self._no_action:  # not what the row held a lap ago, which a resumed run does not know
-                start = self._base + after * self._size + offset
-                self._bytes[start : start + len(zeros)] = zeros
-            self.row += 1
+            self._end_in(after, version, FINAL)
         self._copy_to_mirror(slot, after)
         self._number[0] = self.row
+
+    def lose(self, version: int) -> None:
+        """Close the running episode where it stands, because its environment never came back from a step.
+
+        Its last observation, be that of a step or of the reset, becomes a row of kind LOST. Only `begin_episode` may
+        follow.
+
+        Args:
+            version: Of the policy that chose the action of that step.
+        """
+        slot = self.row % self._ring
+        self._end_in(slot, version, LOST)
+        self._copy_to_mirror(slot)
+        self._number[0] = self.row
+
+    def _end_in(self, slot: int, version: int, kind: int) -> None:
+        """Make the row that already holds an episode's last observation the end of it."""
+        at = self._head + slot * self._size
+        self._write_head(self._bytes, at, 0.0, version, self.transitions, self._place, kind)
+        for offset, zeros in self._no_action:  # not what the row held a lap ago, which a resumed run does not know
+            start = self._base + slot * self._size + offset
+            self._bytes[start : start + len(zeros)] = zeros
+        self.row += 1
 
     def _parts(self, first: int, values: Sequence[Any]) -> list[bytes]:
         """Bytes of values, which belong to the leaves from place ``first`` on."""

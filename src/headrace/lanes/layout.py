@@ -29,7 +29,10 @@ STEP = 1
 FINAL = 2
 """Kind of the row after an episode's last transition: its terminal observation and nothing else."""
 CUT = 3
-"""Like `FINAL`, where a fault ended the stretch; the episode itself did not end there."""
+"""Like `FINAL`, where a collector was lost; the episode itself did not end there."""
+LOST = 4
+"""Like `CUT`, where an environment was lost in a step: a step of the lane's group in which this lane made no transition.
+The row holds what the policy had seen in that step."""
 
 HEAD = struct.Struct("<dqqQQ")
 """reward, version, transitions, `place_word`, `end_word`; at `Geometry.head_offset` of a row.

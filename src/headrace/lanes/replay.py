@@ -91,6 +91,11 @@ class LaneBooks:
         g = self._block.geometry
         return int(self._block.rows[lane, (row - 1) % g.ring_rows]["transitions"]) if row > g.first_row else 0
 
+    def chunk_begun(self, lane: int) -> tuple[int, int]:
+        """Number of the lane's newest chunk, and the lane's transitions before it."""
+        chunk, row = (int(value) for value in self._block.chunk_begun[lane])
+        return chunk, self.transitions_before(lane, row)
+
     def written(self, lane: int) -> int:
         """Complete rows of the lane, as a row number."""
         return int(self._block.rows_written[lane])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.lanes.credits import Commit, LaneCommit
-from headrace.lanes.layout import STEP
+from headrace.lanes.layout import FINAL, LOST, STEP
 from headrace.lanes.replay import Replay
 
 
@@ -26,7 +27,8 @@ def next_unread(replay: Replay, group: int, lanes: Sequence[int]) -> Commit | No
     block, books, steps = replay.block, replay.books, replay.geometry.chunk_steps
     first, row = lanes[0], int(books.row[lanes[0]])
     newest, begun = (int(value) for value in block.chunk_begun[first])
-    chunks = (begun - books.transitions_before(first, row)) // steps
+    # Whole chunks have so many steps in every lane, whatever became of them.
+    chunks = len(_steps(np.concatenate(block.pieces(first, row, begun)))) // steps if begun > row else 0
     if chunks < 1:
         return None
     version = int(block.rows[first, row % replay.geometry.ring_rows]["version"])
@@ -37,7 +39,13 @@ def next_unread(replay: Replay, group: int, lanes: Sequence[int]) -> Commit | No
 def _part(replay: Replay, lane: int, steps: int) -> LaneCommit:
     block, start = replay.block, int(replay.books.row[lane])
     rows = np.concatenate(block.pieces(lane, start, int(block.rows_written[lane])))
-    count = int(np.flatnonzero(rows["kind"] == STEP)[steps - 1]) + 1
-    if count < len(rows) and rows["kind"][count] != STEP:  # the episode ended with it
+    count = int(_steps(rows)[steps - 1]) + 1
+    if count < len(rows) and rows["kind"][count] == FINAL:  # the episode ended with it
         count += 1
-    return LaneCommit(start + count, steps, block.checksum(lane, start, start + count))
+    transitions = int((rows["kind"][:count] == STEP).sum())
+    return LaneCommit(start + count, transitions, block.checksum(lane, start, start + count))
+
+
+def _steps(rows: NDArray[np.void]) -> NDArray[np.intp]:
+    """Places of the rows [R] that stand for a step of the group each."""
+    return np.flatnonzero((rows["kind"] == STEP) | (rows["kind"] == LOST))

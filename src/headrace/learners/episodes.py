@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.lanes.layout import CUT, FINAL
+from headrace.lanes.layout import CUT, FINAL, LOST
 from headrace.lanes.replay import Stretch
 
 
@@ -56,13 +56,13 @@ class EpisodeBooks:
         for rows in stretch.rows:
             rewards, kinds = rows["reward"], rows["kind"]
             start = 0
-            for end in np.flatnonzero((kinds == FINAL) | (kinds == CUT)).tolist():
+            for end in np.flatnonzero((kinds == FINAL) | (kinds == CUT) | (kinds == LOST)).tolist():
                 self._grow(lane, rewards[start:end])
                 episode = Episode(lane, self._reward_sum[lane], self._length[lane])
-                if kinds[end] == CUT:
-                    self.cut += 1
-                else:
+                if kinds[end] == FINAL:
                     ended.append(episode)
+                else:
+                    self.cut += 1
                 self._reward_sum[lane], self._length[lane] = 0.0, 0
                 start = end + 1
             self._grow(lane, rewards[start:])

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from headrace.core.specs import Leaf, leaves
-from headrace.lanes.layout import CUT, FINAL, INFO_KEYS, STEP
+from headrace.lanes.layout import CUT, FINAL, INFO_KEYS, LOST, STEP
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -150,7 +150,7 @@ class Window:
         terminated = rows["terminated"].astype(bool)
         first = np.r_[True, lane[1:] != lane[:-1]]
         return cls(
-            rows=len(rows), lane=lane, t=t, step=kind == STEP, final=kind == FINAL, cut=kind == CUT,
+            rows=len(rows), lane=lane, t=t, step=kind == STEP, final=kind == FINAL, cut=(kind == CUT) | (kind == LOST),
             terminated=terminated, ended=terminated | rows["truncated"].astype(bool),
             reward=rows["reward"].astype(np.float64), obs=obs, digest=columns.digests(rows, obs), lit=columns.lit(rows),
             action=actions.values(rows), columns=columns, actions=actions,

@@ -12,7 +12,7 @@ from headrace.algorithms.base import Algorithm
 from headrace.core.config import RecordConfig
 from headrace.lanes.credits import Commit
 from headrace.lanes.lane import LaneBlock
-from headrace.lanes.layout import STEP
+from headrace.lanes.layout import LOST, STEP
 from headrace.learners.witness import Drawn, Salvaged, batch_print
 from headrace.record.events import (
     NOT_KEPT,
@@ -27,6 +27,7 @@ from headrace.record.events import (
     RowPlace,
     SalvagedLane,
     StateSaved,
+    StepsLost,
     WeightsHashed,
 )
 from headrace.record.rows import RowLog
@@ -80,9 +81,9 @@ class Recorder:
         """See `Witness`."""
         block, slot = self._block, commit.chunk % self._block.geometry.carry_slots
         lanes = self._groups[commit.group]
-        place = self._keep(
-            [(lane, start, part.stop) for lane, start, part in zip(lanes, starts, commit.lanes, strict=True)]
-        )
+        stretches = [(lane, start, part.stop) for lane, start, part in zip(lanes, starts, commit.lanes, strict=True)]
+        place = self._keep(stretches)
+        self._tell_lost(updates, commit.group, commit.chunk, stretches)
         self.write(
             ChunkCommitted(
                 updates, commit.incarnation, commit.group, commit.chunk, commit.version, commit.last, place,
@@ -97,13 +98,14 @@ class Recorder:
         """See `Witness`."""
         block, numbers = self._block, self._groups[group]
         pairs = list(zip(numbers, lanes, strict=True))
-        place = self._keep([(lane, found.start, found.stop) for lane, found in pairs])
+        stretches = [(lane, found.start, found.stop) for lane, found in pairs]
+        place, chunk = self._keep(stretches), int(block.chunk_begun[numbers[0]][0])
+        self._tell_lost(updates, group, chunk, stretches)
         made = [piece for lane, found in pairs for piece in block.pieces(lane, found.start, found.stop) if len(piece)]
         version = max(found.version for found in lanes) or (int(made[0]["version"][0]) if made else 0)
         self.write(
             GroupSalvaged(
-                updates, int(block.incarnation[numbers[0]]), group, int(block.chunk_begun[numbers[0]][0]),
-                version, place,
+                updates, int(block.incarnation[numbers[0]]), group, chunk, version, place,
                 tuple(
                     SalvagedLane(
                         found.stop, found.salvaged, found.rejected, found.cut, int(block.episodes_begun[lane]),
@@ -188,6 +190,16 @@ class Recorder:
         if self._kept_back and self.lost is None:
             prints, self._kept_back = self._prints[: self._kept_back], 0
             self._try(self.trace.write, BatchesTrained(self._updates, prints))
+
+    def _tell_lost(self, updates: int, group: int, chunk: int, stretches: Sequence[tuple[int, int, int]]) -> None:
+        """Which steps of a chunk, whose rows these are (lane, start, stop), its environments did not come back from."""
+        lost = []
+        for lane, start, stop in stretches:
+            kinds = np.concatenate([piece["kind"] for piece in self._block.pieces(lane, start, stop)])
+            steps = kinds[(kinds == STEP) | (kinds == LOST)]
+            lost += [(lane, step) for step in np.flatnonzero(steps == LOST).tolist()]
+        if lost:
+            self.write(StepsLost(updates, group, chunk, tuple(lost)))
 
     def _keep(self, stretches: Sequence[tuple[int, int, int]]) -> RowPlace:
         """Append rows of lanes (lane, start, stop), each with the observation that follows them."""

@@ -41,6 +41,7 @@ _LIMITS = {
     Activity.ENV_CONSTRUCT: "start_s",
     Activity.ENV_RESET: "reset_s",
     Activity.ENV_STEP: "step_s",
+    Activity.WAIT_ENV: "step_s",
     Activity.ENV_CLOSE: "stop_s",
     Activity.POLICY: "step_s",
     Activity.COMMIT: "commit_s",

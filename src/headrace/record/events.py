@@ -24,6 +24,8 @@ _BATCHES = struct.Struct("<q")
 _PUBLISHED = struct.Struct("<qqI")
 _WEIGHTS = struct.Struct("<q32s")
 _SAVED = struct.Struct("<qq")
+_LOST = struct.Struct("<qIq")
+_LOST_STEP = struct.Struct("<II")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -262,6 +264,31 @@ class LearnerSucceeded:
 
 
 @dataclass(frozen=True, slots=True)
+class StepsLost:
+    """In the chunk of a group that the next event about the group brings, environments were lost and replaced.
+
+    Each did not come back from a step: its lane made no transition in it, its episode ended with a row of kind LOST.
+    """
+
+    code: ClassVar[int] = 9
+    updates: int
+    group: int
+    chunk: int
+    steps: tuple[tuple[int, int], ...]
+    """(lane, number of the step in the chunk, from 0) of each, in the order of the lanes."""
+
+    def pack(self) -> bytes:
+        """The frame's payload."""
+        head = _LOST.pack(self.updates, self.group, self.chunk)
+        return head + b"".join(_LOST_STEP.pack(*step) for step in self.steps)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> StepsLost:
+        """The event in a payload."""
+        return cls(*_LOST.unpack_from(data), tuple(_LOST_STEP.iter_unpack(data[_LOST.size :])))
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Anything else: ``fault``, ``joined``, ``left_out``, ``frozen``, ``evaluated``, ``checkpoint``, ``resumed``, ``ended``."""
 
@@ -290,13 +317,14 @@ Event = (
     | StateSaved
     | LearnerSucceeded
     | Note
+    | StepsLost
 )
 
 KINDS: Mapping[int, type[Event]] = {
     kind.code: kind
     for kind in (
         ChunkCommitted, GroupSalvaged, BatchesTrained, PolicyPublished, WeightsHashed, StateSaved, LearnerSucceeded,
-        Note,
+        Note, StepsLost,
     )
 }  # fmt: skip
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from headrace.algorithms.registry import check_spaces
-from headrace.collectors.collector import raised
 from headrace.collectors.restoring import load_episodes
+from headrace.collectors.stepping import raised
 from headrace.collectors.worker import CollectorWorker
 from headrace.core import seeding
 from headrace.core.errors import NonFiniteValue, UnsupportedSpace
@@ -19,6 +19,7 @@ from headrace.ipc.channel import MessagePipe
 from headrace.ipc.child import ChildContext
 from headrace.lanes.credits import CREDIT_BYTES, commit_bytes
 from headrace.lanes.derive import stacked_space
+from headrace.runtime.environments import lent_environments
 from headrace.runtime.payloads import (
     Basics,
     CollectorPayload,
@@ -28,7 +29,7 @@ from headrace.runtime.payloads import (
     build_collector,
     group_lanes,
 )
-from headrace.supervision.messages import Done, Ready
+from headrace.supervision.messages import Done, Ready, Report
 from headrace.telemetry.board import Activity, Board, State
 from headrace.weights.snapshot import SnapshotReader
 
@@ -98,15 +99,17 @@ def collector(context: ChildContext) -> None:
             MessagePipe.attach(commit_bytes(config.env.group_size), writer_fd=context.fds["commits"])
         )
         policy = payload.spaces.policy(config)
+
+        def tell(report: Report) -> None:
+            context.control.send(report, timeout_s=config.deadlines.wait_s)
+
+        own = {group: payload.beginning(group) for group in payload.groups}
+        beginnings = stack.enter_context(lent_environments(payload.basics, payload.spaces, own, block, slot, tell))
         collectors = {
             group: stack.enter_context(
-                closing(
-                    build_collector(
-                        payload.basics, policy, group, block, SnapshotReader(snapshots), slot, payload.beginning(group)
-                    )
-                )
+                closing(build_collector(payload.basics, policy, group, block, SnapshotReader(snapshots), slot, begin))
             )
-            for group in payload.groups
+            for group, begin in beginnings.items()
         }
         context.control.send(Ready({}), timeout_s=config.deadlines.start_s)
         slot.set_state(State.RUNNING)

@@ -18,7 +18,7 @@ from PIL import Image
 
 from headrace.algorithms.base import Actor
 from headrace.algorithms.registry import build_actor
-from headrace.collectors.collector import raised
+from headrace.collectors.stepping import raised
 from headrace.core import seeding
 from headrace.core.errors import ConfigError, NonFiniteValue, RunDirectoryError
 from headrace.core.specs import Leaf, assemble, handed_over, leaves

@@ -298,6 +298,9 @@ class Experiment:
         if kind == "metrics":
             self._observer.on_facts(facts)
             return
+        if kind == "environment_lost":
+            self._incidents.lost_environment(child_id, facts)
+            return
         if kind == "salvaged":
             self._on_salvaged(f"collector-{facts['collector']}", facts["transitions"])
             return

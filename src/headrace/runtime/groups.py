@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Protocol
 
-from headrace.collectors.collector import Collector
+from headrace.collectors.collector import Collector, followed
 from headrace.collectors.restoring import Episodes
 from headrace.core.errors import ComponentStalled, EpisodeNotRestored
 from headrace.ipc.channel import MessagePipe
@@ -115,7 +116,10 @@ class InlineGroups:
     def take(self) -> list[Commit]:
         """See `Groups`; this is where the environments are stepped."""
         granted, self._granted = self._granted, []
-        return [self._collectors[group].collect(chunk, self._chunk_steps, self._stopping) for group, chunk in granted]
+        collectors = [(self._collectors[group], chunk) for group, chunk in granted]
+        if self._collectors[0].remote is None:
+            return [one.collect(chunk, self._chunk_steps, self._stopping) for one, chunk in collectors]
+        return followed([(one, one.course(chunk, self._chunk_steps, self._stopping)) for one, chunk in collectors])
 
     def wait(self, waiting_for: Sequence[int], control_fd: int) -> None:
         """See `Groups`; there is never anything to wait for."""
@@ -158,7 +162,8 @@ class InlineGroups:
     def begin_anew(self, group: int, incarnation: int) -> None:
         """See `Groups`."""
         self._collectors[group].close()
-        self._collectors[group] = self._build(group, GroupBeginning(incarnation))
+        begin = replace(self._beginnings[group], incarnation=incarnation, resume=False)
+        self._collectors[group] = self._build(group, begin)
 
     def close(self) -> None:
         """Close every environment."""

@@ -68,6 +68,15 @@ class History:
         self.lanes_left_out = ()
 
 
+def environment_fault(how: str) -> str:
+    """What a fault of an environment that a worker steps is counted as.
+
+    Args:
+        how: Its kind, e.g. ``lost-with-worker``.
+    """
+    return f"environment_{how.replace('-', '_')}"
+
+
 def history_for(events_file: Path, point: ResumePoint | None) -> History:
     """What a session has to know of those before it.
 
@@ -104,7 +113,8 @@ def read_history(events: Iterable[Mapping[str, Any]]) -> History:
             case "stacks":
                 overdue.add(component)
             case "fault" if component != "supervisor":  # the supervisor's says why the run ends
-                found.faults["stalled" if component in overdue else "died"] += 1
+                of_component = "stalled" if component in overdue else "died"
+                found.faults[environment_fault(event["how"]) if "how" in event else of_component] += 1
             case "recycled":
                 found.faults["recycled"] += 1
             case "started" | "restarted" as kind:

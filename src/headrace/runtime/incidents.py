@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.core.clock import Clock
-from headrace.core.errors import ComponentDied, EpisodeNotRestored, HeadraceError, RestartBudgetSpent
+from headrace.core.errors import ComponentDied, EnvironmentLost, EpisodeNotRestored, HeadraceError, RestartBudgetSpent
+from headrace.runtime.history import environment_fault
 from headrace.runtime.observer import Observer
 from headrace.runtime.payloads import Basics, group_lanes, groups_of
 from headrace.runtime.reproducers import reproducer, write_reproducer
@@ -104,8 +105,14 @@ class Incidents:
         Returns:
             As `Supervisor.decide`; `LeaveOut` if the component has nothing left to do.
         """
+        config = self._basics.config
+        is_collector = event.id in collector_ids(config)
+        if isinstance(event.error, EnvironmentLost) and not (
+            is_collector and config.supervision.when_spent == "degrade"
+        ):
+            return GiveUp(event.id, event.error.what)
         instruction = decider.decide(event)
-        if event.id not in collector_ids(self._basics.config):
+        if not is_collector:
             return instruction
         self.losses.note(event.lane, self._clock.now())
         if not isinstance(instruction, Restart | LeaveOut):
@@ -127,6 +134,22 @@ class Incidents:
             return LeaveOut(event.id, loss.reason)
         decider.policy.forgive(event.id)  # the others are not to pay for it
         return Restart(event.id, 0.0)
+
+    def lost_environment(self, component: str, facts: Mapping[str, Any]) -> None:
+        """A component has lost an environment that a worker stepped, and tells so; its lane's rows say where."""
+        lane, how = facts["lane"], facts["how"]
+        self._observer.faults[environment_fault(how)] += 1
+        if how != "lost-with-worker":
+            self.losses.note(lane, self._clock.now())
+        cut = facts["cut"]
+        cost = "no episode was running" if cut is None else f"its episode is cut after {cut} steps"
+        then = "another one takes its place" if facts["replaced"] else "it is not replaced again"
+        text = f"{facts['text']}: {facts['problem']}; {cost}, and {then}"
+        kept = {name: facts[name] for name in ("how", "lane", "call", "step", "error", "cut", "faults", "allowed")}
+        self._say("fault", f"environment of lane {lane}", text, tell=True, collector=component, **kept)
+        if facts["file"] is not None:
+            again = f"what led to it is kept: python -m headrace.testing.reproduce {facts['file']}"
+            self._say("reproducer", component, again, file=facts["file"], lane=lane)
 
     def too_large(self, child_id: str) -> str | None:
         """Whether a component holds more memory than it may, in words."""

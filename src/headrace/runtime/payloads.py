@@ -13,8 +13,11 @@ from gymnasium import spaces
 
 from headrace.algorithms.base import Actor, PolicySpec
 from headrace.algorithms.registry import build_actor, carried_floats
-from headrace.collectors.collector import Collector, Group, PolicySource
+from headrace.collectors.collector import Collector, PolicySource
+from headrace.collectors.remote import RemoteEnvs
+from headrace.collectors.stepping import Group
 from headrace.core import seeding
+from headrace.core.errors import EnvironmentFault
 from headrace.core.specs import leaves
 from headrace.envs.contract import build_environment, environment_name
 from headrace.ipc.shm import SharedBlock
@@ -137,6 +140,10 @@ class GroupBeginning:
     """Of the group's random streams."""
     resume: bool = False
     """Whether it goes on with the episodes that are running in the lanes."""
+    remote: RemoteEnvs | None = None
+    """Its environments, if workers step them; None: they are built here."""
+    on_lost: Callable[[EnvironmentFault], None] | None = None
+    """Told of those that are lost."""
 
 
 def group_lanes(config: ExperimentConfig, group: int) -> tuple[int, ...]:
@@ -181,14 +188,15 @@ def build_collector(
     """
     config = basics.config
     lanes = group_lanes(config, group)
-    envs = []
-    for lane in lanes:
+
+    def build(lane: int) -> gymnasium.Env[Any, Any]:
         slot.enter(Activity.ENV_CONSTRUCT, lane)
-        # What a constructor draws from a global generator must not depend on who was built before it.
-        seeding.seed_global_generators(config.run.seed, "construct-global", lane, begin.incarnation)
-        envs.append(build_environment(config.env, lane, factory=basics.env_factory, component=slot.id))
+        return build_lane_environment(basics, lane, begin.incarnation, slot.id)
+
+    remote = begin.remote
+    envs = [build(lane) if remote is None else remote.env(lane) for lane in lanes]
     actor: Actor = build_actor(policy)
-    return Collector(
+    collector = Collector(
         Group(
             number=group,
             lanes=lanes,
@@ -205,3 +213,23 @@ def build_collector(
         slot,
         resume=begin.resume,
     )
+    collector.on_lost, collector.rebuild = begin.on_lost, build
+    return collector
+
+
+def build_lane_environment(basics: Basics, lane: int, incarnation: int, component: str) -> gymnasium.Env[Any, Any]:
+    """The environment of one lane, in the process that steps it.
+
+    Args:
+        basics: Of the run.
+        lane: Which.
+        incarnation: Of the random streams of its group.
+        component: Who builds it, for error messages.
+
+    Raises:
+        EnvironmentFault: It could not be built.
+    """
+    config = basics.config
+    # What a constructor draws from a global generator must not depend on who was built before it.
+    seeding.seed_global_generators(config.run.seed, "construct-global", lane, incarnation)
+    return build_environment(config.env, lane, factory=basics.env_factory, component=component)

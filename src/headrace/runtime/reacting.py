@@ -19,7 +19,7 @@ from headrace.algorithms.base import Actor
 from headrace.collectors.streams import LaneStreams
 from headrace.lanes.derive import observe
 from headrace.lanes.lane import LaneBlock
-from headrace.lanes.layout import STEP, Geometry
+from headrace.lanes.layout import LOST, STEP, Geometry
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.payloads import EnvSpaces
 
@@ -81,7 +81,7 @@ class GroupChunk:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What the policy is shown in each transition of a lane's chunk."""
+    """What the policy is shown in each of the T steps of a lane's chunk."""
 
     windows: Rows
     """[T, S] neighbouring rows, the newest last."""
@@ -92,7 +92,7 @@ class Sight:
 
 
 def sight(setting: Setting, chunk: LaneChunk, shift: int = 0) -> Sight:
-    """What a lane's policy saw; or, shifted, what it would have seen had it been shown the row after or before.
+    """What a lane's policy saw in each step; or, shifted, what it would have seen had it been shown the row after or before.
 
     Args:
         setting: Of the run.
@@ -101,7 +101,7 @@ def sight(setting: Setting, chunk: LaneChunk, shift: int = 0) -> Sight:
             transition's own row.
     """
     rows, depth = chunk.rows, setting.geometry.frame_stack
-    own = transitions_of(setting, chunk) + depth - 1
+    own = steps_of(setting, chunk) + depth - 1
     other = np.clip(own + shift, depth - 1, len(rows) - 1)
     follows = rows["t"][other] == rows["t"][own].astype(np.int64) + shift  # else it is of another episode
     newest = np.where(follows, other, own)
@@ -109,9 +109,10 @@ def sight(setting: Setting, chunk: LaneChunk, shift: int = 0) -> Sight:
     return Sight(windows, rows["t"][newest].astype(np.int64), newest != own)
 
 
-def transitions_of(setting: Setting, chunk: LaneChunk) -> NDArray[np.int64]:
-    """[T] places of a chunk's transitions among its R rows."""
-    return np.flatnonzero(chunk.rows["kind"][setting.geometry.frame_stack - 1 :] == STEP)
+def steps_of(setting: Setting, chunk: LaneChunk) -> NDArray[np.int64]:
+    """[T] places of a chunk's steps among its R rows: its transitions, and the steps its environment was lost in."""
+    kinds = chunk.rows["kind"][setting.geometry.frame_stack - 1 :]
+    return np.flatnonzero((kinds == STEP) | (kinds == LOST))
 
 
 def needs_policy(setting: Setting, chunk: GroupChunk) -> bool:
@@ -198,7 +199,7 @@ class _Lane:
     made: Rows = field(init=False)
 
     def __post_init__(self) -> None:
-        self.places = transitions_of(self.setting, self.stored)
+        self.places = steps_of(self.setting, self.stored)
         self.made = self.stored.rows[self.setting.geometry.frame_stack - 1 :].copy()
 
     @property
@@ -209,10 +210,13 @@ class _Lane:
     def put(self, step: int, actions: Arrays, place: int) -> None:
         """Write the action of a step: the policy's, or a random one."""
         row, leaves = self.places[step], self.setting.geometry.action
-        if self.made["transitions"][row] <= self.setting.random_steps:
+        lost = bool(self.made["kind"][row] == LOST)  # an action was drawn, and none is stored
+        if self.made["transitions"][row] + lost <= self.setting.random_steps:
             value = self.streams.drawn.random_actions.sample()
-            for leaf in leaves:
+            for leaf in () if lost else leaves:
                 self.made[leaf.path][row] = np.asarray(leaf.of(value), leaf.dtype)
+            return
+        if lost:
             return
         for leaf in leaves:
             self.made[leaf.path][row] = actions[leaf.path][place]
@@ -239,7 +243,7 @@ class Hindsight:
     def acts_seeing(self, other: int) -> Rows | None:
         """Actions for another lane's observations instead of the lane's own; None if the policy is not at hand."""
         seen = sight(self.setting, self.chunk.lane(other))
-        if len(seen.t) < len(transitions_of(self.setting, self.chunk.lane(self.lane))):
+        if len(seen.t) < len(steps_of(self.setting, self.chunk.lane(self.lane))):
             return None
         return self.again(self.version, sights={self.lane: seen})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -26,6 +27,7 @@ from headrace.record.events import (
     Note,
     PolicyPublished,
     StateSaved,
+    StepsLost,
     WeightsHashed,
 )
 from headrace.record.rows import RowReader
@@ -63,6 +65,8 @@ class Reenactment:
         self._groups = tuple(group_lanes(config, group) for group in range(config.env.groups))
         self._witness = _Comparing()
         self._saved: dict[int, LearnerState] = {}
+        self._lost: dict[int, StepsLost] = {}
+        """What is known of the next chunk of each group."""
         self.ended = False
         """Whether the run ended in order."""
         self._spaces = spaces = EnvSpaces.of(basics)
@@ -113,6 +117,8 @@ class Reenactment:
     def apply(self, number: int, event: Event) -> None:
         """Do what an event says, and compare."""
         match event:
+            case StepsLost():
+                self._lost[event.group] = event
             case ChunkCommitted():
                 self._chunk(number, event)
             case GroupSalvaged():
@@ -141,9 +147,10 @@ class Reenactment:
     def _chunk(self, number: int, event: ChunkCommitted) -> None:
         collector = self._crew.get(event.group, event.incarnation, event.version)
         extents = self._extents.of(event)
-        steps = event.lanes[0].transitions
+        lost = self._lost_in(event)
+        steps = event.lanes[0].transitions + sum(lane == self._groups[event.group][0] for lane, _ in lost)
         try:
-            commit = collector.collect(event.chunk, steps)
+            commit = collector.collect(event.chunk, steps, lost=lost)
         except EnvironmentFault as error:
             raise self.judge.fault(number, event, error).to_error() from error
         made = [part.checksum for part in commit.lanes]
@@ -152,10 +159,11 @@ class Reenactment:
         self.learner.commit(commit)
 
     def _salvage(self, number: int, event: GroupSalvaged) -> None:
-        made = [part.salvaged + part.rejected for part in event.lanes]
-        extents, lanes = self._extents.of(event), self._groups[event.group]
+        extents, lanes, lost = self._extents.of(event), self._groups[event.group], self._lost_in(event)
+        gone = Counter(lane for lane, _ in lost)
+        made = [part.salvaged + part.rejected + gone[lane] for lane, part in zip(lanes, event.lanes, strict=True)]
         if any(made):
-            self._crew.get(event.group, event.incarnation, event.version).repeat(event.chunk, made)
+            self._crew.get(event.group, event.incarnation, event.version).repeat(event.chunk, made, lost)
         self._crew.discard(event.group)
         for lane, part in zip(lanes, event.lanes, strict=True):
             self.block.episodes_begun[lane] = part.episodes_begun
@@ -169,6 +177,11 @@ class Reenactment:
         told = [(part.stop, part.salvaged, part.rejected, part.cut, part.checksum) for part in event.lanes]
         if found != told:
             raise self.judge.rows(number, event, extents, [saved.stop for saved in self._witness.saved]).to_error()
+
+    def _lost_in(self, event: ChunkCommitted | GroupSalvaged) -> frozenset[tuple[int, int]]:
+        """(lane, step) that environments did not come back from in the chunk of an event."""
+        told = self._lost.pop(event.group, None)
+        return frozenset(told.steps) if told is not None and told.chunk == event.chunk else frozenset()
 
     def _publish(self, number: int, event: PolicyPublished) -> None:
         assert self._snapshots is not None, "made with the learner"

@@ -82,8 +82,8 @@ def reproducer(event: Exited, basics: Basics, block: LaneBlock, books: LaneBooks
     episode = begun if call != "step" else begun - 1
     actions = _actions(block, lane, episode) if call == "step" else {leaf.path: [] for leaf in block.geometry.action}
     steps = max((len(values) for values in actions.values()), default=0)
-    before = books.transitions_before(lane, books.written(lane)) - (_t(block, lane) if call == "step" else 0)
-    global_seeds, exact = _global_seeds(event, basics, block, before)
+    before = books.transitions_before(lane, books.written(lane)) - (running_steps(block, lane) if call == "step" else 0)
+    global_seeds, exact = _global_seeds(event, basics, books, before)
     kind, what = _kind(event)
     return Reproducer(
         component=event.id,
@@ -101,15 +101,22 @@ def reproducer(event: Exited, basics: Basics, block: LaneBlock, books: LaneBooks
         global_seeds=global_seeds,
         exact=exact and config.env.group_size == 1,
         actions=actions,
-        complete=call != "step" or steps == _t(block, lane) + 1,
+        complete=call != "step" or steps == running_steps(block, lane) + 1,
         versions=_versions(),
     )
 
 
-def write_reproducer(folder: Path, found: Reproducer) -> Path | None:
-    """Write it as ``<component>-lane-<n>-<incarnation>.json``; None if the disk refuses."""
-    path = folder / f"{found.component}-lane-{found.lane}-{found.incarnation}.json"
-    part = path.with_suffix(".partial")
+def write_reproducer(folder: Path, found: Reproducer, number: int = 0) -> Path | None:
+    """Write it as ``<component>-lane-<n>-<incarnation>.json``; None if the disk refuses.
+
+    Args:
+        folder: Where.
+        found: What.
+        number: Of the lane's faults in this incarnation, where it may have several; it follows in the name.
+    """
+    more = f".{number}" if number else ""
+    path = folder / f"{found.component}-lane-{found.lane}-{found.incarnation}{more}.json"
+    part = path.with_name(f"{path.name}.partial")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         part.write_text(json.dumps(plain(asdict(found))), encoding="utf-8")
@@ -136,7 +143,7 @@ def _kind(event: Exited) -> tuple[str, str]:
     return ("signal" if event.exit_code < 0 else "exit"), event.how
 
 
-def _t(block: LaneBlock, lane: int) -> int:
+def running_steps(block: LaneBlock, lane: int) -> int:
     """Steps that were completed in the lane's running episode."""
     written = int(block.rows_written[lane])
     last = block.rows[lane, (written - 1) % block.geometry.ring_rows]
@@ -149,7 +156,7 @@ def _actions(block: LaneBlock, lane: int, episode: int) -> dict[str, list[Any]]:
     g = block.geometry
     written = int(block.rows_written[lane])
     # All but the row that is not complete; the ring has no room for more.
-    pieces = block.pieces(lane, max(written - min(_t(block, lane), g.ring_rows - 1), g.first_row), written)
+    pieces = block.pieces(lane, max(written - min(running_steps(block, lane), g.ring_rows - 1), g.first_row), written)
     unfinished = block.rows[lane, written % g.ring_rows : written % g.ring_rows + 1]
     found = {}
     for leaf in g.action:
@@ -158,17 +165,19 @@ def _actions(block: LaneBlock, lane: int, episode: int) -> dict[str, list[Any]]:
     return found
 
 
-def _global_seeds(event: Exited, basics: Basics, block: LaneBlock, before: int) -> tuple[list[tuple[int, int]], bool]:
+def _global_seeds(event: Exited, basics: Basics, books: LaneBooks, before: int) -> tuple[list[tuple[int, int]], bool]:
     """Seeds of the chunks that the episode lies in, oldest first, and whether its reset came first in its chunk.
 
     Args:
         event: The fault.
         basics: Of the run.
-        block: The lanes.
+        books: Of the lanes.
         before: Transitions of the lane before the episode.
     """
     config, lane = basics.config, event.lane
-    chunk, begun = (int(value) for value in block.chunk_begun[lane])
+    if config.env.workers:
+        return [], False  # what an environment's own process draws from them, nobody seeds
+    chunk, begun = books.chunk_begun(lane)
     found: list[tuple[int, int]] = []
     while True:
         seed = seeding.integer(config.run.seed, "global", lane // config.env.group_size, event.incarnation, chunk)

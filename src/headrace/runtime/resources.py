@@ -232,6 +232,8 @@ def activity_limits(deadlines: DeadlinesConfig) -> dict[Activity, float]:
         Activity.ENV_RESET: deadlines.reset_s,
         Activity.ENV_STEP: deadlines.step_s,
         Activity.ENV_CLOSE: deadlines.stop_s,
+        # Who steps it for us sees to its deadline, and to its replacement.
+        Activity.WAIT_ENV: FROZEN * (max(deadlines.reset_s, deadlines.step_s) + deadlines.start_s),
         Activity.POLICY: deadlines.step_s,
         Activity.COMMIT: deadlines.commit_s,
         Activity.SAMPLE: deadlines.update_s,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from headrace.core.specs import Leaf
 from headrace.record.causes import Clues, cause_of_rows
 from headrace.record.diff import FILE_A_BUG, ROUNDING, Cause, RowDifference, bits
-from headrace.runtime.reacting import Hindsight, LaneChunk, Rows, Setting, Sight, needs_policy, sight, transitions_of
+from headrace.runtime.reacting import Hindsight, LaneChunk, Rows, Setting, Sight, needs_policy, sight, steps_of
 from headrace.telemetry.wording import amount
 from headrace.telemetry.wording import names as listed
 
@@ -144,7 +144,7 @@ class _Trial:
         self.stored = chunk.rows[setting.geometry.frame_stack - 1 :]
         """[R] the lane's rows."""
         self._leaves, self._slack = setting.geometry.action, slack
-        self._steps = transitions_of(setting, chunk)
+        self._steps = steps_of(setting, chunk)
         self._wrong = ~self._fits(made)
         self._inside = _inside(self.stored[self._steps], setting)
 

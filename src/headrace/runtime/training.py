@@ -19,6 +19,7 @@ from headrace.runtime.asynchronous import run_async
 from headrace.runtime.beginning import Begun, begin
 from headrace.runtime.checkpointing import Keeper
 from headrace.runtime.config import ExperimentConfig
+from headrace.runtime.environments import lent_environments
 from headrace.runtime.groups import Groups, InlineGroups, RemoteGroups, attached_pipes
 from headrace.runtime.lockstep import run_rounds
 from headrace.runtime.payloads import (
@@ -292,7 +293,7 @@ def main(context: ChildContext) -> None:
         board = stack.enter_context(Board.attach(payload.basics.board))
         slot = board.slot(context.id)
         begun = stack.enter_context(begin(payload, context.fds, slot, context.control))
-        groups = stack.enter_context(_groups(payload, context.fds, board, slot, begun))
+        groups = stack.enter_context(_groups(payload, context.fds, board, slot, begun, context.control))
         if payload.succeeds:
             groups.take()  # what the dead learner had not read was salvaged from the rows themselves
         begun.learner.publish()
@@ -308,7 +309,9 @@ def main(context: ChildContext) -> None:
 
 
 @contextmanager
-def _groups(payload: LearnerPayload, fds: dict[str, int], board: Board, slot: Slot, begun: Begun) -> Iterator[Groups]:
+def _groups(
+    payload: LearnerPayload, fds: dict[str, int], board: Board, slot: Slot, begun: Begun, control: Channel
+) -> Iterator[Groups]:
     config, learner = payload.basics.config, begun.learner
     if config.run.schedule == "inline":
         snapshots = attach_snapshots(begun.layout, os.dup(fds["snapshots"]))
@@ -320,10 +323,17 @@ def _groups(payload: LearnerPayload, fds: dict[str, int], board: Board, slot: Sl
 
         stopping = learner.replay.block.stopping
         anew = payload.incarnation if payload.succeeds else 0
-        beginnings = [GroupBeginning(stream + anew, begun.resumed) for stream in begun.streams]
-        groups = InlineGroups(build, beginnings, config.collect.chunk_steps, lambda: bool(stopping[0]))
-        yield groups
-        groups.close()
+
+        def tell(report: Report) -> None:
+            control.send(report, timeout_s=config.deadlines.wait_s)
+
+        own = {group: GroupBeginning(stream + anew, begun.resumed) for group, stream in enumerate(begun.streams)}
+        block = learner.replay.block
+        with lent_environments(payload.basics, payload.spaces, own, block, slot, tell) as beginnings:
+            begins = list(beginnings.values())
+            groups = InlineGroups(build, begins, config.collect.chunk_steps, lambda: bool(stopping[0]))
+            yield groups
+            groups.close()
         return
     owned = [groups_of(config, collector) for collector in range(config.run.collectors)]
     with attached_pipes(fds, len(owned), (CREDIT_BYTES, commit_bytes(config.env.group_size))) as pipes:

@@ -22,7 +22,7 @@ from headrace.record.trace import Trace
 from headrace.runtime.belonging import edits_told, require_same_layout
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.payloads import EnvSpaces, group_lanes
-from headrace.runtime.reacting import Hindsight, Rows, Setting, act_again, transitions_of
+from headrace.runtime.reacting import Hindsight, Rows, Setting, act_again, steps_of
 from headrace.runtime.recording import TRACE_FILE
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.suspects import cause_of_actions, close
@@ -246,7 +246,7 @@ class _Verifier:
         made = act_again(self._actor, setting, chunk)
         for place, lane in enumerate(chunk.lanes):
             stored = lane.rows[setting.geometry.frame_stack - 1 :]
-            steps = transitions_of(setting, lane)
+            steps = steps_of(setting, lane)
             made[lane.lane]["version"][steps] = version
             largest = self._settle(stored, made[lane.lane], steps)
             self._largest = max(self._largest, largest)
@@ -255,7 +255,7 @@ class _Verifier:
                 hindsight = Hindsight(self._actor, setting, chunk, lane.lane, version, self._policies.arrays)
                 by_rounding = first.compared == "actions" and largest < ROUNDING
                 self._found.append(_Difference(candidate, hindsight, made, first, by_rounding))
-        return sum(len(transitions_of(setting, lane)) for lane in chunk.lanes)
+        return sum(part.transitions for part in candidate.event.lanes)
 
     def _settle(self, stored: Rows, made: Rows, steps: NDArray[np.int64]) -> float:
         """How much the actions differ at most; those that do within the tolerance are taken as stored."""

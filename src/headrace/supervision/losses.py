@@ -7,6 +7,35 @@ from dataclasses import dataclass
 from typing import Any
 
 
+class FaultBudget:
+    """How often the environment of one lane may be replaced within a window of time.
+
+    Args:
+        allowed: So often.
+        window_s: Seconds after which a fault is forgiven.
+    """
+
+    def __init__(self, allowed: int, window_s: float) -> None:
+        self.allowed = allowed
+        self._window_s = window_s
+        self._faults_s: dict[int, list[float]] = {}
+
+    def note(self, lane: int, now_s: float) -> int:
+        """The environment of a lane has failed; how often it has within the window, this time included.
+
+        Args:
+            lane: Its number.
+            now_s: The time, on the clock of all calls.
+        """
+        recent = [at_s for at_s in self._faults_s.get(lane, ()) if now_s - at_s < self._window_s]
+        self._faults_s[lane] = [*recent, now_s]
+        return len(self._faults_s[lane])
+
+    def faults(self, lane: int) -> int:
+        """Faults of a lane that were not forgiven when it failed last."""
+        return len(self._faults_s.get(lane, ()))
+
+
 @dataclass(frozen=True, slots=True)
 class Loss:
     """Groups that are left out from now on."""
@@ -45,7 +74,7 @@ class Losses:
         self._lanes = lanes
         self._lane_faults = lane_faults
         self._window_s = window_s
-        self._faults_s: dict[int, list[float]] = {}
+        self._faults = FaultBudget(0, window_s)
         self._left_out: set[int] = set()
         self.losses: list[Loss] = []
         """All there were, oldest first."""
@@ -68,8 +97,7 @@ class Losses:
             now_s: The time, on the clock of all calls.
         """
         if lane >= 0:
-            recent = [at_s for at_s in self._faults_s.get(lane, ()) if now_s - at_s < self._window_s]
-            self._faults_s[lane] = [*recent, now_s]
+            self._faults.note(lane, now_s)
 
     def leave_out_if_due(self, component: str, lane: int) -> Loss | None:
         """Leave the group of a lane out if that has failed too often; None: it has not, or is none of this collector's.
@@ -93,7 +121,7 @@ class Losses:
 
     def faults(self, lane: int) -> int:
         """Faults of a lane that are not forgiven; 0 for -1."""
-        return len(self._faults_s.get(lane, ()))
+        return self._faults.faults(lane)
 
     def summary(self) -> dict[str, Any] | None:
         """``lanes``, ``collectors`` (those that are left out whole) and ``reason``; None if nothing is left out."""

@@ -6,7 +6,14 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from signal import SIGKILL
 
-from headrace.core.errors import ComponentError, ConfigError, EnvironmentFault, EnvironmentRaised, HeadraceError
+from headrace.core.errors import (
+    ComponentError,
+    ConfigError,
+    EnvironmentFault,
+    EnvironmentLost,
+    EnvironmentRaised,
+    HeadraceError,
+)
 from headrace.supervision.spec import (
     ChildSpec,
     Exited,
@@ -167,7 +174,8 @@ def _killed_from_outside(exited: Exited) -> bool:
 
 def repeats(error: HeadraceError | None) -> bool:
     """Whether the same error would come again: a broken contract or a wrong description does not mend itself."""
-    return isinstance(error, EnvironmentFault | ConfigError) and not isinstance(error, EnvironmentRaised)
+    may_fare_better = EnvironmentRaised | EnvironmentLost
+    return isinstance(error, EnvironmentFault | ConfigError) and not isinstance(error, may_fare_better)
 
 
 def overdue(

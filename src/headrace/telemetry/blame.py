@@ -189,7 +189,7 @@ def _stuck(flow: Flow) -> Blame | None:
         view
         for view in flow.alive()
         if view.activity not in IDLE
-        and not view.activity.name.startswith("WAIT_")
+        and (view.activity is Activity.WAIT_ENV or not view.activity.name.startswith("WAIT_"))
         and flow.still(view)
         and flow.age_s(view) >= plan.soft_s(view.activity)
     ]

@@ -85,6 +85,8 @@ class Activity(IntEnum):
     WAIT_RESULTS = 55
     WAIT_CHILD = 56
     WAIT_ACK = 57
+    WAIT_ENV = 58
+    """For an environment in another process: that of ``lane``, after its step ``step``."""
 
     @property
     def label(self) -> str:
