@@ -19,6 +19,9 @@ FAULTY = 1
 FAULT_AT = 20
 """Its step, counted from 1 over all of its episodes."""
 
+LATE_S = 3.0
+"""What a late step takes; the fault table's deadline is shorter."""
+
 Step = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
 
 
@@ -91,7 +94,7 @@ class Frames(gymnasium.Env):
 
 
 class Faulty(gymnasium.Env):
-    """Observation [index, steps of its life, 0, 0]; the one called `FAULTY` misbehaves at step `FAULT_AT`, once a life.
+    """Observes [index, steps of its life, 0, 0], the reward is these steps; `FAULTY` misbehaves at step `FAULT_AT`.
 
     Args:
         index: Of this environment among the four.
@@ -115,7 +118,7 @@ class Faulty(gymnasium.Env):
         obs = self._observe()
         if self._fault is not None and self._steps == FAULT_AT:
             obs = self._fault(obs)
-        return obs, float(self._index), False, self._steps % 50 == 0, {}
+        return obs, float(self._steps), False, self._steps % 50 == 0, {}
 
     def _observe(self) -> np.ndarray:
         return np.array([self._index, self._steps, 0, 0], np.float32)
@@ -123,6 +126,11 @@ class Faulty(gymnasium.Env):
 
 def _hang(obs: np.ndarray) -> np.ndarray:
     time.sleep(600.0)
+    return obs
+
+
+def _be_late(obs: np.ndarray) -> np.ndarray:
+    time.sleep(LATE_S)
     return obs
 
 
@@ -144,6 +152,7 @@ def _signal(number: int) -> Callable[[np.ndarray], np.ndarray]:
 
 FAULTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "env hangs": _hang,
+    "env is late": _be_late,
     "SIGSTOP": _signal(signal.SIGSTOP),
     "SIGKILL": _signal(signal.SIGKILL),
     "os._exit": _exit,

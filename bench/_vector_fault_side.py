@@ -9,6 +9,7 @@ started it has a watch and sees at which stage it stays.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ class Batch:
 
     ids: Sequence[int]
     observations: Any
+    rewards: Any
     over: Any
     valid: Any = None
     """None: nobody says."""
@@ -52,20 +54,23 @@ class Watch:
         for at, env in enumerate(batch.ids):
             if batch.valid is not None and not batch.valid[at]:
                 self.last[env] = None
-            elif self._is_right(env, batch.observations[at], bool(batch.over[at])):
-                self.rows[env] += 1
+            else:
+                wrong = self._wrong(env, np.asarray(batch.observations[at]), float(batch.rewards[at]))
+                self.garbage += [wrong] if wrong else []
+                self.rows[env] += not wrong
+            self.over[env] = bool(batch.over[at])
 
-    def _is_right(self, env: int, found: Any, over: bool) -> bool:
-        obs, before, reset = np.asarray(found), self.last.get(env), self.over.get(env, False)
-        self.last[env], self.over[env] = None, over
+    def _wrong(self, env: int, obs: np.ndarray, reward: float) -> str | None:
+        before, reset = self.last.get(env), self.over.get(env, False)
+        self.last[env] = None
         if obs.shape != (4,) or obs.dtype != np.float32 or not np.isfinite(obs).all() or obs[0] != env:
-            self.garbage.append(f"env {env} returned {np.array2string(obs, separator=', ')}")
-            return False
-        if before is not None and obs[1] != before + 1 and not (reset and obs[1] == before):
-            self.garbage.append(f"env {env} went from {before:g} to {obs[1]:g}")
-            return False
-        self.last[env] = float(obs[1])
-        return True
+            return f"env {env} returned {np.array2string(obs, separator=', ')}"
+        self.last[env] = step = float(obs[1])
+        if before is not None and step != before + 1 and not (reset and step == before):
+            return f"env {env} went from step {before:g} to step {step:g}"
+        if reward != step and not reset:
+            return f"env {env} returned the observation of step {step:g} with the reward of step {reward:g}"
+        return None
 
 
 class GymnasiumAsync:
@@ -78,24 +83,30 @@ class GymnasiumAsync:
         self.envs.reset()
 
     def step(self) -> Batch:
-        observations, _, terminated, truncated, _ = self.envs.step(ACTIONS)
-        return Batch(range(COUNT), observations, terminated | truncated)
+        observations, rewards, terminated, truncated, _ = self.envs.step(ACTIONS)
+        return Batch(range(COUNT), observations, rewards, terminated | truncated)
 
     def close(self) -> None:
         self.envs.close()
 
 
 class GymnasiumAsyncTimeout(GymnasiumAsync):
-    """With its own deadline; whoever meets a time-out tries again, as one does."""
+    """With its own deadline; whoever meets it tries again, once."""
 
     def __init__(self, fault: str, step_timeout_s: float) -> None:
         super().__init__(fault, step_timeout_s)
-        self.timeout_s = step_timeout_s
+        self.timeout_s, self.patient = step_timeout_s, True
 
     def step(self) -> Batch:
-        self.envs.step_async(ACTIONS)
-        observations, _, terminated, truncated, _ = self.envs.step_wait(timeout=self.timeout_s)
-        return Batch(range(COUNT), observations, terminated | truncated)
+        try:
+            self.envs.step_async(ACTIONS)
+            observations, rewards, terminated, truncated, _ = self.envs.step_wait(timeout=self.timeout_s)
+        except multiprocessing.TimeoutError:
+            if not self.patient:
+                raise
+            self.patient = False
+            return self.step()
+        return Batch(range(COUNT), observations, rewards, terminated | truncated)
 
 
 class StableBaselines:
@@ -108,8 +119,8 @@ class StableBaselines:
         self.envs.reset()
 
     def step(self) -> Batch:
-        observations, _, over, _ = self.envs.step(ACTIONS)
-        return Batch(range(COUNT), observations, over)
+        observations, rewards, over, _ = self.envs.step(ACTIONS)
+        return Batch(range(COUNT), observations, rewards, over)
 
     def close(self) -> None:
         self.envs.close()
@@ -127,8 +138,8 @@ class Puffer:
 
     def step(self) -> Batch:
         self.envs.send(ACTIONS)
-        observations, _, terminated, truncated, _, ids, _ = self.envs.recv()
-        return Batch(list(ids), np.array(observations), np.asarray(terminated) | np.asarray(truncated))
+        observations, rewards, terminated, truncated, _, ids, _ = self.envs.recv()
+        return Batch(list(ids), np.array(observations), np.array(rewards), np.array(terminated) | np.array(truncated))
 
     def close(self) -> None:
         self.envs.close()
@@ -153,12 +164,14 @@ class Ours:
 
     def step(self) -> Batch:
         if not self.as_ready:
-            observations, _, terminated, truncated, infos = self.envs.step(ACTIONS)
-            return Batch(range(COUNT), observations, terminated | truncated, self.envs.valid, told(infos, range(COUNT)))
+            observations, rewards, terminated, truncated, infos = self.envs.step(ACTIONS)
+            ended, ids = terminated | truncated, list(range(COUNT))
+            return Batch(ids, observations, rewards, ended, self.envs.valid, told(infos, ids))
         got = self.envs.receive(2)
         ids = got.env_ids.tolist()
         self.envs.send(ACTIONS[ids], got.env_ids)
-        return Batch(ids, got.observations, got.terminations | got.truncations, got.valid, told(got.infos, ids))
+        ended = got.terminations | got.truncations
+        return Batch(ids, got.observations, got.rewards, ended, got.valid, told(got.infos, ids))
 
     def close(self) -> None:
         self.envs.close()

@@ -92,7 +92,7 @@ def verdict(fault: str, stages: dict[str, Any], *, ended: bool) -> tuple[str, bo
     if any(rows < ROWS for rows in done["rows"]):
         return f"goes on without some: rows {done['rows']} of {ROUNDS}{closing}", False
     if not done["told"]:
-        return f"goes on in silence{closing}", False
+        return f"goes on in silence{closing}", fault == "env is late" and not closing  # who has no deadline may wait
     return f"goes on, told: {', '.join(dict.fromkeys(done['told']))}{closing}", not closing
 
 

@@ -43,14 +43,14 @@ def recorded(folder: Path, mode: AutoresetMode, batches: int = 130) -> tuple[np.
     return begun, found
 
 
-@pytest.fixture(params=MODES, ids=[mode.name for mode in MODES])
+@pytest.fixture(params=MODES, ids=[mode.name for mode in MODES], scope="module")
 def mode(request: pytest.FixtureRequest) -> AutoresetMode:
     return request.param
 
 
-@pytest.fixture
-def honest(tmp_path: Path, mode: AutoresetMode) -> tuple[np.ndarray, list[Rows]]:
-    return recorded(tmp_path, mode)
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory, mode: AutoresetMode) -> tuple[np.ndarray, list[Rows]]:
+    return recorded(tmp_path_factory.mktemp("honest"), mode)
 
 
 def checked(mode: AutoresetMode, begun: np.ndarray, rows: list[Rows]) -> SuccessorCheck:
