@@ -1,213 +1,199 @@
-"""Environments for tests of the vector environment: an observation tells whose it is, and faults happen on demand.
-
-The module lies beside the tests, and is imported in child processes too.
-"""
+"""Small environments for tests of the vector environment: every kind of space, of info, of reward, and of fault."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import signal
+import time
 from typing import Any
 
-import gymnasium
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from headrace.testing import provoke
-from run_envs import pause
-
-INDEX, BUILD, EPISODE, T, ACTION = range(5)
-"""Places in an observation of `Told`."""
-
-WORDS = "burn map corrupt, tile 7"
-FOR_EVER_S = 600.0
-
-
-def _swallow() -> None:
-    """Hang, whatever is raised inside."""
-    while True:
-        try:
-            pause(FOR_EVER_S)
-        except BaseException:  # noqa: BLE001 - this is the fault
-            continue
-
-
-def _raise() -> None:
-    raise ValueError(WORDS)
-
-
-CALLS: Mapping[str, Callable[[], object]] = {
-    **provoke.ENDS,
-    "raises": _raise,
-    "swallow": _swallow,
+NODE = spaces.Box(-1, 1, (2,), np.float32)
+SPACES: dict[str, Any] = {
+    "box": spaces.Box(-10, 10, (3,), np.float32),
+    "box0d": spaces.Box(-10, 10, (), np.float64),
+    "image": spaces.Box(0, 255, (4, 5, 3), np.uint8),
+    "discrete": spaces.Discrete(7, start=-2),
+    "multi_discrete": spaces.MultiDiscrete([3, 4]),
+    "multi_binary": spaces.MultiBinary(4),
+    "dict": spaces.Dict({"b": spaces.Box(-1, 1, (2,), np.float64), "a": spaces.Discrete(3)}),
+    "tuple": spaces.Tuple((spaces.Discrete(3), spaces.Tuple((spaces.Box(-1, 1, (2, 2), np.float32),)))),
+    "text": spaces.Text(5),
+    "graph": spaces.Graph(NODE, spaces.Discrete(4)),
+    "sequence": spaces.Sequence(spaces.Box(-1, 1, (2,), np.float32)),
+    "one_of": spaces.OneOf((spaces.Discrete(3), NODE)),
+    "mixed": spaces.Dict({"text": spaces.Text(4), "box": spaces.Box(-1, 1, (2,), np.float32)}),
 }
-"""What happens inside a call, before it does its work."""
-
-HANGS = ("sleep", "loop", "gil", "swallow", "sigstop")
-SOFT_HANGS = ("sleep", "loop")
-"""Those that a signal to the worker ends."""
-DEATHS = ("exit-0", "exit-3", "sigkill", "sigsegv")
-RAISES = ("raises", "unpicklable", "sys-exit")
-
-Returned = tuple[Any, Any, Any, Any, Any]
 
 
-def _with_obs(change: Callable[[Any], Any]) -> Callable[[Returned], Any]:
-    return lambda returned: (change(returned[0]), *returned[1:])
+class Sampler(gym.Env[Any, Any]):
+    """Observations are samples of its space; episodes, rewards and infos are drawn from its own generator."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 7}
+
+    def __init__(self, kind: str = "box", *, infos: str = "none", reward: str = "float", action: str = "discrete"):
+        self.observation_space = _copy(SPACES[kind])
+        self.action_space = _copy(SPACES[action])
+        self.infos, self.reward = infos, reward
+        self.render_mode = "rgb_array"
+        self.difficulty = 1
+        self.t = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.t = 0
+        self.length = int(self.np_random.integers(1, 6))
+        info: dict[str, Any] = {} if self.infos == "none" else {"start": self.length}
+        if options:
+            info["options"] = options.get("level")
+        return self.observation_space.sample(), info
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action) or isinstance(action, int)
+        self.t += 1
+        value = float(self.np_random.normal())
+        reward: Any = {
+            "float": value,
+            "int": self.t,
+            "np": np.float32(value),
+            "bool": self.t % 2 == 0,
+            "array": np.array([value]),
+            "array0d": np.array(value),
+        }[self.reward]
+        ends = self.t >= self.length
+        terminated = ends and self.length % 2 == 0
+        return self.observation_space.sample(), reward, terminated, ends and not terminated, self._info(value)
+
+    def _info(self, value: float) -> dict[str, Any]:
+        sparse = {"tag": "wall", "at": self.t} if self.t == 2 else {}
+        return {
+            "none": {},
+            "flat": {"x": value, "n": self.t, "flag": self.t > 1, "f32": np.float32(value)},
+            "sparse": sparse,
+            "nested": {"outer": {"inner": value, "deep": {"n": self.t}}, **sparse},
+            "array": {"position": np.array([value, self.t], np.float32)},
+            "mixed": {"text": f"step {self.t}", "none": None, "list": [self.t], "x": np.int64(self.t), **sparse},
+        }[self.infos]
+
+    def render(self) -> Any:
+        return np.full((2, 2, 3), self.t, np.uint8)
+
+    def double(self, by: int = 2) -> int:
+        return self.t * by
 
 
-def _with(place: int, value: Any) -> Callable[[Returned], Any]:
-    return lambda returned: (*returned[:place], value, *returned[place + 1 :])
+def _copy(space: Any) -> Any:
+    import copy
+
+    return copy.deepcopy(space)
 
 
-def _one(obs: Any, value: float) -> Any:
-    changed = obs.copy()
-    changed[T] = value
-    return changed
+class Sampling:
+    """Picklable factory of a `Sampler`."""
+
+    def __init__(self, kind: str = "box", **how: Any) -> None:
+        self.kind, self.how = kind, how
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        return gym.wrappers.TimeLimit(Sampler(self.kind, **self.how), 4)
 
 
-LIES: Mapping[str, Callable[[Returned], Any]] = {
-    "nan-obs": _with_obs(lambda obs: _one(obs, np.nan)),
-    "inf-obs": _with_obs(lambda obs: _one(obs, -np.inf)),
-    "shape-1": _with_obs(lambda obs: obs[:1]),
-    "shape-6": _with_obs(lambda obs: np.append(obs, 0.0)),
-    "text-obs": _with_obs(lambda obs: obs.astype(str)),
-    "complex-obs": _with_obs(lambda obs: obs.astype(complex)),
-    "none-obs": _with_obs(lambda obs: None),
-    "nan-reward": _with(1, float("nan")),
-    "inf-reward": _with(1, float("inf")),
-    "two-rewards": _with(1, np.zeros(2)),
-    "none-reward": _with(1, None),
-    "none-terminated": _with(2, None),
-    "text-truncated": _with(3, "no"),
-    "two-truncated": _with(3, 2),
-    "none-info": _with(4, None),
-    "none": lambda returned: None,
-    "four": lambda returned: returned[:4],
-    "six": lambda returned: (*returned, {}),
-}
-"""What a step returns that it must not."""
-
-NOT_FINITE = ("nan-obs", "inf-obs", "nan-reward", "inf-reward")
-
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """When something goes wrong, and what."""
-
-    what: str
-    """A key of `CALLS` or `LIES`."""
-    at: int = 3
-    """Which call of its kind, from 1 on, counted per environment object."""
-    place: str = "step"
-    """``construct``, ``reset``, ``step`` or ``close``."""
-    marker: str | None = None
-    """A file that is made when it happens; while it exists, nothing goes wrong any more. None: every time."""
-
-
-class Told(gymnasium.Env[Any, Any]):
-    """The observation is (index, build, episode, t, last action), the reward the action.
+class Faulty(gym.Env[Any, Any]):
+    """Counts: observation [index, steps since reset, steps since it was built]; goes wrong at its step ``at``.
 
     Args:
-        index: Which environment of the vector this is.
-        limit: Steps per episode.
-        trouble: What goes wrong, if anything.
+        index: Of the environment.
+        how: ``hang``, ``stubborn`` (swallows what interrupts it), ``exit``, ``kill``, ``raise``, ``nan``, ``inf_reward``,
+            ``shape``, ``short`` (shape (1,)), ``kind`` (floats for whole numbers), ``flag``, ``none``, ``two``.
+        at: Step since it was built, from 1; 0: never.
+        where: ``step`` or ``reset``.
+        once: File that is made at the first fault; no fault once it exists.
     """
 
-    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - as in Gymnasium
+    def __init__(self, index: int = 0, how: str = "raise", at: int = 0, where: str = "step", once: str | None = None):
+        self.observation_space = spaces.Box(-1, 1e9, (3,), np.float32)
+        self.action_space = spaces.Discrete(5)
+        self.index, self.how, self.at, self.where, self.once = index, how, at, where, once
+        self.total = self.t = self.resets = 0
 
-    def __init__(self, index: int = 0, limit: int = 7, trouble: Trouble | None = None) -> None:
-        self.observation_space = spaces.Box(-1.0, 2.0**53, (5,), np.float64)
-        self.action_space = spaces.Discrete(100_000)
-        self._index, self._limit, self._trouble = index, limit, trouble
-        self._calls = {"construct": 0, "reset": 0, "step": 0, "close": 0}
-        self.build = int.from_bytes(os.urandom(4), "little")
-        self._episode = -1
-        self._t = 0
-        self._happen("construct")
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
-        what = self._happen("reset")
-        self._episode += 1
-        self._t = 0
-        returned = self._observe(0), 0.0, False, False, {}
-        obs = (LIES[what](returned) if what else returned)[0]
-        return obs, {}
+        self.t = 0
+        self.resets += 1
+        if self.where == "reset" and self.resets == self.at and self._now():
+            self._go_wrong()
+        return self._seen(), {"seed": seed} if seed is not None else {}
 
     def step(self, action: Any) -> Any:
-        what = self._happen("step")
-        self._t += 1
-        returned = self._observe(int(action)), float(action), False, self._t >= self._limit, {}
-        return LIES[what](returned) if what else returned
+        self.total += 1
+        self.t += 1
+        returned = (self._seen(), float(action), False, self.t >= 10, {})
+        if self.where == "step" and self.total == self.at and self._now():
+            changed = self._go_wrong()
+            return changed if changed is not None else returned
+        return returned
 
-    def close(self) -> None:
-        self._happen("close")
+    def _now(self) -> bool:
+        if self.once is None:
+            return True
+        try:
+            os.close(os.open(self.once, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
 
-    def ping(self) -> tuple[int, int]:
-        """Whose it is, and where."""
-        return self._index, os.getpid()
+    def _seen(self) -> Any:
+        return np.array([self.index, self.t, self.total], np.float32)
 
-    def _observe(self, action: int) -> Any:
-        return np.array([self._index, self.build, self._episode, self._t, action], np.float64)
-
-    def _happen(self, place: str) -> str | None:
-        """Do what goes wrong now; what to lie about, if that is it."""
-        self._calls[place] += 1
-        trouble = self._trouble
-        if trouble is None or trouble.place != place or self._calls[place] != trouble.at:
-            return None
-        if trouble.marker is not None and not provoke.claim(trouble.marker):
-            return None
-        if trouble.what in LIES:
-            return trouble.what
-        CALLS[trouble.what]()
-        return None
-
-
-class Make:
-    """A factory of one `Told`, picklable."""
-
-    def __init__(self, index: int, trouble: Trouble | None = None, limit: int = 7) -> None:
-        self._index, self._trouble, self._limit = index, trouble, limit
-
-    def __call__(self) -> Told:
-        return Told(self._index, self._limit, self._trouble)
-
-
-def told(count: int, culprit: int | None = None, trouble: Trouble | None = None, limit: int = 7) -> list[Make]:
-    """Factories of ``count`` environments, of which one is in trouble."""
-    return [Make(index, trouble if index == culprit else None, limit) for index in range(count)]
-
-
-class Printing(Told):
-    """Prints 256 KiB to each stream in every step, the simulator's way, below Python's objects."""
-
-    BYTES = 256 * 1024
-
-    def step(self, action: Any) -> Any:
-        for stream in (1, 2):
-            line = memoryview(bytes([ord("a") + self._index]) * (self.BYTES - 1) + b"\n")
-            while line:
-                line = line[os.write(stream, line) :]
-        return super().step(action)
+    def _go_wrong(self) -> Any:
+        seen = self._seen()
+        match self.how:
+            case "hang":
+                _hang()
+            case "stubborn":
+                while True:
+                    try:
+                        _hang()
+                    except BaseException:  # noqa: S110 - that is the point
+                        pass
+            case "exit":
+                os._exit(7)
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "raise":
+                raise ValueError("burn map corrupt, tile 7")
+        return {
+            "nan": (np.full(3, np.nan, np.float32), 1.0, False, False, {}),
+            "inf_reward": (seen, float("inf"), False, False, {}),
+            "shape": (np.zeros(5, np.float32), 1.0, False, False, {}),
+            "short": (np.zeros(1, np.float32), 1.0, False, False, {}),
+            "kind": (seen.astype(str), 1.0, False, False, {}),
+            "flag": (seen, 1.0, "no", False, {}),
+            "none": (None, 1.0, False, False, {}),
+            "two": (seen, {}),
+        }.get(self.how)
 
 
-class WithHelper(Told):
-    """Starts a program of its own, which only ``close`` ends, as simulators do."""
+def _hang() -> None:
+    while True:
+        time.monotonic()
 
-    def __init__(self, pids: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        command = [sys.executable, "-c", "import select; select.select([], [], [], 600)"]
-        self._helper = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        handle = os.open(pids, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-        os.write(handle, f"{self._helper.pid}\n".encode())
-        os.close(handle)
 
-    def close(self) -> None:
-        super().close()
-        self._helper.kill()
-        self._helper.wait(10.0)
+class Failing:
+    """Picklable factory of a `Faulty`."""
+
+    def __init__(self, index: int = 0, **how: Any) -> None:
+        self.index, self.how = index, how
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        return Faulty(self.index, **self.how)
+
+
+def two_of(values: Any) -> Any:
+    """A batch without its first entry."""
+    return values[1:]

@@ -1,0 +1,1 @@
+"""Many environments behind Gymnasium's vector interface: in this process, or in workers that cannot hang it."""

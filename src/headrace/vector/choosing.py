@@ -1,0 +1,150 @@
+"""Where environments had best run: measurements go in, a plan comes out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+_LOOP_S = 0.4e-6
+"""What a step in this process costs beside the environment's own work."""
+_WORKER_LOOP_S = 0.9e-6
+"""The same in a worker."""
+_BATCH_S = 15e-6
+"""Per batch, wherever it runs."""
+_WAKE_S = 30e-6
+"""Per worker and batch: two processes wake each other."""
+_COPY_S_PER_BYTE = 0.5e-9
+_WORTH_IT = 1.15
+"""Workers have to be so much faster, or they are not worth their memory."""
+_BLOCKING = 0.5
+"""A step that waits for more than this part of its time blocks."""
+_SHORTEST_BLOCK_S = 100e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one environment was seen to do."""
+
+    step_s: float
+    """Wall time of a step, in the mean, with the resets between."""
+    busy_s: float
+    """CPU time of it, with the time it waited for a core."""
+    steps: int
+    """How many were measured; 0 if the first one did not return."""
+    observation_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What there is to run on."""
+
+    cores: int
+    """That this process may use."""
+    busy_cores: float = 0.0
+    """In use by others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where environments run."""
+
+    workers: int
+    """0: in this process."""
+    threads: int
+    """Per worker; 1: its environments are stepped in turn."""
+    reason: str
+
+    def __str__(self) -> str:
+        """In one line."""
+        where = "in this process"
+        if self.workers:
+            each = f", {self.threads} threads each" if self.threads > 1 else ""
+            where = f"{self.workers} worker{'s' if self.workers > 1 else ''}{each}"
+        return f"{where}: {self.reason}"
+
+    __repr__ = __str__
+
+
+def choose(
+    measured: Measured | None,
+    machine: Machine,
+    num_envs: int,
+    workers: int | None,
+    threads: int | None,
+    isolate: bool,
+) -> Plan:
+    """Where environments had best run.
+
+    Args:
+        measured: None if nothing was to be measured.
+        machine: See there.
+        num_envs: How many environments.
+        workers: As asked; None: to be chosen.
+        threads: As asked; None: to be chosen.
+        isolate: Whether somebody has to be able to end a call that does not return.
+    """
+    blocks = measured is not None and _blocks(measured)
+    if threads is None:
+        threads = 2 if blocks and num_envs > (workers or 1) else 1
+    if workers is None:
+        workers, reason = _workers(measured, machine, num_envs, threads, isolate)
+    else:
+        reason = "as asked"
+        if blocks:
+            reason = f"a step waits {1 - _share(measured):.0%} of its {_time(measured.step_s)}"  # type: ignore[union-attr]
+    workers = min(workers, num_envs)
+    if threads > 1 and workers:
+        threads = max(threads, math.ceil(num_envs / workers))
+    return Plan(workers, threads if workers else 1, reason)
+
+
+def _workers(
+    measured: Measured | None, machine: Machine, num_envs: int, threads: int, isolate: bool
+) -> tuple[int, str]:
+    free = max(1, round(machine.cores - machine.busy_cores))
+    if measured is None or measured.steps == 0:
+        return max(
+            1, min(free, num_envs)
+        ), "its first step did not return in time, so it is kept away from this process"
+    said = f"a step takes {_time(measured.step_s)}"
+    if threads > 1:
+        return min(machine.cores, num_envs), f"{said}, of which it waits {1 - _share(measured):.0%}"
+    alone_s = _here_s(measured, num_envs)
+    times = {count: _workers_s(measured, num_envs, count) for count in range(1, min(free, num_envs) + 1)}
+    best = min(times, key=lambda count: times[count])
+    ratio = alone_s / times[best]
+    cores = f"{free} of {machine.cores} cores free" if free < machine.cores else f"{machine.cores} cores"
+    if ratio >= _WORTH_IT and best > 1:
+        return best, f"{said}, {cores}; {best} workers are expected to be {ratio:.2g} times as fast as this process"
+    if isolate:
+        return max(1, best if ratio >= 1.0 else 1), f"{said}, {cores}; a worker, so that step_timeout_s can be enforced"
+    return 0, f"{said}, {cores}; workers would not be faster ({ratio:.2g} times)"
+
+
+def _here_s(measured: Measured, num_envs: int) -> float:
+    """One batch in this process."""
+    return num_envs * (measured.step_s + _LOOP_S) + _BATCH_S + _copying_s(measured, num_envs)
+
+
+def _workers_s(measured: Measured, num_envs: int, count: int) -> float:
+    """One batch in so many workers."""
+    longest = math.ceil(num_envs / count) * (measured.step_s + _WORKER_LOOP_S)
+    return longest + _BATCH_S + count * _WAKE_S + _copying_s(measured, num_envs)
+
+
+def _copying_s(measured: Measured, num_envs: int) -> float:
+    return num_envs * measured.observation_bytes * _COPY_S_PER_BYTE
+
+
+def _blocks(measured: Measured) -> bool:
+    return measured.steps > 0 and measured.step_s >= _SHORTEST_BLOCK_S and _share(measured) < 1 - _BLOCKING
+
+
+def _share(measured: Measured) -> float:
+    return min(1.0, measured.busy_s / max(measured.step_s, 1e-9))
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} us"
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1.0 else f"{seconds:.3g} s"

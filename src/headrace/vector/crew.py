@@ -1,0 +1,235 @@
+"""The worker processes of one vector environment: started, told, waited for, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.errors import HeadraceError
+from headrace.ipc.channel import Deadline, poll_fds
+from headrace.ipc.child import Failed
+from headrace.ipc.forkserver import ForkServer
+from headrace.ipc.shm import SharedBlock
+from headrace.vector import losses
+from headrace.vector.handle import Handle, Limits
+from headrace.vector.messages import Assignment, Attach, Built, Leave, NotBuilt
+from headrace.vector.output import Output
+from headrace.vector.signals import Signal, Waiter
+from headrace.vector.slab import Field, Mailbox, Slab
+
+TELL_S = 30.0
+"""How long a worker may take to make room for a message; it is watched meanwhile."""
+
+_TARGET = "headrace.vector.worker:serve"
+_CAPPED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_SLICE_S = 0.25
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrewOptions:
+    """What a crew is made of."""
+
+    groups: list[list[int]]
+    """Environments of each worker."""
+    template: Assignment
+    """What every worker is told; its factories are all environments'."""
+    limits: Limits
+    log_path: str | Path | None = None
+
+
+def start_server(preload: Sequence[str], start_s: float) -> ForkServer:
+    """The process that workers are forked from; it imports in the background. One thread per worker for BLAS."""
+    return ForkServer(preload, dict.fromkeys(_CAPPED, "1"), os.devnull, start_timeout_s=start_s)
+
+
+class Crew:
+    """See the module. Leaves nothing behind once it is closed.
+
+    Args:
+        server: Forks them; owned from now on.
+        options: See there.
+    """
+
+    def __init__(self, server: ForkServer, options: CrewOptions) -> None:
+        self.server = server
+        self.options = options
+        self.handles: dict[int, Handle] = {}
+        self.alarm = False
+        """Whether a worker may have ended since somebody looked."""
+        self._output = Output(options.log_path)
+        self._slab_block = SharedBlock.create(1)
+        self._attach: Attach | None = None
+        self._home: dict[int, Handle] = {}
+        self._next_index = 0
+        self._waiter = Waiter()
+        self._whole: list[tuple[Handle, Ids]] = []
+
+    @property
+    def stacks(self) -> Path:
+        """To which file workers append their stacks."""
+        return self._output.stacks
+
+    def start(self) -> list[Built]:
+        """Start every worker and wait until all environments are built.
+
+        Raises:
+            EnvironmentNotBuilt: One of them could not be built; the error names it.
+            ComponentStalled: They were not built in time.
+        """
+        limit_s = self.options.limits.construct_s
+        deadline = Deadline(limit_s)
+        left = {handle.index: handle for handle in (self.spawn(ids, build=True) for ids in self.options.groups)}
+        built: dict[int, Built] = {}
+        while left:
+            self.wait(min(deadline.left_s(), _SLICE_S))
+            ended = {child.id: child.exit_code for child in self.server.collect()}
+            for index, handle in list(left.items()):
+                message = self._first_reply(handle)
+                if isinstance(message, Built):
+                    built[index] = message
+                    del left[index]
+                elif isinstance(message, NotBuilt):
+                    raise losses.not_built(message.env, message.problem)
+                elif handle.name in ended:
+                    error = message.error if isinstance(message, Failed) else None
+                    raise losses.died_starting(handle.name, ended[handle.name] or 0, handle.ids, error)
+            if self.server.error is not None:
+                raise self.server.error
+            if left and deadline.passed:
+                late = next(iter(left.values()))
+                raise losses.not_built_in_time(late.mailbox.env_of(late.mailbox.marks[0]), late.name, limit_s)
+        return [message for _, message in sorted(built.items())]
+
+    def attach(self, observation: Any, action: Any, fields: list[Field], nbytes: int) -> Slab:
+        """Share memory with the workers, and with those that come later."""
+        os.ftruncate(self._slab_block.fd, nbytes)
+        block = SharedBlock.attach(os.dup(self._slab_block.fd), nbytes)
+        self._slab_block.close()
+        self._slab_block = block
+        self._attach = Attach(cloudpickle.dumps(observation), cloudpickle.dumps(action), fields, nbytes)
+        for handle in self.handles.values():
+            handle.tell(self._attach, TELL_S)
+        return Slab.over(block, fields)
+
+    def spawn(self, ids: Sequence[int], *, build: bool) -> Handle:
+        """Start a worker for these environments.
+
+        Args:
+            ids: Of whom; they move to it.
+            build: Whether it builds them at once, or each when it is first asked.
+
+        Raises:
+            HeadraceError: It could not be started.
+        """
+        template = self.options.template
+        index, self._next_index = self._next_index, self._next_index + 1
+        given = replace(template, factories={env: template.factories[env] for env in ids}, build=build)
+        block = SharedBlock.create(Mailbox.nbytes(template.num_envs))
+        mailbox = Mailbox(block, template.num_envs)
+        ordered, answered = Signal.create(), Signal.create()
+        fds = {"mailbox": block.fd, "slab": self._slab_block.fd, "output": self._output.fd}
+        fds |= ordered.fds("ordered", reader=True) | answered.fds("answered", reader=False)
+        try:
+            child = self.server.spawn(f"worker-{index}", _TARGET, given, fds, os.devnull, self._output.stacks)
+        except BaseException:
+            mailbox.close()
+            ordered.close()
+            answered.close()
+            raise
+        handle = Handle(index, ids, child, mailbox, (ordered, answered), threaded=template.threaded)
+        self.handles[index] = handle
+        self._home.update(dict.fromkeys(ids, handle))
+        self._whole = []
+        for fd in handle.fds():
+            self._waiter.add(fd)
+        if self._attach is not None:
+            handle.tell(self._attach, TELL_S)
+        return handle
+
+    def home(self, env: int) -> Handle:
+        """The worker of an environment; started now if it has none."""
+        if env not in self._home:
+            self.spawn([env], build=False)
+        return self._home[env]
+
+    def grouped(self, ids: Ids) -> list[tuple[Handle, Ids]]:
+        """These by worker."""
+        everybody = len(ids) == self.options.template.num_envs
+        if everybody and self._whole:
+            return self._whole
+        by_index: dict[int, list[int]] = {}
+        for env in ids.tolist():
+            by_index.setdefault(self.home(env).index, []).append(env)
+        groups = [(self.handles[index], np.array(part, np.int64)) for index, part in by_index.items()]
+        if everybody:
+            self._whole = groups
+        return groups
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a worker has something to say; what it says is taken in."""
+        ready = {fd for fd, _ in self._waiter.wait(timeout_s)}
+        if not ready:
+            return
+        for handle in self.handles.values():
+            if handle.answered.reader_fd in ready:
+                handle.answered.clear()
+            if handle.child.control.fileno() in ready:
+                handle.read()
+                if handle.child.control.closed_by_peer:
+                    self._waiter.remove(handle.child.control.fileno())
+                    self.alarm = True
+            if handle.child.pidfd in ready:
+                self._waiter.remove(handle.child.pidfd)
+                self.alarm = True
+
+    def bury(self, handle: Handle) -> None:
+        """A worker has ended: forget it. Its environments have no worker until `spawn` or `home` gives them one."""
+        for fd in handle.fds():
+            self._waiter.remove(fd)
+        del self.handles[handle.index]
+        for env in handle.ids:
+            if self._home.get(env) is handle:
+                del self._home[env]
+        self._whole = []
+        handle.close()
+
+    def close(self, timeout_s: float) -> None:
+        """Ask every worker to close its environments and leave; end those that do not. Takes bounded time."""
+        deadline = Deadline(timeout_s)
+        for handle in self.handles.values():
+            with contextlib.suppress(HeadraceError):  # it is stuck or gone; then it is ended below
+                handle.tell(Leave(), min(0.2, deadline.left_s()))
+        left = list(self.handles.values())
+        while left and not deadline.passed and self.server.error is None:
+            _poll(left, min(0.05, deadline.left_s()))
+            left = [handle for handle in left if not handle.child.ended()]
+        self.server.close()
+        for handle in self.handles.values():
+            handle.close()
+        self.handles.clear()
+        self._output.close()
+        self._slab_block.close()
+
+    def _first_reply(self, handle: Handle) -> object:
+        handle.read()
+        return handle.replies.pop(0) if handle.replies else None
+
+
+def _poll(handles: Iterable[Handle], timeout_s: float) -> None:
+    """Wait for one of them to end; read meanwhile, for it may be waiting for us to."""
+    fds = {}
+    for handle in handles:
+        handle.read()
+        if handle.child.pidfd >= 0:
+            fds[handle.child.pidfd] = select.POLLIN
+    poll_fds(fds, timeout_s)

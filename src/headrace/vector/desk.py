@@ -1,0 +1,248 @@
+"""A worker's place of work: its environments, what it shares with the parent, and how answers leave it."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from headrace.core.errors import ChannelClosed, ComponentError
+from headrace.ipc.channel import poll_fds
+from headrace.ipc.child import ChildContext
+from headrace.ipc.shm import SharedBlock
+from headrace.vector.faults import Problem, broken_contract
+from headrace.vector.messages import Assignment, Attach, Details, Extras, pack
+from headrace.vector.rows import Returned, Rows, Settled
+from headrace.vector.signals import Signal
+from headrace.vector.slab import Kind, Mailbox, Note, Slab
+from headrace.vector.spaces import ActionCodec, Layout
+from headrace.vector.stepping import Body, Phase
+
+_LOOK_S = 5.0
+
+Work = Callable[[Any], "Returned | Problem"]
+
+
+@dataclass(slots=True)
+class Batch:
+    """Questions that were put together."""
+
+    ids: NDArray[np.int64]
+    seqs: NDArray[np.int64]
+    work: list[Work]
+    arguments: Sequence[Any]
+    where: Sequence[int]
+    """The row of each; a range if they are neighbours."""
+    resets: frozenset[int]
+    """Places of those that are reset and not stepped."""
+
+
+class Desk:
+    """See the module.
+
+    Args:
+        context: Of the child.
+    """
+
+    def __init__(self, context: ChildContext) -> None:
+        given: Assignment = context.payload
+        self.given = given
+        self._context = context
+        self.control = context.control
+        block = SharedBlock.attach(context.fds["mailbox"], Mailbox.nbytes(given.num_envs))
+        self.mailbox = Mailbox(block, given.num_envs)
+        self.ordered = Signal.attach(context.fds, "ordered")
+        self._answered = Signal.attach(context.fds, "answered")
+        seats = {env: place if given.threaded else 0 for place, env in enumerate(sorted(given.factories))}
+        self.seats = seats
+        """Which seat each environment sits in."""
+        self.bodies = {env: self._body(env, seat) for env, seat in seats.items()}
+        self._details = Details()
+        self._slab: Slab | None = None
+        self._rows: Rows | None = None
+        self._codec: ActionCodec | None = None
+
+    def attach(self, message: Attach) -> None:
+        """Share memory with the parent from now on."""
+        block = SharedBlock.attach(self._context.fds["slab"], message.nbytes)
+        observation = cloudpickle.loads(message.observation_space)
+        action = cloudpickle.loads(message.action_space)
+        layout, size = Layout(observation, "obs"), self.given.num_envs
+        self._slab = Slab.over(block, message.fields)
+        finite = self.given.check_finite
+        if self.given.shared:
+            self._rows = Rows(layout, self._slab.rows, check_finite=finite)
+        else:
+            self._rows = Rows.private(layout, size, check_finite=finite)
+        self._rows.finals = self.given.mode is AutoresetMode.SAME_STEP
+        self._codec = ActionCodec(action, batch_space(action, 1))
+
+    def note(self, details: Details) -> None:
+        """Remember what belongs to questions that follow."""
+        self._details.resets.update(details.resets)
+        self._details.actions.update(details.actions)
+
+    @property
+    def rows(self) -> Rows:
+        """Where observations are laid down."""
+        assert self._rows is not None
+        return self._rows
+
+    def batch(self, ids: NDArray[np.int64]) -> Batch:
+        """Look up what is asked of these."""
+        slab = self._slab
+        assert slab is not None
+        listed: list[int] = ids.tolist()
+        seqs = slab.seq[ids]
+        rows = self.row_of(ids, seqs)
+        first, count = int(rows[0]), len(rows)
+        neighbours = int(rows[-1]) - first == count - 1 and (count < 3 or bool((np.diff(rows) == 1).all()))
+        where: Sequence[int] = range(first, first + count) if neighbours else rows.tolist()
+        kinds: list[int] = slab.kind[ids].tolist()
+        bodies = self.bodies
+        if not any(kinds):
+            return Batch(ids, seqs, [bodies[env].step for env in listed], self._arguments(listed), where, frozenset())
+        work = [self._work(env, kind) for env, kind in zip(listed, kinds, strict=True)]
+        resets = frozenset(place for place, kind in enumerate(kinds) if kind)
+        return Batch(ids, seqs, work, self._arguments(listed), where, resets)
+
+    def row_of(self, ids: NDArray[np.int64], seqs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where the observations of these answers go."""
+        return ids + (seqs & 1) * self.given.num_envs
+
+    def publish(self, ids: NDArray[np.int64], seqs: NDArray[np.int64], where: Sequence[int], settled: Settled) -> None:
+        """Give answers.
+
+        Raises:
+            ChannelClosed: The parent is gone.
+        """
+        slab = self._slab
+        assert slab is not None
+        count = len(ids)
+        first = int(ids[0])
+        place: Any = slice(first, first + count) if int(ids[-1]) - first == count - 1 else ids
+        slab.reward[place] = settled.rewards
+        slab.terminated[place] = settled.terminated
+        slab.truncated[place] = settled.truncated
+        slab.note[place] = Note.NOTHING
+        if settled.infos or settled.problems or settled.objects or not self.given.shared:
+            slab.note[self._tell(ids, seqs, where, settled)] = Note.MESSAGE
+        slab.answered[place] = seqs
+        if self.mailbox.answer(ids):
+            self._answered.set()
+
+    def send(self, message: object) -> None:
+        """Say something to the parent, and wait until it has room; it may be busy with something else for long.
+
+        Raises:
+            ChannelClosed: The parent is gone.
+        """
+        try:
+            accepted = self.control.try_send(message)
+        except ComponentError as error:
+            if type(error) is not ComponentError:
+                raise
+            message = pack(message)
+            accepted = self.control.try_send(message)
+        while not (accepted and self.control.flush()):
+            poll_fds({self.control.fileno(): select.POLLOUT}, _LOOK_S)
+            if not self._context.parent_alive():
+                raise ChannelClosed("the parent of a worker is gone", fix="see how it ended")
+            accepted = accepted or self.control.try_send(message)
+
+    def renew(self, env: int) -> None:
+        """Forget an environment in which a thread is stuck."""
+        self.bodies[env].abandon()
+        self.bodies[env] = self._body(env, self.seats[env])
+
+    def _tell(
+        self, ids: NDArray[np.int64], seqs: NDArray[np.int64], where: Sequence[int], settled: Settled
+    ) -> list[int]:
+        """Send what does not lie in the slab; whose that is."""
+        listed, numbers = ids.tolist(), seqs.tolist()
+        rows = self.rows
+        everybody = bool(settled.objects) or not self.given.shared
+        places = range(len(listed)) if everybody else sorted({*settled.infos, *settled.problems})
+        extras = Extras([listed[place] for place in places], [numbers[place] for place in places])
+        for place in places:
+            env = listed[place]
+            if place in settled.problems:
+                extras.problems[env] = settled.problems[place]
+                continue
+            if place in settled.infos:
+                extras.infos[env] = settled.infos[place]
+            if settled.objects:
+                extras.objects[env] = [column[place] for column in settled.objects]
+            if not self.given.shared:
+                extras.rows[env] = [array[where[place]].copy() for array in rows.arrays]
+        try:
+            self.send(extras)
+        except Exception as error:
+            if isinstance(error, ComponentError):
+                raise
+            self.send(_unsendable(extras, error))
+        return extras.ids
+
+    def _body(self, env: int, seat: int) -> Body:
+        phases, data = self.mailbox.phases, self.given.factories[env]
+
+        def on_phase(phase: Phase) -> None:
+            phases[seat] = phase
+
+        def factory() -> Any:
+            return cloudpickle.loads(data)()
+
+        phases[seat] = Phase.STEP
+        return Body(env, factory, self.given.mode, on_phase)
+
+    def _arguments(self, ids: list[int]) -> Sequence[Any]:
+        slab, codec = self._slab, self._codec
+        assert slab is not None
+        assert codec is not None
+        if codec.as_objects:
+            return [self._details.actions.pop(env, None) for env in ids]
+        return codec.decode([column[ids] for column in slab.actions])
+
+    def _work(self, env: int, kind: int) -> Work:
+        body = self.bodies[env]
+        if kind == Kind.STEP:
+            return body.step
+        if kind == Kind.AUTORESET:
+            return body.autoreset
+        seed, options = self._details.resets.pop(env, (None, None))
+
+        def reset(_action: Any) -> Returned | Problem:
+            if kind == Kind.RENEW:
+                body.drop(close=True)
+            return body.reset(seed, options)
+
+        return reset
+
+
+def _unsendable(extras: Extras, error: Exception) -> Extras:
+    """Instead of infos or observations that cannot leave this process: problems that say so."""
+    found = f"{type(error).__name__}: {error}"
+    problem = broken_contract("step", "info", "values that can be pickled", found)
+    sent = Extras(extras.ids, extras.seqs, problems=dict(extras.problems))
+    for env in {*extras.infos, *extras.objects}:
+        sent.problems.setdefault(env, problem)
+    return sent
+
+
+def copy_facts(source: Mapping[str, Any]) -> dict[str, Any]:
+    """Those entries that can be pickled."""
+    kept = {}
+    for name, value in source.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception:  # noqa: BLE001, S112 - pickling runs code of others; what cannot travel is left out
+            continue
+        kept[name] = value
+    return kept

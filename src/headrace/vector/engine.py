@@ -1,0 +1,308 @@
+"""Between the caller's questions and where environments run: nothing is waited for that can be answered already."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from headrace.core import seeding
+from headrace.core.clock import Clock, MonotonicClock
+from headrace.core.errors import HeadraceError, RestartBudgetSpent, VectorMisused
+from headrace.vector.events import Answers, Backend
+from headrace.vector.faults import Fault, Problem
+from headrace.vector.rows import Rows
+from headrace.vector.slab import Kind, Slab
+from headrace.vector.slots import AskAgain, Cut, GiveUp, Raise, Slots, SlotState
+
+Ids = NDArray[np.int64]
+_KEPT_FAULTS = 1000
+_LONG_S = 3600.0
+
+
+class Engine:
+    """Asks, waits, and makes of every fault what the policy says.
+
+    Args:
+        backend: Where environments run.
+        rows: Their newest observations.
+        slots: Their requests.
+        mode: The autoreset mode.
+        clock: For pauses and time-outs.
+    """
+
+    def __init__(
+        self, backend: Backend, rows: Rows, slots: Slots, mode: AutoresetMode, clock: Clock | None = None
+    ) -> None:
+        size = slots.num_envs
+        self.slots = slots
+        self.rows = rows
+        self.faults: deque[Fault] = deque(maxlen=_KEPT_FAULTS)
+        """The last ones."""
+        self.row = np.full(size, -1, np.int64)
+        """Where the last valid observation of each environment is; -1: it has none."""
+        self.objects: list[list[Any]] = [[None] * size for _ in rows.layout.objects]
+        """Per part that is no array, its last valid value of each environment."""
+        self.ended = np.zeros(size, np.bool_)
+        """Whose episode is over."""
+        self.infos: dict[int, dict[str, Any]] = {}
+        """Of answers that were not taken, by environment."""
+        self.told: dict[int, Fault] = {}
+        """Faults that the answer not taken yet tells of, by environment."""
+        self.cut: set[int] = set()
+        """Whose answer not taken yet is a cut."""
+        self._backend = backend
+        self._mode = mode
+        self._clock = clock or MonotonicClock()
+        self._steps = np.zeros(size, np.int64)
+        """Calls of step() of each environment object."""
+        self._seeds: list[int | None] = [None] * size
+        self._incarnations = [0] * size
+        self._options: dict[int, Any] = {}
+        """Of resets that are open."""
+        self._broken: dict[int, Problem] = {}
+        """Environments that are gone, and not renewed yet."""
+        self._errors: deque[Fault] = deque()
+        self._spent: HeadraceError | None = None
+        self._size = size
+        self._passing_over = False
+
+    def reset(self, ids: Ids, seeds: Sequence[int | None], options: Any) -> None:
+        """Ask for a reset.
+
+        Args:
+            ids: Whom.
+            seeds: One each.
+            options: For all of them.
+        """
+        self._raise_if_spent()
+        now = self.slots.send(ids, np.zeros(len(ids), np.bool_), self._clock.now())
+        for env, seed in zip(ids.tolist(), seeds, strict=True):
+            if seed is not None:
+                self._seeds[env] = seed
+            self._options[env] = options
+        given = dict(zip(ids.tolist(), seeds, strict=True))
+        self._ask_resets(now, given)
+
+    def step(self, ids: Ids, columns: Sequence[NDArray[Any]], actions: Sequence[Any]) -> None:
+        """Ask for a step; those whose episode is over are reset instead, as Gymnasium's next-step mode has it.
+
+        Args:
+            ids: Whom.
+            columns: Their actions, per leaf.
+            actions: Their actions, if they are objects.
+        """
+        self._raise_if_spent()
+        slab = self._backend.slab
+        self.check_observed()
+        if self._mode is AutoresetMode.DISABLED and self.ended[ids].any():
+            raise VectorMisused(
+                f"the episode of environment {ids[self.ended[ids]][0]} is over and it was not reset; nothing was sent",
+                fix='reset it with reset(options={"reset_mask": terminations | truncations})',
+            )
+        resets = self.ended[ids] if self._mode is AutoresetMode.NEXT_STEP else np.zeros(len(ids), np.bool_)
+        now = self.slots.send(ids, ~resets, self._clock.now())
+        for own, column in zip(slab.actions, columns, strict=True):
+            own[ids] = column
+        slab.seq[ids] = self.slots.seq[ids]
+        slab.kind[ids] = np.where(resets, np.uint8(Kind.AUTORESET), np.uint8(Kind.STEP))
+        self._steps[ids] += ~resets
+        by_env = dict(zip(ids.tolist(), actions, strict=True)) if actions else {}
+        if not self._broken:
+            self._backend.submit(now, slab.seq[now], {}, by_env)
+            return
+        stepped = self.slots.is_step[now]
+        gone = np.array([env in self._broken for env in now.tolist()], np.bool_)
+        fine = now[~gone]
+        if len(fine):
+            self._backend.submit(fine, slab.seq[fine], {}, by_env)
+        renewed = now[gone & ~stepped]
+        if len(renewed):
+            self._ask_resets(renewed, {})
+        for env in now[gone & stepped].tolist():
+            self._fail(env, int(self.slots.seq[env]), self._broken[env])
+
+    def wait(self, ids: Ids | None, enough: int, timeout_s: float | None = None) -> None:
+        """Wait until enough environments are ready, or failed.
+
+        Args:
+            ids: Of these; None: of all.
+            enough: How many.
+            timeout_s: At most so long; None: as long as it takes, which the limits of each call bound.
+
+        Raises:
+            RestartBudgetSpent: One of them failed once too often.
+        """
+        state = self.slots.state
+        until_s = self._clock.now() + (_LONG_S * 24 if timeout_s is None else timeout_s)
+        while True:
+            now_s = self._clock.now()
+            due = self.slots.due(now_s)
+            if len(due):
+                self._ask_resets(due, {})
+            done = state if ids is None else state[ids]
+            missing = enough - int(np.count_nonzero(done >= SlotState.READY))
+            self._raise_if_spent()
+            if missing <= 0 or now_s > until_s or (self._errors and ids is None and enough < self._size):
+                return
+            wait_s = until_s - now_s
+            due_s = self.slots.next_due_s()
+            if due_s is not None:
+                wait_s = min(wait_s, max(0.0, due_s - now_s))
+            for event in self._backend.poll(missing, wait_s):
+                if isinstance(event, Answers):
+                    self._take_in(event)
+                else:
+                    self._fail(event.env, event.seq, event.problem)
+
+    @property
+    def slab(self) -> Slab:
+        """Questions and answers."""
+        return self._backend.slab
+
+    def raise_fault(self) -> None:
+        """Raise the oldest fault that the caller is to be told by an exception, once; the others are kept."""
+        if self._errors:
+            self._passing_over = True
+            raise self._errors.popleft().error
+
+    def pass_over(self) -> None:
+        """After an exception: forget answers that were ready beside the fault, and that nobody received."""
+        if self._passing_over:
+            self._passing_over = False
+            ready = self.slots.where(SlotState.READY)
+            self.slots.take(ready)
+            for env in ready.tolist():
+                self.infos.pop(env, None)
+            self._errors.clear()
+
+    def check_idle(self, what: str) -> None:
+        """Whether nothing is asked.
+
+        Raises:
+            VectorMisused: Something is.
+        """
+        self.pass_over()
+        self._raise_if_spent()
+        open_ids = self.slots.where(SlotState.BUSY, SlotState.HELD, SlotState.READY)
+        if len(open_ids):
+            raise VectorMisused(
+                f"{what} cannot be asked of environments that were sent actions",
+                open=f"{len(open_ids)} environments, the first is {open_ids[0]}",
+                fix="receive() their answers first",
+            )
+
+    def check_observed(self) -> None:
+        """Whether every environment has an observation.
+
+        Raises:
+            VectorMisused: One has none.
+        """
+        missing = np.flatnonzero(self.row < 0)
+        if len(missing):
+            raise VectorMisused(
+                f"environment {missing[0]} was never reset, so it has no observation",
+                fix="reset all environments first",
+            )
+
+    def last_valid(self, env: int) -> Any:
+        """A copy of the last valid observation of one environment."""
+        arrays = [array[self.row[env]].copy() for array in self.rows.arrays]
+        return self.rows.layout.one(arrays, [column[env] for column in self.objects])
+
+    def _ask_resets(self, ids: Ids, seeds: Mapping[int, int | None]) -> None:
+        """Ask for resets that are open; broken ones are renewed, with a seed derived from their last one."""
+        slab = self._backend.slab
+        slab.seq[ids] = self.slots.seq[ids]
+        resets: dict[int, tuple[int | None, Any]] = {}
+        for env in ids.tolist():
+            seed = seeds.get(env)
+            slab.kind[env] = Kind.RESET
+            if env in self._broken:
+                del self._broken[env]
+                slab.kind[env] = Kind.RENEW
+                self._incarnations[env] += 1
+                self._steps[env] = 0
+                if seed is None:
+                    seed = self._replacement_seed(env)
+            resets[env] = (seed, self._options.get(env))
+        self._backend.submit(ids, slab.seq[ids], resets, {})
+
+    def _replacement_seed(self, env: int) -> int | None:
+        seed = self._seeds[env]
+        return None if seed is None else seeding.integer(seed, "replacement", env, self._incarnations[env])
+
+    def _take_in(self, answers: Answers) -> None:
+        ids = self.slots.answered(answers.ids, answers.seqs)
+        if not len(ids):
+            return
+        slab = self._backend.slab
+        self.row[ids] = ids + (self.slots.seq[ids] & 1) * self._size
+        self.ended[ids] = slab.terminated[ids] | slab.truncated[ids]
+        if self._mode is AutoresetMode.SAME_STEP:
+            self.ended[ids] = False
+        listed = ids.tolist() if answers.infos or answers.objects or answers.rows or self.cut or self._options else []
+        for env in listed:
+            self._take_in_rest(env, answers)
+
+    def _take_in_rest(self, env: int, answers: Answers) -> None:
+        """What of an answer does not lie in the slab, and what of it is not as the environment said."""
+        if env in answers.infos:
+            info = answers.infos[env]
+            self.infos[env] = {**self.infos[env], **info} if env in self.infos else info
+        if env in answers.objects:
+            for column, value in zip(self.objects, answers.objects[env], strict=True):
+                column[env] = value
+        if env in answers.rows:
+            for own, array in zip(self.rows.arrays, answers.rows[env], strict=True):
+                own[self.row[env]] = array
+        if env in self.cut:
+            self.slab.reward[env], self.slab.terminated[env], self.slab.truncated[env] = 0.0, False, True
+        self._options.pop(env, None)
+
+    def _fail(self, env: int, seq: int, problem: Problem) -> None:
+        """An environment is gone."""
+        self._broken[env] = problem
+        stepped = bool(self.slots.is_step[env])
+        instruction = self.slots.failed(env, seq, self._clock.now())
+        if instruction is None:
+            return  # it was asked nothing; whoever steps it next is told
+        fault = problem.of(env, int(self._steps[env]))
+        self.faults.append(fault)
+        slab = self._backend.slab
+        match instruction:
+            case Cut():
+                slab.reward[env], slab.terminated[env], slab.truncated[env] = 0.0, False, True
+                self.ended[env] = True
+                self.cut.add(env)
+                self.told[env] = fault
+            case AskAgain():
+                if stepped:
+                    self.infos[env] = {"final_obs": self.last_valid(env), "final_info": {}}
+                    self.cut.add(env)
+                self.told[env] = fault
+            case Raise():
+                self.ended[env] = False
+                self._errors.append(fault)
+            case GiveUp(faults=faults, of_all=of_all):
+                self._spent = _spent(fault, faults, of_all)
+
+    def _raise_if_spent(self) -> None:
+        if self._spent is not None:
+            raise self._spent
+
+
+def _spent(fault: Fault, faults: int, of_all: bool) -> RestartBudgetSpent:
+    whose = "environments failed" if of_all else f"environment {fault.env} failed"
+    return RestartBudgetSpent(
+        f"{whose} {faults} times, which is more than its budget allows",
+        env=fault.env,
+        kind=fault.kind.value,
+        step=fault.step,
+        last_cause=f"\n{fault.message}",
+        fix="repair what the last cause names, or allow more faults with budget=FaultBudget(per_env=..., total=...)",
+    )

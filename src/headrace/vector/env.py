@@ -1,0 +1,292 @@
+"""`VectorEnv`: a Gymnasium vector environment that does not hang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from types import TracebackType
+from typing import Any, Self
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.config import nearest
+from headrace.core.errors import ConfigError, VectorMisused
+from headrace.vector.engine import Engine, Ids
+from headrace.vector.faults import Fault
+from headrace.vector.opening import Opened, open_environments
+from headrace.vector.options import Options
+from headrace.vector.slots import SlotState
+from headrace.vector.taking import Received, take
+
+__all__ = ["Received", "VectorEnv"]
+
+
+class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """Many environments behind Gymnasium's vector interface, in this process or in workers.
+
+    What `SyncVectorEnv` returns, this returns, for every space, seed, option and autoreset mode. It differs where an
+    environment fails: one that hangs, dies, raises, or returns something that is not what it declared is replaced by
+    itself, the others go on, and ``infos["headrace"]`` and `valid` say which. `send` and `receive` work on whichever
+    environments are ready, without waiting for the others.
+
+    Args:
+        env_fns: One callable per environment; lambdas and local functions work.
+        **options: See `headrace.vector.options.Options`, where each is explained.
+
+    Raises:
+        ConfigError: An option cannot be.
+        EnvironmentNotBuilt: One of them could not be built; nothing is left behind.
+        ComponentStalled: They were not built within ``start_timeout_s``; nothing is left behind.
+    """
+
+    def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env[Any, Any]]], **options: Any) -> None:
+        _check_names(options)
+        self._options = Options(**options)
+        self._opened: Opened = open_environments(list(env_fns), self._options)
+        self._engine: Engine = self._opened.engine
+        described = self._opened.description
+        self.num_envs = len(self._engine.row)
+        self.metadata = {**described.metadata, "autoreset_mode": self._options.mode}
+        self.render_mode = described.render_mode
+        self.single_observation_space = described.single_observation_space
+        self.observation_space = described.observation_space
+        self.single_action_space = described.single_action_space
+        self.action_space = described.action_space
+        self.autoreset_mode = self._options.mode
+        self.copy = self._options.copy
+        self.valid = np.ones(self.num_envs, np.bool_)
+        """[N]; mask of the last batch: whose reward and observation are real."""
+        self.plan = self._opened.plan
+        """Where the environments run, and why."""
+        self._all = np.arange(self.num_envs)
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset all environments, or those in ``options["reset_mask"]``.
+
+        Args:
+            seed: None; an int, from which they get seed, seed + 1, and so on; or one each.
+            options: Handed on to every environment, without ``reset_mask``, a bool array [N].
+
+        Returns:
+            Observations of all, [N, ...], and infos of those that were reset.
+
+        Raises:
+            VectorMisused: An argument does not fit, one of them is busy, or some were never reset.
+            RestartBudgetSpent: One of them failed more often than the budget allows.
+        """
+        self._check_open()
+        seeds = _seeds(seed, self.num_envs)
+        ids = self._all
+        if options is not None and "reset_mask" in options:
+            ids = np.flatnonzero(_mask(options.pop("reset_mask"), self.num_envs))
+        engine = self._engine
+        engine.pass_over()
+        engine.reset(ids, [seeds[env] for env in ids.tolist()], options)
+        engine.wait(ids, len(ids))
+        engine.raise_fault()
+        engine.check_observed()
+        batch = self._taken(ids, self._all)
+        return batch.observations, batch.infos
+
+    def step(
+        self, actions: Any
+    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """Step all environments.
+
+        Args:
+            actions: A batch of the action space.
+
+        Returns:
+            Observations, rewards [N], terminations [N], truncations [N], infos. See `valid`.
+
+        Raises:
+            VectorMisused: The actions do not fit, or environments are busy; nothing was sent.
+            RestartBudgetSpent: One of them failed more often than the budget allows.
+            HeadraceError: With ``on_fault="raise"``, the fault of one of them.
+        """
+        self._check_open()
+        columns, objects = self._opened.codec.encode(actions, self.num_envs)
+        engine = self._engine
+        engine.pass_over()
+        engine.step(self._all, columns, objects)
+        engine.wait(None, self.num_envs)
+        engine.raise_fault()
+        batch = self._taken(self._all, self._all)
+        return batch.observations, batch.rewards, batch.terminations, batch.truncations, batch.infos
+
+    def send(self, actions: Any, env_ids: Sequence[int] | NDArray[Any] | None = None) -> None:
+        """Hand out actions, and do not wait.
+
+        Args:
+            actions: A batch of actions, one per environment that is named.
+            env_ids: Whom, each once; None: all.
+
+        Raises:
+            VectorMisused: The actions do not fit, or one of the environments is busy; nothing was sent.
+        """
+        self._check_open()
+        ids = self._all if env_ids is None else _ids(env_ids, self.num_envs)
+        columns, objects = self._opened.codec.encode(actions, len(ids))
+        if env_ids is not None and len(ids) > 1 and (np.diff(ids) < 0).any():
+            order = np.argsort(ids)
+            ids, columns = ids[order], [column[order] for column in columns]
+            objects = [objects[place] for place in order.tolist()] if objects else objects
+        self._engine.step(ids, columns, objects)
+
+    def receive(self, min_envs: int = 1, timeout_s: float | None = None) -> Received:
+        """Answers of environments that are ready.
+
+        Args:
+            min_envs: Wait for so many, or for all that are busy if they are fewer.
+            timeout_s: Come back after so many seconds with what there is, maybe nothing; nothing is lost. None: as
+                long as it takes, which the time-outs of the environments bound.
+
+        Raises:
+            VectorMisused: Nothing was sent.
+            RestartBudgetSpent: One of them failed more often than the budget allows.
+            HeadraceError: With ``on_fault="raise"``, the fault of one of them.
+        """
+        self._check_open()
+        engine = self._engine
+        engine.raise_fault()
+        waiting = engine.slots.where(SlotState.BUSY, SlotState.HELD, SlotState.READY)
+        if not len(waiting):
+            raise VectorMisused("there is nothing to receive: no environment was sent an action", fix="send() first")
+        engine.wait(waiting, min(max(1, min_envs), len(waiting)), timeout_s)
+        engine.raise_fault()
+        ready = engine.slots.where(SlotState.READY)
+        return self._taken(ready, ready)
+
+    def render(self) -> tuple[Any, ...]:
+        """What every environment renders."""
+        return self.call("render")
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a method of every environment, or read an attribute.
+
+        Raises:
+            UnknownAttribute: One of them has none of this name.
+            VectorMisused: Environments are busy.
+            HeadraceError: It raised in one of them, or did not return within ``reset_timeout_s``.
+        """
+        self._check_open()
+        self._engine.check_idle(name)
+        values = self._opened.backend.call(name, (args, kwargs), self._all.tolist(), sets=False)
+        return tuple(values[env] for env in range(self.num_envs))
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """An attribute of every environment; see `call`."""
+        return self.call(name)
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set an attribute of every environment, on whichever of its layers has it.
+
+        Args:
+            name: Of the attribute.
+            values: A list or tuple with one value each, or one value for all.
+
+        Raises:
+            UnknownAttribute: One of them has none of this name.
+            VectorMisused: The number of values does not fit, or environments are busy.
+        """
+        self._check_open()
+        self._engine.check_idle(name)
+        listed = list(values) if isinstance(values, list | tuple) else [values] * self.num_envs
+        if len(listed) != self.num_envs:
+            raise VectorMisused(
+                f"{len(listed)} values of {name} for {self.num_envs} environments",
+                fix="give a list with one value each, or one value for all",
+            )
+        self._opened.backend.call(name, dict(enumerate(listed)), self._all.tolist(), sets=True)
+
+    @property
+    def np_random_seed(self) -> Any:
+        """The seed of every environment's generator."""
+        return self.get_attr("np_random_seed")
+
+    @property
+    def np_random(self) -> Any:
+        """Every environment's generator; copies, if they are in workers."""
+        return self.get_attr("np_random")
+
+    @property
+    def faults(self) -> Sequence[Fault]:
+        """The last thousand faults, oldest first."""
+        return tuple(self._engine.faults)
+
+    def worker_pids(self) -> dict[int, int]:
+        """Process ids by worker; empty if there are none."""
+        return self._opened.backend.pids()
+
+    def close_extras(self, timeout_s: float | None = None, **_ignored: Any) -> None:
+        """Close all environments and end all workers; takes at most about ``close_timeout_s``."""
+        self._opened.close(self._options.close_timeout_s if timeout_s is None else timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _taken(self, ids: Ids, shown: Ids) -> Received:
+        return take(self._engine, ids, shown, self.valid, copy_observations=self.copy)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise VectorMisused("this vector environment is closed", fix="make a new one")
+
+
+def _check_names(options: dict[str, Any]) -> None:
+    known = [field.name for field in fields(Options)]
+    for name in options:
+        if name not in known:
+            meant = nearest(name, known)
+            raise ConfigError(
+                f"VectorEnv has no option {name}",
+                **({"nearest": meant} if meant else {"known": ", ".join(known)}),
+                fix="correct its name, or leave it out",
+            )
+
+
+def _seeds(seed: int | Sequence[int | None] | None, count: int) -> list[int | None]:
+    if seed is None:
+        return [None] * count
+    if isinstance(seed, int | np.integer):
+        return [int(seed) + env for env in range(count)]
+    seeds = list(seed)
+    if len(seeds) != count:
+        raise VectorMisused(
+            f"{len(seeds)} seeds for {count} environments", fix="give one seed each, or one from which they are counted"
+        )
+    return seeds
+
+
+def _mask(mask: Any, count: int) -> NDArray[np.bool_]:
+    if not (isinstance(mask, np.ndarray) and mask.shape == (count,) and mask.dtype == np.bool_ and mask.any()):
+        found = f"{mask.dtype} of shape {mask.shape}" if isinstance(mask, np.ndarray) else type(mask).__name__
+        raise VectorMisused(
+            "reset_mask does not say which environments to reset",
+            expected=f"a bool array of shape ({count},), at least one of them True",
+            found=found,
+            fix="make it with numpy, e.g. terminations | truncations",
+        )
+    return mask
+
+
+def _ids(env_ids: Sequence[int] | NDArray[Any], count: int) -> Ids:
+    given = np.asarray(env_ids)
+    ids = given.astype(np.int64) if given.dtype.kind in "iu" else np.full(1, -1)
+    if ids.ndim != 1 or not len(ids) or ids.min() < 0 or ids.max() >= count or len(np.unique(ids)) != len(ids):
+        raise VectorMisused(
+            "env_ids does not name environments",
+            expected=f"numbers from 0 to {count - 1}, each once",
+            found=f"{given!r}"[:200],
+            fix="give a list of their numbers",
+        )
+    return ids

@@ -1,0 +1,100 @@
+"""What comes back from where environments run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.vector.faults import Problem
+from headrace.vector.slab import Slab
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Answers:
+    """Event: these have answered; what they said lies in the slab, and here what is not the same size every time."""
+
+    ids: Ids
+    seqs: Ids
+    infos: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """By environment; only those that are not empty."""
+    objects: dict[int, list[Any]] = field(default_factory=dict)
+    """By environment: parts of the observation that are no arrays."""
+    rows: dict[int, list[Any]] = field(default_factory=dict)
+    """By environment: its observation's arrays, where they do not lie in the slab."""
+
+    def note(
+        self, env: int, infos: Mapping[int, Any], objects: Mapping[int, list[Any]], rows: Mapping[int, list[Any]]
+    ) -> None:
+        """Add what was sent along with the answer of one environment."""
+        for own, sent in ((self.infos, infos), (self.objects, objects), (self.rows, rows)):
+            if env in sent:
+                own[env] = sent[env]  # type: ignore[index]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Event: an environment is gone, whether it was asked something or not."""
+
+    env: int
+    seq: int
+    """Of the question it did not answer; -1 if it was asked nothing."""
+    problem: Problem
+
+
+Event = Answers | Failure
+
+
+class Backend(Protocol):
+    """Where environments run."""
+
+    slab: Slab
+
+    def submit(
+        self, ids: Ids, seqs: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]
+    ) -> None:
+        """Hand questions out that are in the slab.
+
+        Args:
+            ids: To whom, ascending.
+            seqs: Their numbers.
+            resets: Seed and options of those of kind RESET and RENEW.
+            actions: Where they are objects.
+        """
+        ...
+
+    def poll(self, missing: int, timeout_s: float) -> list[Event]:
+        """What has come in; waits for something if nothing has, at most ``timeout_s``.
+
+        Args:
+            missing: How many answers are enough to come back with.
+            timeout_s: At most so long.
+        """
+        ...
+
+    def call(self, name: str, data: Any, ids: list[int], *, sets: bool) -> dict[int, Any]:
+        """Call a method, or read or set an attribute, of environments that are asked nothing else.
+
+        Args:
+            name: Of it.
+            data: Arguments and keyword arguments, or the values to set by environment.
+            ids: Of whom.
+            sets: Whether it is to be set.
+
+        Raises:
+            HeadraceError: It did not work for one of them.
+        """
+        ...
+
+    def close(self, timeout_s: float) -> None:
+        """Be done with all environments; takes at most about ``timeout_s``."""
+        ...
+
+    def pids(self) -> dict[int, int]:
+        """Process ids by worker; empty in this process."""
+        ...

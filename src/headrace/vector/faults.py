@@ -1,0 +1,135 @@
+"""What can go wrong with one environment of many, in the words its owner reads."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from enum import StrEnum
+
+from headrace.core.errors import (
+    ComponentStalled,
+    EnvironmentNotBuilt,
+    EnvironmentRaised,
+    HeadraceError,
+    NonFiniteValue,
+    ObservationMismatch,
+)
+
+_TAIL_FRAMES = 8
+_TAIL_CHARACTERS = 4000
+
+
+class FaultKind(StrEnum):
+    """Why an environment was replaced."""
+
+    HUNG = "hung"
+    """It was inside one call for longer than the limit."""
+    DIED = "died"
+    """Its process ended while it was in it."""
+    RAISED = "raised"
+    """Its factory, ``reset()`` or ``step()`` raised."""
+    CONTRACT = "contract"
+    """It returned something that is not what it declared, or not what Gymnasium asks for."""
+    NOT_FINITE = "not-finite"
+    """It returned NaN or infinity as an observation or a reward."""
+    LOST_WITH_WORKER = "lost-with-worker"
+    """Its process had to be ended because of another environment, which the message names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault of one environment."""
+
+    env: int
+    kind: FaultKind
+    phase: str
+    """``construct``, ``reset``, ``step`` or ``call``."""
+    step: int
+    """Calls of ``step()`` of that environment object, the failing one included."""
+    error: HeadraceError
+    """The same as an exception; ``on_fault="raise"`` raises it."""
+
+    @property
+    def message(self) -> str:
+        """All there is to say, with the environment's own text and the end of its traceback."""
+        return str(self.error)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A fault as it is found where the environment runs: without number and step, which others know."""
+
+    kind: FaultKind
+    phase: str
+    error: HeadraceError
+
+    def of(self, env: int, step: int, **facts: object) -> Fault:
+        """The fault of environment ``env`` at its step ``step``."""
+        self.error.place(env=env, step=step, **facts)
+        return Fault(env, self.kind, self.phase, step, self.error)
+
+
+class Interrupted(BaseException):
+    """Raised inside an environment that missed its deadline; no ``except Exception`` of its own stops it."""
+
+
+def from_exception(error: BaseException, phase: str) -> Problem:
+    """The problem that an exception out of an environment's code is."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    facts = {"phase": phase, "traceback": tail(error)}
+    if isinstance(error, Interrupted):
+        stalled = ComponentStalled(
+            f"the environment did not come back from {phase}()",
+            **facts,
+            fix="raise the time-out if it is only slow, or repair the call that the traceback ends in",
+        )
+        return Problem(FaultKind.HUNG, phase, stalled)
+    if phase == "construct":
+        found: HeadraceError = (
+            error
+            if isinstance(error, HeadraceError)
+            else EnvironmentNotBuilt(
+                f"the environment's factory raised {text}",
+                **facts,
+                fix="correct what the message names; the factory can be tried alone by calling it",
+            )
+        )
+        return Problem(FaultKind.RAISED, phase, found)
+    raised = EnvironmentRaised(
+        f"the environment raised {text}", **facts, fix="correct what the traceback ends in, in the environment"
+    )
+    return Problem(FaultKind.RAISED, phase, raised)
+
+
+def broken_contract(phase: str, field: str, expected: str, found: str) -> Problem:
+    """The problem that a value which does not fit is."""
+    error = ObservationMismatch(
+        f"{field} is not what the environment declared",
+        phase=phase,
+        field=field,
+        expected=expected,
+        found=found,
+        fix="correct the environment's space or what it returns",
+    )
+    return Problem(FaultKind.CONTRACT, phase, error)
+
+
+def not_finite(phase: str, field: str, found: str) -> Problem:
+    """The problem that NaN or infinity is."""
+    error = NonFiniteValue(
+        f"{field} is not finite",
+        phase=phase,
+        field=field,
+        found=found,
+        fix="find where the environment makes it; check_finite=False lets such values pass",
+    )
+    return Problem(FaultKind.NOT_FINITE, phase, error)
+
+
+def tail(error: BaseException) -> str:
+    """The end of a traceback, from the first frame outside of this package on."""
+    frames = traceback.extract_tb(error.__traceback__)
+    while frames and "headrace/vector/" in frames[0].filename.replace("\\", "/"):
+        del frames[0]
+    lines = traceback.format_list(frames[-_TAIL_FRAMES:]) + traceback.format_exception_only(error)
+    return "".join(["\n", *lines]).rstrip()[-_TAIL_CHARACTERS:]

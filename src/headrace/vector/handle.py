@@ -1,0 +1,253 @@
+"""One worker as its parent sees it."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.errors import ChannelClosed, ComponentStalled
+from headrace.ipc.channel import Deadline, poll_fds
+from headrace.ipc.forkserver import Child
+from headrace.ipc.stacks import StackDump
+from headrace.vector.messages import Abandon, Extras, unpack
+from headrace.vector.signals import Signal
+from headrace.vector.slab import Mailbox
+from headrace.vector.stepping import Phase
+from headrace.vector.watch import Seat, Verdict
+
+_NEVER = 1 << 62
+_GRACE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Seconds each phase of an environment may last."""
+
+    step_s: float
+    reset_s: float
+    construct_s: float
+    close_s: float
+    grace_s: float = _GRACE_S
+    """How long an environment may take to stop once it is interrupted."""
+    dump_s: float = 0.5
+    """How long its process may take to write down where it is."""
+
+    def of(self, phase: int) -> float:
+        """The limit of a `Phase`."""
+        return {Phase.RESET: self.reset_s, Phase.CALL: self.reset_s, Phase.CONSTRUCT: self.construct_s}.get(
+            Phase(phase), self.close_s if phase == Phase.CLOSE else self.step_s
+        )
+
+    @property
+    def look_s(self) -> float:
+        """How often to look."""
+        return min(0.25, max(0.01, min(self.step_s, self.reset_s, self.construct_s, self.grace_s) / 8))
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A call that has lasted too long."""
+
+    env: int | None
+    """None: the worker is in none."""
+    phase: Phase
+    for_s: float
+    limit_s: float
+    number: int
+
+
+class Handle:
+    """One worker process.
+
+    Args:
+        index: Its number; ``worker-3`` in messages.
+        ids: Environments it steps, ascending.
+        child: Its process.
+        mailbox: Shared with it.
+        signals: That wakes it, and that it wakes us with.
+        threaded: Whether each environment has a thread there.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        ids: Sequence[int],
+        child: Child,
+        mailbox: Mailbox,
+        signals: tuple[Signal, Signal],
+        *,
+        threaded: bool,
+    ) -> None:
+        self.index = index
+        self.name = f"worker-{index}"
+        self.ids = sorted(ids)
+        self.child = child
+        self.mailbox = mailbox
+        self.ordered, self.answered = signals
+        self.threaded = threaded
+        self.taken = 0
+        """Answers that were taken in."""
+        self.written_off: set[tuple[int, int]] = set()
+        """Environment and number of questions that nobody will answer: their threads were given up."""
+        self.extras: dict[int, Extras] = {}
+        self.replies: list[Any] = []
+        """Other messages, in order."""
+        self.culprit: Late | None = None
+        """Why it is being ended."""
+        self.dump: StackDump | None = None
+        self.abandoned_wanted = 0
+        """Threads it was told to leave alone."""
+        self.giving_up: dict[int, Late] = {}
+        """Environments whose threads it was told to leave alone, and has not said that it did."""
+        self._wake_at = -1
+        self._seats = [Seat() for _ in (self.ids if threaded else [0])]
+
+    @property
+    def open(self) -> int:
+        """Questions without an answer, as far as taken in."""
+        return self.mailbox.ordered - self.taken - len(self.written_off)
+
+    def fds(self) -> list[int]:
+        """Descriptors to wait on for what it has to say, or its end."""
+        fds = (self.answered.reader_fd, self.child.control.fileno(), self.child.pidfd)
+        return [fd for fd in fds if fd >= 0]
+
+    def begin(self, now_s: float) -> None:
+        """It is given something to do while it has nothing."""
+        for seat in self._seats:
+            seat.begin(now_s)
+
+    def inside(self, busy: Container[int]) -> list[tuple[int, int]]:
+        """Environments it is in a call of, with the phase; of those in ``busy`` only."""
+        if not self.threaded:
+            env = self.mailbox.env_of(self.mailbox.marks[0])
+            return [] if env is None else [(env, self.mailbox.phases[0])]
+        marks, phases = self.mailbox.marks, self.mailbox.phases
+        return [(env, phases[place]) for place, env in enumerate(self.ids) if env in busy and marks[place] > 0]
+
+    def order(self, ids: NDArray[np.int64], now_s: float) -> None:
+        """Ask these; it wakes us when all are answered, unless `wake_after` says otherwise."""
+        if self.threaded:
+            for env in ids.tolist():
+                self._seats[self.ids.index(env)].begin(now_s)
+        elif not self.open:
+            self._seats[0].begin(now_s)
+        self._set_wake(self.mailbox.ordered + len(ids))
+        self.mailbox.order(ids)
+        self.ordered.set()
+
+    def wake_after(self, more: int) -> bool:
+        """Be woken when there are so many more answers than were taken in; False if there are already."""
+        return self._set_wake(self.taken + min(more, self.open))
+
+    def take(self) -> NDArray[np.int64]:
+        """Who has answered since the last call."""
+        completed = self.mailbox.completed
+        ids = self.mailbox.answers(self.taken, completed)
+        self.taken = completed
+        return ids
+
+    def extras_of(self, env: int, seq: int) -> Extras | None:
+        """What was sent along with an answer; None if nothing was."""
+        if env not in self.extras or self.extras[env].seqs[self.extras[env].ids.index(env)] != seq:
+            self.read()
+        found = self.extras.get(env)
+        return found if found is not None and found.seqs[found.ids.index(env)] == seq else None
+
+    def read(self) -> None:
+        """Take in what it has said; never waits."""
+        try:
+            messages = self.child.control.receive_all()
+        except ChannelClosed:
+            return
+        for packed in messages:
+            message = unpack(packed)
+            if isinstance(message, Extras):
+                self.extras.update(dict.fromkeys(message.ids, message))
+            else:
+                self.replies.append(message)
+
+    def tell(self, message: object, timeout_s: float) -> None:
+        """Say something to it; reads meanwhile, for it may be waiting for us to.
+
+        Raises:
+            ComponentStalled: It made no room in time.
+            ChannelClosed: It is gone.
+            ComponentError: The message cannot be pickled.
+        """
+        control, deadline = self.child.control, Deadline(timeout_s)
+        accepted = control.try_send(message)
+        while not (accepted and control.flush()):
+            poll_fds({control.fileno(): select.POLLIN | select.POLLOUT}, min(0.1, deadline.left_s()))
+            self.read()
+            if deadline.passed:
+                raise ComponentStalled(
+                    f"{self.name} did not take a message within {timeout_s:g} s",
+                    pid=self.child.pid,
+                    fix="see what its environments are doing; send smaller actions and options",
+                )
+            accepted = accepted or control.try_send(message)
+        self.ordered.set()
+
+    def look(self, busy: Iterable[int], limits: Limits, now_s: float) -> list[tuple[Verdict, Late]]:
+        """Whose call has lasted too long; only what leads to something.
+
+        Args:
+            busy: Environments that were asked and have not answered.
+            limits: See there.
+            now_s: The time.
+        """
+        if self.threaded:
+            return self._look_at_threads(busy, limits, now_s)
+        number = self.mailbox.marks[0]
+        env = self.mailbox.env_of(number)
+        return self._verdict(self._seats[0], 0, env, limits, now_s)
+
+    def _look_at_threads(self, busy: Iterable[int], limits: Limits, now_s: float) -> list[tuple[Verdict, Late]]:
+        found = []
+        for env in busy:
+            place = self.ids.index(env)
+            found += self._verdict(self._seats[place], place, env, limits, now_s)
+        return found
+
+    def _verdict(
+        self, seat: Seat, place: int, env: int | None, limits: Limits, now_s: float
+    ) -> list[tuple[Verdict, Late]]:
+        number, phase = self.mailbox.marks[place], Phase(self.mailbox.phases[place])
+        limit_s = limits.of(phase)
+        verdict = seat.look(number, limit_s, limits.grace_s, now_s)
+        if verdict is Verdict.FINE:
+            return []
+        return [(verdict, Late(env, phase, seat.age_s(now_s), limit_s, number))]
+
+    def give_up(self, late: Late, timeout_s: float) -> None:
+        """Tell a worker with threads to leave one of them alone."""
+        assert late.env is not None
+        self.giving_up[late.env] = late
+        self.abandoned_wanted += 1
+        self.tell(Abandon(late.env), timeout_s)
+
+    def given_up(self) -> dict[int, Late]:
+        """Environments whose threads it now leaves alone, each once."""
+        if not self.giving_up or self.mailbox.abandoned < self.abandoned_wanted:
+            return {}
+        given_up, self.giving_up = self.giving_up, {}
+        return given_up
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.child.close()
+        self.ordered.close()
+        self.answered.close()
+        self.mailbox.close()
+
+    def _set_wake(self, at: int) -> bool:
+        if at == self._wake_at:
+            return self.mailbox.completed < at
+        self._wake_at = at
+        return self.mailbox.wake_after(at)

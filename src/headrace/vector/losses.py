@@ -1,0 +1,124 @@
+"""What is said about environments that were late, or went down with their worker."""
+
+from __future__ import annotations
+
+from headrace.core.errors import (
+    ComponentDied,
+    ComponentStalled,
+    EnvironmentNotBuilt,
+    EnvironmentRaised,
+    HeadraceError,
+)
+from headrace.supervision.spec import describe_exit
+from headrace.vector.faults import FaultKind, Problem
+from headrace.vector.handle import Late
+
+_FIX = "raise the time-out if it is only slow, or repair the call that is named above"
+
+
+def late_error(env: int, worker: str, pid: int, late: Late, **facts: object) -> ComponentStalled:
+    """A call that lasted too long."""
+    return ComponentStalled(
+        f"environment {env} has been inside {late.phase.label}() for {late.for_s:.3g} s (limit {late.limit_s:g} s)",
+        worker=worker,
+        pid=pid,
+        **facts,
+        fix=_FIX,
+    )
+
+
+def interrupted(problem: Problem, env: int, worker: str, pid: int, late: Late) -> Problem:
+    """The problem of a call that was interrupted, with what its worker cannot know: for how long it lasted."""
+    facts = {key: value for key, value in problem.error.facts.items() if key != "phase"}
+    error = late_error(env, worker, pid, late, **facts, done="it was interrupted and dropped; nobody else was touched")
+    return Problem(FaultKind.HUNG, problem.phase, error)
+
+
+def abandoned(env: int, worker: str, pid: int, late: Late) -> Problem:
+    """The problem of a call whose thread was left alone."""
+    done = "its thread was left alone and its answer will not be taken; nobody else was touched"
+    return Problem(FaultKind.HUNG, late.phase.label, late_error(env, worker, pid, late, done=done))
+
+
+def culprit_ended(env: int, worker: str, pid: int, late: Late, stuck_in: str | None, stopped: bool) -> Problem:
+    """The problem of the call that its process had to be ended for."""
+    facts: dict[str, object] = {"stuck_in": stuck_in} if stuck_in else {}
+    if stopped:
+        facts["stopped"] = "its process had been stopped by a signal"
+    done = "it did not stop when it was interrupted, so its process was ended; it gets one of its own"
+    return Problem(FaultKind.HUNG, late.phase.label, late_error(env, worker, pid, late, **facts, done=done))
+
+
+def died(env: int, worker: str, pid: int, exit_code: int, phase: str, error: HeadraceError | None) -> Problem:
+    """The problem of the environment that its process was in when it ended."""
+    facts: dict[str, object] = {"said": str(error)} if error is not None else {}
+    found = ComponentDied(
+        f"the process of environment {env} ended while it was inside {phase}(): {describe_exit(exit_code)}",
+        worker=worker,
+        pid=pid,
+        **facts,
+        fix="see what the environment printed last; a crash in native code leaves its stack there",
+    )
+    return Problem(FaultKind.DIED, phase, found)
+
+
+def lost_with(worker: str, pid: int, why: str) -> Problem:
+    """The problem of an environment whose process ended because of another one."""
+    error = ComponentDied(
+        f"lost with {worker}, {why}",
+        pid=pid,
+        fix="see the environment that is named; it has a process of its own from now on",
+    )
+    return Problem(FaultKind.LOST_WITH_WORKER, "step", error)
+
+
+def not_built(env: int, problem: Problem) -> HeadraceError:
+    """Why an environment could not be built, with its number."""
+    found = problem.error
+    text = found.what.removeprefix("the environment's factory raised ")
+    if found.what == text:
+        found.place(env=env)
+        return found
+    return EnvironmentNotBuilt(f"the factory of environment {env} raised {text}", **found.facts, fix=found.fix)
+
+
+def died_starting(worker: str, exit_code: int, ids: list[int], error: HeadraceError | None) -> HeadraceError:
+    """A worker that ended before its environments were built."""
+    facts: dict[str, object] = {"said": str(error)} if error is not None else {}
+    listed = f"{ids[0]} to {ids[-1]}" if len(ids) > 1 else str(ids[0])
+    return EnvironmentNotBuilt(
+        f"{worker} ended while it built environments {listed}: {describe_exit(exit_code)}",
+        **facts,
+        fix="try their factories alone; see what they printed last",
+    )
+
+
+def not_built_in_time(env: int | None, worker: str, limit_s: float) -> ComponentStalled:
+    """An environment whose constructor does not return."""
+    what = f"environment {env} is" if env is not None else f"environments of {worker} are"
+    return ComponentStalled(
+        f"{what} not built within {limit_s:g} s", worker=worker, fix="raise start_timeout_s, or repair its constructor"
+    )
+
+
+def call_failed(name: str, env: int, problem: Problem | HeadraceError) -> HeadraceError:
+    """A method or attribute that did not work in one environment."""
+    if isinstance(problem, HeadraceError):
+        return problem
+    return EnvironmentRaised(
+        f"{name} of environment {env}: {problem.error.what}",
+        **{key: value for key, value in problem.error.facts.items() if key != "phase"},
+        fix=problem.error.fix,
+    )
+
+
+def call_lost() -> HeadraceError:
+    """A method that took its worker down, or whose worker was ended meanwhile."""
+    return ComponentDied(
+        "its worker ended before it returned", fix="see the fault of the environment that held it up; reset it"
+    )
+
+
+def how_ended(exit_code: int) -> str:
+    """For a sentence about a worker whose end no environment is known to have caused."""
+    return f"which ended ({describe_exit(exit_code)}), and no environment is known to have caused that"

@@ -1,0 +1,116 @@
+"""Measures what `headrace.vector.choosing` decides on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from pathlib import Path
+
+from headrace.core.errors import ChannelClosed, HeadraceError
+from headrace.ipc.channel import Deadline, poll_fds
+from headrace.ipc.child import Failed
+from headrace.ipc.forkserver import Child, ForkServer
+from headrace.vector import losses
+from headrace.vector.choosing import Machine, Measured, Plan, choose
+from headrace.vector.options import Options
+from headrace.vector.output import Output
+from headrace.vector.trial import NotTried, Trial, Tried
+
+_BUDGET_S = 0.04
+_FIRST_STEP_S = 2.0
+"""Until the first steps are done, once the environment is built; what takes longer is not measured."""
+_SAMPLE_S = 0.005
+_LOAD = Path("/proc/loadavg")
+
+
+def make_plan(server: ForkServer, factories: dict[int, bytes], options: Options) -> Plan:
+    """Where the environments run: as asked, or as measured.
+
+    Args:
+        server: Forks the child that tries the first environment out.
+        factories: Pickled.
+        options: What was asked.
+
+    Raises:
+        EnvironmentNotBuilt: The first environment could not be built.
+        ComponentStalled: It was not built in time.
+    """
+    workers = None if options.workers == "auto" else options.workers
+    threads = None if options.threads_per_worker == "auto" else options.threads_per_worker
+    isolate = options.step_timeout_s is not None
+    cores = usable_cores()
+    if workers is not None and threads is not None:
+        return choose(None, Machine(cores=cores), len(factories), workers, threads, isolate)
+    measured, busy = _measure(server, factories[0], options)
+    return choose(measured, Machine(cores=cores, busy_cores=busy), len(factories), workers, threads, isolate)
+
+
+def usable_cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _measure(server: ForkServer, factory: bytes, options: Options) -> tuple[Measured, float]:
+    output = Output(options.log_path)
+    try:
+        given = Trial(factory, _BUDGET_S)
+        fds = {"output": output.fd}
+        child = server.spawn("trial", "headrace.vector.trial:measure", given, fds, os.devnull, output.stacks)
+        try:
+            return _await(server, child, options.start_timeout_s)
+        finally:
+            child.kill()
+            _until_ended(server, child)
+            child.close()
+    finally:
+        output.close()
+
+
+def _await(server: ForkServer, child: Child, start_s: float) -> tuple[Measured, float]:
+    """What the child says, and how many cores others use meanwhile."""
+    deadline = Deadline(start_s)
+    samples: list[float] = []
+    while True:
+        message = _said(child)
+        if isinstance(message, Tried):
+            busy = max(0.0, sum(samples) / len(samples) - 1.0) if samples else 0.0  # the child itself is one
+            return Measured(
+                step_s=message.step_s,
+                busy_s=message.busy_s,
+                steps=message.steps,
+                observation_bytes=message.observation_bytes,
+            ), busy
+        if isinstance(message, NotTried):
+            raise losses.not_built(0, message.problem)
+        if isinstance(message, Failed) or child.ended():
+            return Measured(step_s=0.0, busy_s=0.0, steps=0), 0.0
+        if deadline.passed:
+            raise losses.not_built_in_time(0, "trial", start_s)
+        samples += _running()
+        poll_fds({child.control.fileno(): select.POLLIN}, min(_SAMPLE_S, deadline.left_s()))
+
+
+def _said(child: Child) -> object:
+    try:
+        messages = child.control.receive_all()
+    except (ChannelClosed, HeadraceError):
+        return None
+    return messages[-1] if messages else None
+
+
+def _until_ended(server: ForkServer, child: Child) -> None:
+    deadline = Deadline(_FIRST_STEP_S)
+    while not deadline.passed and child not in server.collect():
+        with contextlib.suppress(ChannelClosed):
+            poll_fds(dict.fromkeys(server.fds(), select.POLLIN), min(0.1, deadline.left_s()))
+
+
+def _running() -> list[float]:
+    """How many threads of the machine run at this moment, beside this one; nothing where that is not told."""
+    try:
+        return [int(_LOAD.read_text().split()[3].partition("/")[0]) - 1.0]
+    except (OSError, ValueError, IndexError):
+        return []

@@ -1,0 +1,154 @@
+"""What the parent and its workers tell each other beside the slab: everything that is not the same size every time."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+from gymnasium.vector import AutoresetMode
+
+from headrace.vector.faults import Problem
+from headrace.vector.probes import Probe
+from headrace.vector.slab import Field
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a worker is started with."""
+
+    num_envs: int
+    """Of the whole vector environment."""
+    factories: dict[int, bytes]
+    """By environment, pickled one by one, so that one that cannot be read is named."""
+    mode: AutoresetMode
+    check_finite: bool
+    shared: bool
+    """Whether observations lie in the slab."""
+    threaded: bool
+    """Whether every environment has a thread of its own."""
+    probes: dict[str, Probe]
+    build: bool
+    """Whether it builds its environments at once, or each when it is first asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spaces:
+    """Environments with the same spaces."""
+
+    ids: tuple[int, ...]
+    observation: Any
+    action: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """From a worker: its environments are there. Pickled by `pack`, for they may hold anything."""
+
+    spaces: list[Spaces]
+    metadata: dict[str, Any]
+    render_mode: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NotBuilt:
+    """From a worker: one of its environments could not be built."""
+
+    env: int
+    problem: Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """To a worker: what it shares, and how it is laid out."""
+
+    observation_space: bytes
+    action_space: bytes
+    fields: list[Field]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """To a worker: what belongs to questions that follow."""
+
+    resets: dict[int, tuple[int | None, Any]] = field(default_factory=dict)
+    """Seed and options by environment."""
+    actions: dict[int, Any] = field(default_factory=dict)
+    """Where actions are objects."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """From a worker: what belongs to answers that follow."""
+
+    ids: list[int]
+    seqs: list[int]
+    infos: dict[int, Any] = field(default_factory=dict)
+    objects: dict[int, list[Any]] = field(default_factory=dict)
+    problems: dict[int, Problem] = field(default_factory=dict)
+    rows: dict[int, list[Any]] = field(default_factory=dict)
+    """Where observations do not lie in the slab: per environment one array per leaf."""
+    probes: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """To a worker: do something with each of these environments."""
+
+    number: int
+    ids: list[int]
+    name: str
+    """Of a method or an attribute."""
+    data: bytes
+    """By cloudpickle: arguments and keyword arguments; to set it, the values by environment."""
+    sets: bool
+    """Whether the attribute is to be set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """From a worker: the outcome of a `Call`."""
+
+    number: int
+    values: dict[int, Any]
+    problem: tuple[int, Any] | None = None
+    """Environment and what is wrong, of the first for which it did not work; a `Problem` or an error of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """To a worker with threads: leave the one that is stuck in this environment alone, and do not take its answer."""
+
+    env: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """To a worker: close the environments and end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A message whose parts only cloudpickle can pickle."""
+
+    data: bytes
+
+
+def pack(message: object) -> object:
+    """The message, or what carries it if it cannot be pickled as it is.
+
+    Raises:
+        Exception: Whatever pickling raises; it cannot be sent at all.
+    """
+    try:
+        pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception:  # noqa: BLE001 - pickling runs code of others, which may raise anything; cloudpickle can do more
+        return Packed(cloudpickle.dumps(message))
+    return message
+
+
+def unpack(message: object) -> object:
+    """The message that `pack` was given."""
+    return cloudpickle.loads(message.data) if isinstance(message, Packed) else message

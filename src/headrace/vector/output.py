@@ -1,0 +1,41 @@
+"""Where workers print to, and where they write down where they are stuck."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+class Output:
+    """Descriptors that all workers of one vector environment are given.
+
+    Args:
+        log_path: A file; None is this process's standard error. What workers print arrives as it is.
+    """
+
+    def __init__(self, log_path: str | Path | None) -> None:
+        if log_path is not None:
+            self.fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        else:
+            try:
+                self.fd = os.dup(2)
+            except OSError:  # a program without standard error
+                self.fd = os.open(os.devnull, os.O_WRONLY)
+        self._stacks_fd = -1
+        if hasattr(os, "memfd_create"):
+            self._stacks_fd = os.memfd_create("headrace-stacks", os.MFD_CLOEXEC)
+            self.stacks = Path(f"/proc/{os.getpid()}/fd/{self._stacks_fd}")
+        else:
+            fd, path = tempfile.mkstemp(prefix="headrace-stacks-")
+            os.close(fd)
+            self.stacks = Path(path)
+        """To which file their stacks are appended."""
+
+    def close(self) -> None:
+        """Give it all back."""
+        os.close(self.fd)
+        if self._stacks_fd >= 0:
+            os.close(self._stacks_fd)
+        else:
+            self.stacks.unlink(missing_ok=True)

@@ -1,0 +1,263 @@
+"""Environments in worker processes: asked through shared memory, watched, and their workers replaced."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.clock import MonotonicClock
+from headrace.core.errors import HeadraceError
+from headrace.ipc.child import Failed
+from headrace.ipc.stacks import StackDump
+from headrace.vector import losses
+from headrace.vector.crew import TELL_S, Crew
+from headrace.vector.events import Answers, Event, Failure
+from headrace.vector.faults import FaultKind, Problem
+from headrace.vector.handle import Handle, Late
+from headrace.vector.messages import Call, Details, Returned, pack
+from headrace.vector.slab import Slab
+from headrace.vector.stepping import Phase
+from headrace.vector.watch import Verdict
+
+INTERRUPT_SIGNAL = signal.SIGUSR1
+Ids = NDArray[np.int64]
+
+
+class Pool:
+    """A `headrace.vector.events.Backend` over a crew whose environments are built.
+
+    Args:
+        crew: Owned from now on.
+        slab: Shared with it.
+    """
+
+    def __init__(self, crew: Crew, slab: Slab) -> None:
+        self.slab = slab
+        self._crew = crew
+        self._limits = crew.options.limits
+        self._clock = MonotonicClock()
+        self._busy: dict[int, int] = {}
+        """Number of the question of each environment that was asked and has not answered."""
+        self._interrupted: dict[int, Late] = {}
+        self._calls = 0
+        self._look_at_s = 0.0
+
+    def submit(
+        self, ids: Ids, seqs: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]
+    ) -> None:
+        """See `Backend.submit`."""
+        now_s = self._clock.now()
+        self._busy.update(zip(ids.tolist(), seqs.tolist(), strict=True))
+        for handle, part in self._crew.grouped(ids):
+            if resets or actions:
+                own = part.tolist()
+                own_resets = {env: resets[env] for env in own if env in resets}
+                own_actions = {env: actions[env] for env in own if env in actions}
+                if own_resets or own_actions:
+                    handle.tell(pack(Details(own_resets, own_actions)), TELL_S)
+            handle.order(part, now_s)
+
+    def poll(self, missing: int, timeout_s: float) -> list[Event]:
+        """See `Backend.poll`."""
+        events = self._collect()
+        if events:
+            return events
+        now_s = self._clock.now()
+        if self._arm(missing):
+            self._crew.wait(max(0.0, min(timeout_s, self._look_at_s - now_s)))
+        events = self._collect()
+        if self._crew.alarm or self._clock.now() >= self._look_at_s:
+            events += self._look()
+        return events
+
+    def call(self, name: str, data: Any, ids: list[int], *, sets: bool) -> dict[int, Any]:
+        """See `Backend.call`.
+
+        One that does not return in time is interrupted, or its worker is ended; `poll` tells of the latter.
+        """
+        self._calls += 1
+        packed = cloudpickle.dumps(data)
+        wanted: dict[int, list[int]] = {}
+        now_s = self._clock.now()
+        for handle, part in self._crew.grouped(np.array(sorted(ids), np.int64)):
+            handle.begin(now_s)
+            handle.tell(Call(self._calls, part.tolist(), name, packed, sets), TELL_S)
+            wanted[handle.index] = part.tolist()
+        values: dict[int, Any] = {}
+        problems: list[tuple[int, Any]] = []
+        while wanted:
+            self._crew.wait(self._limits.look_s)
+            for index, own in list(wanted.items()):
+                reply = self._reply(index, own)
+                if reply is not None:
+                    values.update(reply.values)
+                    problems += [reply.problem] if reply.problem else []
+                    del wanted[index]
+        if problems:
+            env, problem = min(problems, key=lambda found: found[0])
+            raise losses.call_failed(name, env, problem)
+        return {env: values.get(env) for env in ids}
+
+    def close(self, timeout_s: float) -> None:
+        """See `Backend.close`."""
+        del self.slab
+        self._crew.close(timeout_s)
+
+    def pids(self) -> dict[int, int]:
+        """See `Backend.pids`."""
+        return {index: handle.child.pid for index, handle in sorted(self._crew.handles.items())}
+
+    def _arm(self, missing: int) -> bool:
+        """Say when to be woken; False if that has happened already."""
+        asked = [handle for handle in self._crew.handles.values() if handle.open > 0]
+        total = sum(handle.open for handle in asked)
+        share = math.ceil(missing / max(1, len(asked)))
+        enough = [handle.wake_after(handle.open if missing >= total else share) for handle in asked]
+        return all(enough)
+
+    def _collect(self) -> list[Event]:
+        """Answers that are there."""
+        events: list[Event] = []
+        for handle in self._crew.handles.values():
+            ids = handle.take()
+            if len(ids):
+                events += self._answers(handle, ids)
+        return events
+
+    def _answers(self, handle: Handle, ids: Ids) -> list[Event]:
+        seqs, notes = self.slab.answered[ids], self.slab.note[ids]
+        listed, numbers = ids.tolist(), seqs.tolist()
+        busy = self._busy
+        for env, seq in zip(listed, numbers, strict=True):
+            if busy.get(env) == seq:
+                del busy[env]
+        if handle.written_off:
+            handle.written_off -= set(zip(listed, numbers, strict=True))
+        answers = Answers(ids, seqs)
+        if not notes.any():
+            return [answers]
+        good = np.ones(len(ids), np.bool_)
+        failures: list[Event] = []
+        for place in np.flatnonzero(notes).tolist():
+            env, seq = listed[place], numbers[place]
+            extras = handle.extras_of(env, seq)
+            if extras is None:
+                good[place] = False  # of a question that was given up; there is a newer one
+            elif env in extras.problems:
+                good[place] = False
+                failures.append(Failure(env, seq, self._problem(handle, env, extras.problems[env])))
+            else:
+                answers.note(env, extras.infos, extras.objects, extras.rows)
+        answers.ids, answers.seqs = ids[good], seqs[good]
+        return [answers, *failures]
+
+    def _problem(self, handle: Handle, env: int, problem: Problem) -> Problem:
+        late = self._interrupted.pop(env, None)
+        if problem.kind is FaultKind.HUNG and late is not None:
+            return losses.interrupted(problem, env, handle.name, handle.child.pid, late)
+        problem.error.place(worker=handle.name, pid=handle.child.pid)
+        return problem
+
+    def _look(self) -> list[Event]:
+        """Who has ended, and who is late."""
+        now_s = self._clock.now()
+        self._look_at_s = now_s + self._limits.look_s
+        self._crew.alarm = False
+        events: list[Event] = []
+        for handle in list(self._crew.handles.values()):
+            for env, late in handle.given_up().items():
+                events += self._abandoned(handle, env, late)
+            busy = [env for env in handle.ids if env in self._busy and env not in handle.giving_up]
+            self._watch(handle, busy if handle.open > 0 else [], now_s)
+        ended = {child.id: child.exit_code for child in self._crew.server.collect()}
+        for handle in list(self._crew.handles.values()):
+            if handle.name in ended:
+                events += self._ended(handle, ended[handle.name] or 0)
+        if self._crew.server.error is not None:
+            raise self._crew.server.error
+        return events
+
+    def _watch(self, handle: Handle, busy: list[int], now_s: float) -> None:
+        if handle.dump is not None:
+            if handle.dump.finished():
+                handle.child.kill()
+            return
+        if not busy and not handle.giving_up:
+            return
+        for verdict, late in handle.look([*busy, *handle.giving_up], self._limits, now_s):
+            if verdict is Verdict.INTERRUPT:
+                self._interrupt(handle, late)
+            elif handle.dump is None:
+                self._condemn(handle, late)
+
+    def _interrupt(self, handle: Handle, late: Late) -> None:
+        if handle.threaded:
+            handle.give_up(late, TELL_S)
+        elif late.env is not None:
+            self._interrupted[late.env] = late
+            handle.mailbox.interrupt(late.number)
+            handle.child.send_signal(INTERRUPT_SIGNAL)
+
+    def _condemn(self, handle: Handle, late: Late) -> None:
+        handle.culprit = late
+        handle.dump = StackDump(handle.child.send_signal, handle.child.pid, self._crew.stacks, self._limits.dump_s)
+
+    def _abandoned(self, handle: Handle, env: int, late: Late) -> list[Event]:
+        """A thread was left alone: its question is answered by that."""
+        seq = self._busy.pop(env, None)
+        if seq is None:
+            return []
+        handle.written_off.add((env, seq))
+        return [Failure(env, seq, losses.abandoned(env, handle.name, handle.child.pid, late))]
+
+    def _ended(self, handle: Handle, exit_code: int) -> list[Event]:
+        """A worker has ended: what it had answered counts, everything else is lost."""
+        handle.read()
+        ids = handle.take()
+        events = self._answers(handle, ids) if len(ids) else []
+        said = next((message.error for message in handle.replies if isinstance(message, Failed)), None)
+        guilty = self._guilty(handle, exit_code, said)
+        name, pid = handle.name, handle.child.pid
+        why = f"which environment {next(iter(guilty))} held up" if len(guilty) == 1 else losses.how_ended(exit_code)
+        for env in handle.ids:
+            problem = guilty.get(env) or losses.lost_with(name, pid, why)
+            events.append(Failure(env, self._busy.pop(env, -1), problem))
+        others = [env for env in handle.ids if env not in guilty or len(guilty) > 1 or len(handle.ids) == 1]
+        self._crew.bury(handle)
+        if others:
+            self._crew.spawn(others, build=False)
+        return events
+
+    def _guilty(self, handle: Handle, exit_code: int, said: HeadraceError | None) -> dict[int, Problem]:
+        """Environments their worker was in when it ended, with what is wrong with each."""
+        name, pid, late = handle.name, handle.child.pid, handle.culprit
+        if late is not None:
+            assert handle.dump is not None
+            if late.env is None:
+                return {}
+            stuck_in, stopped = handle.dump.where(), handle.dump.was_stopped
+            return {late.env: losses.culprit_ended(late.env, name, pid, late, stuck_in, stopped=stopped)}
+        return {
+            env: losses.died(env, name, pid, exit_code, Phase(phase).label, said)
+            for env, phase in handle.inside(self._busy)
+        }
+
+    def _reply(self, index: int, own: list[int]) -> Returned | None:
+        """What a worker returned from the newest call, or what has to stand for it."""
+        handle = self._crew.handles.get(index)
+        if handle is None:
+            return Returned(self._calls, {}, (own[0], losses.call_lost()))
+        for message in handle.replies:
+            if isinstance(message, Returned) and message.number == self._calls:
+                handle.replies.clear()
+                return message
+        if handle.child.ended():
+            return Returned(self._calls, {}, (own[0], losses.call_lost()))
+        self._watch(handle, own, self._clock.now())
+        return None

@@ -1,0 +1,288 @@
+"""Where answers of environments are checked and laid down: every value that enters the library passes here.
+
+`Rows` holds the newest two observations of every environment, one in each half, so that the last valid one is still
+there when its successor turns out to be no observation. `settle` turns what ``step()`` returned into columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.vector.faults import Problem, broken_contract, not_finite
+from headrace.vector.spaces import Layout, Part
+
+_FLAGS = frozenset({bool, np.bool_})
+_NUMBERS = frozenset({float, int, np.float64, np.float32, np.int64, np.int32})
+
+Returned = tuple[Any, Any, Any, Any, Any]
+"""Observation, reward, terminated, truncated, info."""
+
+
+class _Doubt(Exception):
+    """At least one value of many does not fit at first sight."""
+
+
+class Rows:
+    """Observations of ``num_envs`` environments, two halves of rows each.
+
+    Args:
+        layout: Of the observation space.
+        arrays: One per array leaf, [2 * num_envs, ...]; somebody else may share them.
+        check_finite: Whether NaN and infinity are faults.
+    """
+
+    finals = False
+    """Whether infos may hold ``final_obs``, the last observation of an episode, which is checked as well."""
+
+    def __init__(self, layout: Layout, arrays: Sequence[NDArray[Any]], *, check_finite: bool) -> None:
+        self.layout = layout
+        self.arrays = list(arrays)
+        self.check_finite = check_finite
+        # [2 * num_envs * first, ...]: rows laid end to end, which `np.concatenate` fills fastest.
+        self._joined = [array.reshape(-1, *array.shape[2:]) if array.ndim > 1 else array for array in self.arrays]
+        self._only = layout.arrays[0] if layout.single and layout.arrays else None
+
+    @classmethod
+    def private(cls, layout: Layout, num_envs: int, *, check_finite: bool) -> Rows:
+        """Rows in this process's own memory."""
+        arrays = [np.zeros((2 * num_envs, *part.shape), part.dtype) for part in layout.arrays]
+        return cls(layout, arrays, check_finite=check_finite)
+
+    def try_write(self, first: int, values: Sequence[Any]) -> bool:
+        """Lay observations down in neighbouring rows, at once; False if at least one may not fit.
+
+        Args:
+            first: The first row.
+            values: One observation per row.
+        """
+        try:
+            if self._only is not None:
+                self._write_leaf(0, self._only, first, values)
+            else:
+                self._check_nodes(values)
+                for place, part in enumerate(self.layout.arrays):
+                    self._write_leaf(place, part, first, [part.of(value) for value in values])
+        except (_Doubt, AttributeError, KeyError, IndexError, TypeError, ValueError):
+            return False
+        return True
+
+    def take(self, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
+        """Copies of rows, one array per leaf, [B, ...]."""
+        return [array.take(rows, axis=0) for array in self.arrays]
+
+    def _check_nodes(self, values: Sequence[Any]) -> None:
+        """Dicts and Tuples have as many parts as they should; which ones, the leaves tell."""
+        for _, keys, space in self.layout.nodes:
+            size = len(space.spaces)  # type: ignore[attr-defined]
+            for value in values:
+                for key in keys:
+                    value = value[key]
+                if len(value) != size:
+                    raise _Doubt
+
+    def _write_leaf(self, place: int, part: Part, first: int, items: Sequence[Any]) -> None:
+        """One leaf of neighbouring rows at once."""
+        shape, dtype, count = part.shape, part.dtype, len(items)
+        assert dtype is not None
+        if shape:
+            if [item.shape for item in items].count(shape) != count:
+                raise _Doubt
+            block = self._joined[place][first * shape[0] : (first + count) * shape[0]]
+            np.concatenate(items, out=block, casting="same_kind")
+        else:
+            found = np.array(items)
+            if found.shape != (count,) or not np.can_cast(found.dtype, dtype, "same_kind"):
+                raise _Doubt
+            block = self.arrays[place][first : first + count]
+            block[:] = found
+        if self.check_finite and dtype.kind in "fc" and not np.isfinite(block).all():
+            raise _Doubt
+
+    def write(self, row: int, value: Any, phase: str) -> Problem | None:
+        """Lay one observation down; what is wrong with it, if anything is.
+
+        Args:
+            row: Where; if something is wrong it holds nothing of use.
+            value: The observation.
+            phase: For messages, ``step`` or ``reset``.
+        """
+        for path, keys, space in self.layout.nodes:
+            problem = _wrong_node(path, keys, space, value, phase)
+            if problem is not None:
+                return problem
+        for array, part in zip(self.arrays, self.layout.arrays, strict=True):
+            assert part.dtype is not None
+            try:
+                found = np.asarray(part.of(value))
+            except (TypeError, ValueError, RuntimeError):
+                found = np.array(None)
+            if found.shape != part.shape or not np.can_cast(found.dtype, part.dtype, "same_kind"):
+                expected = f"{part.dtype} of shape {part.shape}"
+                return broken_contract(phase, part.path, expected, _describe(found))
+            array[row] = found
+            if self.check_finite and part.dtype.kind in "fc" and not np.isfinite(found).all():
+                return not_finite(phase, part.path, _first_non_finite(found))
+        return None
+
+
+def _wrong_node(path: str, keys: tuple[Any, ...], space: Any, value: Any, phase: str) -> Problem | None:
+    for key in keys:
+        value = value[key]
+    if isinstance(space.spaces, Mapping):
+        if not isinstance(value, Mapping) or value.keys() != space.spaces.keys():
+            found = f"keys {list(value)}" if isinstance(value, Mapping) else type(value).__name__
+            return broken_contract(phase, path, f"a dict with keys {list(space.spaces)}", found)
+    elif not isinstance(value, tuple | list) or len(value) != len(space.spaces):
+        found = f"{len(value)} parts" if isinstance(value, tuple | list) else type(value).__name__
+        return broken_contract(phase, path, f"a tuple of {len(space.spaces)} parts", found)
+    return None
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return f"{value.dtype} of shape {value.shape}"
+    return f"{type(value).__name__} {value!r}"[:200]
+
+
+def _first_non_finite(array: NDArray[Any]) -> str:
+    place = np.unravel_index(int(np.isfinite(array).argmin()), array.shape)
+    return f"{array[place]} at index {tuple(int(i) for i in place)}"
+
+
+@dataclass(slots=True)
+class Settled:
+    """Answers of several environments as columns; where something is wrong, the columns hold 0 and False."""
+
+    rewards: Sequence[float]
+    terminated: Sequence[bool]
+    truncated: Sequence[bool]
+    infos: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """By place; only those that are not empty."""
+    objects: list[list[Any]] = field(default_factory=list)
+    """One list per leaf of the observation space that is no array."""
+    problems: dict[int, Problem] = field(default_factory=dict)
+    """By place."""
+
+
+def settle(
+    rows: Rows, where: Sequence[int], returned: Sequence[Returned | Problem], resets: Container[int] = ()
+) -> Settled:
+    """Check what several environments returned, and lay their observations down.
+
+    Args:
+        rows: For the observations.
+        where: One row each; a range if they are neighbours.
+        returned: What each returned from ``step()``, or what is known to be wrong with it.
+        resets: Places of those that were reset and not stepped, for messages.
+    """
+    try:
+        settled, observations = _columns(rows, returned)
+    except (_Doubt, TypeError, ValueError):
+        return _settle_each(rows, where, returned, resets)
+    if rows.finals and settled.infos:
+        returned = _check_finals(rows, where, settled.infos, returned)
+        if any(isinstance(one, Problem) for one in returned):
+            return _settle_each(rows, where, returned, resets)
+    if not (type(where) is range and rows.try_write(where[0], observations)):
+        return _settle_each(rows, where, returned, resets)
+    for part in rows.layout.objects:
+        settled.objects.append([part.of(observation) for observation in observations])
+    return settled
+
+
+def _columns(rows: Rows, returned: Sequence[Any]) -> tuple[Settled, Sequence[Any]]:
+    """Everything but the observations, where all of it is as it should be at first sight."""
+    if set(map(len, returned)) != {5}:
+        raise _Doubt
+    observations, rewards, terminated, truncated, infos = zip(*returned, strict=True)
+    if not (_NUMBERS.issuperset(map(type, rewards)) and _FLAGS.issuperset(map(type, terminated + truncated))):
+        raise _Doubt
+    if rows.check_finite and not math.isfinite(sum(rewards)):
+        raise _Doubt
+    settled = Settled(rewards, terminated, truncated)
+    if any(infos):
+        settled.infos = {place: info for place, info in enumerate(infos) if info}
+        if {*map(type, settled.infos.values())} != {dict}:
+            raise _Doubt
+    return settled, observations
+
+
+def _check_finals(
+    rows: Rows, where: Sequence[int], infos: Mapping[int, Any], returned: Sequence[Returned | Problem]
+) -> Sequence[Returned | Problem]:
+    """The same answers, without those whose last observation does not fit. Their rows are written again later."""
+    checked = list(returned)
+    for place, info in infos.items():
+        if "final_obs" in info:
+            problem = rows.write(where[place], info["final_obs"], "step")
+            if problem is not None:
+                checked[place] = problem
+    return checked
+
+
+def _settle_each(
+    rows: Rows, where: Sequence[int], returned: Sequence[Returned | Problem], resets: Container[int]
+) -> Settled:
+    """The exact way: one by one, so that each problem has its owner."""
+    count = len(returned)
+    rewards, flags = [0.0] * count, ([False] * count, [False] * count)
+    settled = Settled(rewards, *flags)
+    settled.objects = [[None] * count for _ in rows.layout.objects]
+    for place, (row, one) in enumerate(zip(where, returned, strict=True)):
+        found = one if isinstance(one, Problem) else _settle_one(rows, row, one, "reset" if place in resets else "step")
+        if isinstance(found, Problem):
+            settled.problems[place] = found
+            continue
+        observation, rewards[place], flags[0][place], flags[1][place], info = found
+        if info:
+            settled.infos[place] = info
+        for column, part in zip(settled.objects, rows.layout.objects, strict=True):
+            column[place] = part.of(observation)
+    return settled
+
+
+def _settle_one(rows: Rows, row: int, returned: Any, phase: str) -> Returned | Problem:
+    if not isinstance(returned, tuple | list) or len(returned) != 5:
+        expected = "observation, reward, terminated, truncated, info"
+        return broken_contract(phase, "what step() returned", expected, _describe(returned))
+    observation, reward, terminated, truncated, info = returned
+    number = _number(reward)
+    if number is None:
+        return broken_contract(phase, "reward", "a number", _describe(reward))
+    if rows.check_finite and not math.isfinite(number):
+        return not_finite(phase, "reward", f"{number}")
+    ends = []
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        end = _flag(flag)
+        if end is None:
+            return broken_contract(phase, name, "a bool", _describe(flag))
+        ends.append(end)
+    if not isinstance(info, Mapping):
+        return broken_contract(phase, "info", "a dict", _describe(info))
+    problem = rows.write(row, info["final_obs"], phase) if rows.finals and "final_obs" in info else None
+    problem = problem or rows.write(row, observation, phase)
+    return problem if problem is not None else (observation, number, ends[0], ends[1], dict(info))
+
+
+def _number(value: Any) -> float | None:
+    """A reward as a float: a number, or an array that holds exactly one."""
+    if isinstance(value, int | float | np.bool_ | np.integer | np.floating):
+        return float(value)
+    if isinstance(value, np.ndarray) and value.shape in ((), (1,)) and value.dtype.kind in "fiub":
+        return float(value.item())
+    return None
+
+
+def _flag(value: Any) -> bool | None:
+    """A flag as a bool: a bool, 0 or 1, or an array that holds exactly one such."""
+    if isinstance(value, np.ndarray) and value.shape in ((), (1,)):
+        value = value.item()
+    if isinstance(value, bool | np.bool_ | int | np.integer) and value in (0, 1):
+        return bool(value)
+    return None

@@ -1,0 +1,172 @@
+"""Environments in this very process, stepped in turn: nothing is faster for a few that are cheap.
+
+What they raise, or return against their contract, concerns only one of them, as in workers. A call that never returns
+cannot be ended here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from headrace.core.errors import HeadraceError
+from headrace.vector import losses
+from headrace.vector.events import Answers, Event, Failure
+from headrace.vector.faults import from_exception
+from headrace.vector.rows import Rows, settle
+from headrace.vector.slab import Kind, Slab
+from headrace.vector.spaces import ActionCodec
+from headrace.vector.stepping import Body, Factory, Phase
+
+Ids = NDArray[np.int64]
+
+
+class Serial:
+    """A `headrace.vector.events.Backend` in this process.
+
+    Args:
+        factories: One per environment.
+        mode: The autoreset mode.
+    """
+
+    slab: Slab
+
+    def __init__(self, factories: Sequence[Factory], mode: AutoresetMode) -> None:
+        self._phase = Phase.STEP
+        self.bodies = [Body(env, factory, mode, self._on_phase) for env, factory in enumerate(factories)]
+        self._asked: list[tuple[int, int]] = []
+        self._resets: dict[int, tuple[int | None, Any]] = {}
+        self._actions: dict[int, Any] = {}
+        self._rows: Rows
+        self._codec: ActionCodec
+
+    def build(self) -> None:
+        """Build every environment.
+
+        Raises:
+            EnvironmentNotBuilt: One of them could not be built; those before it are closed.
+        """
+        for env, body in enumerate(self.bodies):
+            try:
+                body.build()
+            except Exception as error:  # an environment's own code may raise anything
+                problem = from_exception(error, Phase.CONSTRUCT.label)
+                self.close(0.0)
+                raise losses.not_built(env, problem) from error
+
+    def attach(self, slab: Slab, rows: Rows, codec: ActionCodec) -> None:
+        """Where questions are read and answers laid down."""
+        self.slab, self._rows, self._codec = slab, rows, codec
+
+    def submit(
+        self, ids: Ids, seqs: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]
+    ) -> None:
+        """See `Backend.submit`."""
+        self._asked += zip(ids.tolist(), seqs.tolist(), strict=True)
+        self._resets.update(resets)
+        self._actions.update(actions)
+
+    def poll(self, missing: int, timeout_s: float) -> list[Event]:
+        """See `Backend.poll`: here the work is done, all of it."""
+        asked, self._asked = self._asked, []
+        if not asked:
+            return []
+        listed = [env for env, _ in asked]
+        ids = np.array(listed, np.int64)
+        seqs = np.array([seq for _, seq in asked], np.int64)
+        slab, size = self.slab, len(self.bodies)
+        rows = ids + (seqs & 1) * size
+        first = int(rows[0])
+        neighbours = bool((rows == np.arange(first, first + len(rows))).all())
+        where: Sequence[int] = range(first, first + len(rows)) if neighbours else rows.tolist()
+        kinds: list[int] = slab.kind[ids].tolist()
+        bodies = self.bodies
+        if any(kinds):
+            work = [self._work(env, kind) for env, kind in zip(listed, kinds, strict=True)]
+            resets = frozenset(place for place, kind in enumerate(kinds) if kind)
+        else:
+            work, resets = [bodies[env].step for env in listed], frozenset()
+        returned = self._run(work, self._arguments(listed, ids), asked)
+        settled = settle(self._rows, where, returned, resets)
+        slab.reward[ids] = settled.rewards
+        slab.terminated[ids] = settled.terminated
+        slab.truncated[ids] = settled.truncated
+        answers = Answers(ids, seqs)
+        answers.infos = {listed[place]: info for place, info in settled.infos.items()}
+        for place in range(len(listed)) if settled.objects else ():
+            answers.objects[listed[place]] = [column[place] for column in settled.objects]
+        if not settled.problems:
+            return [answers]
+        good = np.ones(len(ids), np.bool_)
+        good[list(settled.problems)] = False
+        answers.ids, answers.seqs = ids[good], seqs[good]
+        failures = [Failure(*asked[place], problem) for place, problem in settled.problems.items()]
+        return [answers, *failures]
+
+    def call(self, name: str, data: Any, ids: list[int], *, sets: bool) -> dict[int, Any]:
+        """See `Backend.call`."""
+        values: dict[int, Any] = {}
+        for env in ids:
+            try:
+                if sets:
+                    self.bodies[env].set_attribute(name, data[env])
+                else:
+                    values[env] = self.bodies[env].call(name, *data)
+            except HeadraceError:
+                raise
+            except Exception as error:  # an environment's own code may raise anything
+                raise losses.call_failed(name, env, from_exception(error, Phase.CALL.label)) from error
+        return values
+
+    def close(self, timeout_s: float) -> None:
+        """See `Backend.close`; here nothing can be ended that does not return."""
+        for body in self.bodies:
+            body.drop(close=True)
+
+    def pids(self) -> dict[int, int]:
+        """See `Backend.pids`."""
+        return {}
+
+    def _run(self, work: Sequence[Any], arguments: Sequence[Any], asked: Sequence[tuple[int, int]]) -> list[Any]:
+        returned: list[Any] = []
+        append = returned.append
+        pending = zip(work, arguments, strict=True)
+        while len(returned) < len(work):
+            try:
+                for step, argument in pending:
+                    append(step(argument))
+            except KeyboardInterrupt:
+                # The one that was interrupted is in an unknown state; the others are asked again by the next call.
+                self._asked = [*asked[:0], *asked[len(returned) + 1 :]]
+                raise
+            except BaseException as error:  # noqa: BLE001 - an environment's own code: its exception is an answer
+                phase, self._phase = self._phase, Phase.STEP
+                append(from_exception(error, phase.label))
+        return returned
+
+    def _arguments(self, listed: list[int], ids: Ids) -> Sequence[Any]:
+        if self._codec.as_objects:
+            return [self._actions.pop(env, None) for env in listed]
+        return self._codec.decode([column[ids] for column in self.slab.actions])
+
+    def _work(self, env: int, kind: int) -> Any:
+        body = self.bodies[env]
+        if kind == Kind.STEP:
+            return body.step
+        if kind == Kind.AUTORESET:
+            return body.autoreset
+        seed, options = self._resets.pop(env, (None, None))
+
+        def reset(_action: Any) -> Any:
+            if kind == Kind.RENEW:
+                body.drop(close=True)
+            return body.reset(seed, options)
+
+        return reset
+
+    def _on_phase(self, phase: Phase) -> None:
+        self._phase = phase

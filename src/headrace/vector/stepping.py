@@ -1,0 +1,183 @@
+"""One environment: built, reset, stepped and closed. The same code in this process and in workers."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+
+from headrace.core.errors import EnvironmentNotBuilt, UnknownAttribute
+from headrace.vector.faults import Problem, broken_contract
+from headrace.vector.rows import Returned
+
+Factory = Callable[[], "gymnasium.Env[Any, Any]"]
+
+
+class Phase(IntEnum):
+    """What an environment is in; each has a limit of its own."""
+
+    STEP = 1
+    RESET = 2
+    CONSTRUCT = 3
+    CLOSE = 4
+    CALL = 5
+
+    @property
+    def label(self) -> str:
+        """As it reads in messages."""
+        return self.name.lower()
+
+
+class Body:
+    """One environment under an autoreset mode.
+
+    `step` and `autoreset` return what ``step()`` of an environment returns, unchecked; what the environment raises
+    goes through.
+
+    Args:
+        index: Of the environment.
+        factory: Builds it.
+        mode: The autoreset mode. What Gymnasium calls next-step is decided by whoever calls `step` or `autoreset`.
+        on_phase: Told what the environment is in, when that is no plain step, and when it is over. After an exception
+            it is not told, so that the last word says where the exception comes from.
+    """
+
+    def __init__(self, index: int, factory: Factory, mode: AutoresetMode, on_phase: Callable[[Phase], None]) -> None:
+        self.index = index
+        self._factory = factory
+        self._same_step = mode is AutoresetMode.SAME_STEP
+        self._on_phase = on_phase
+        self.env: gymnasium.Env[Any, Any] | None = None
+        self.step: Callable[[Any], Returned | Problem] = self._no_step
+
+    def build(self) -> None:
+        """Call the factory.
+
+        Raises:
+            EnvironmentNotBuilt: It returned something that is no environment. What it raises goes through.
+        """
+        self._on_phase(Phase.CONSTRUCT)
+        made: Any = self._factory()
+        check_environment(self.index, made)
+        self.env = made
+        self.step = self._step_and_reset if self._same_step else made.step
+        self._on_phase(Phase.STEP)
+
+    def drop(self, *, close: bool) -> None:
+        """Be done with the environment; whatever its ``close()`` raises changes nothing."""
+        env, self.env, self.step = self.env, None, self._no_step
+        if env is None or not close:
+            return
+        self._on_phase(Phase.CLOSE)
+        with contextlib.suppress(Exception):  # it is being thrown away because it is broken; nobody is interested
+            env.close()
+        self._on_phase(Phase.STEP)
+
+    def abandon(self) -> None:
+        """Have nothing more to do with an environment in which a thread is stuck; that thread changes nothing here."""
+        self._on_phase = _nobody_listens
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> Returned | Problem:
+        """Reset it; built first if it is not there. Reward 0 and no flag, as Gymnasium has it."""
+        if self.env is None:
+            self.build()
+        assert self.env is not None
+        return self._reset(self.env, seed=seed, options=options)
+
+    def autoreset(self, _action: Any) -> Returned | Problem:
+        """Reset it instead of a step."""
+        return self.reset() if self.env is None else self._reset(self.env)
+
+    def _reset(self, env: gymnasium.Env[Any, Any], **arguments: Any) -> Returned | Problem:
+        self._on_phase(Phase.RESET)
+        returned: Any = env.reset(**arguments)
+        self._on_phase(Phase.STEP)
+        if type(returned) is not tuple or len(returned) != 2:
+            return broken_contract("reset", "what reset() returned", "observation and info", f"{returned!r}"[:200])
+        return returned[0], 0.0, False, False, returned[1]
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a method of the outermost layer that has it, or read an attribute.
+
+        Raises:
+            UnknownAttribute: No layer has it. What the method raises goes through.
+        """
+        env = self._built(name)
+        if not env.has_wrapper_attr(name):
+            raise self._unknown(name)
+        found = env.get_wrapper_attr(name)
+        return found(*args, **kwargs) if callable(found) else found
+
+    def set_attribute(self, name: str, value: Any) -> None:
+        """Set an attribute on the outermost layer that has it.
+
+        Raises:
+            UnknownAttribute: No layer has it; nothing was set.
+        """
+        env = self._built(name)
+        if not env.has_wrapper_attr(name):
+            raise self._unknown(name)
+        env.set_wrapper_attr(name, value)
+
+    def _step_and_reset(self, action: Any) -> Returned | Problem:
+        assert self.env is not None
+        returned: Any = self.env.step(action)
+        if not isinstance(returned, tuple) or len(returned) != 5 or not (returned[2] or returned[3]):
+            return returned  # goes on, or is no answer at all
+        observation, reward, terminated, truncated, info = returned
+        final = {"final_obs": copy.deepcopy(observation), "final_info": info}  # reset() may write into the same array
+        again = self._reset(self.env)
+        if isinstance(again, Problem):
+            return again
+        return again[0], reward, terminated, truncated, {**final, **again[4]}
+
+    def _built(self, name: str) -> gymnasium.Env[Any, Any]:
+        if self.env is None:
+            raise UnknownAttribute(
+                f"environment {self.index} was replaced and not reset yet, so it has no {name}",
+                fix="reset it first",
+            )
+        return self.env
+
+    def _no_step(self, _action: Any) -> Returned:
+        raise RuntimeError("the environment was replaced and has to be reset before it is stepped")
+
+    def _unknown(self, name: str) -> UnknownAttribute:
+        return UnknownAttribute(
+            f"environment {self.index} has no attribute {name}",
+            environment=str(self.env)[:200],
+            fix="correct the name, or create the attribute in the environment's __init__",
+        )
+
+
+def _nobody_listens(_phase: Phase) -> None:
+    """For bodies that nobody watches."""
+
+
+def check_environment(index: int, made: object) -> None:
+    """Whether a factory returned an environment.
+
+    Raises:
+        EnvironmentNotBuilt: It did not.
+    """
+    if not isinstance(made, gymnasium.Env):
+        raise EnvironmentNotBuilt(
+            f"factory for env {index} returned {'None' if made is None else type(made).__name__}",
+            expected="an instance of gymnasium.Env",
+            found=f"{made!r}"[:200],
+            fix="end the factory with `return env`" if made is None else "return one gymnasium.Env",
+        )
+    for field in ("observation_space", "action_space"):
+        if not isinstance(getattr(made, field, None), spaces.Space):
+            raise EnvironmentNotBuilt(
+                f"env {index} has no {field}",
+                expected="a gymnasium.spaces.Space",
+                found=f"{getattr(made, field, None)!r}"[:200],
+                fix=f"set self.{field} in the environment's __init__",
+            )

@@ -1,0 +1,157 @@
+"""Environments that block, each in a thread of its own inside one worker."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from headrace.core.errors import ChannelClosed, HeadraceError
+from headrace.vector.desk import Batch, Desk
+from headrace.vector.faults import Problem, from_exception
+from headrace.vector.rows import settle
+from headrace.vector.stepping import Phase
+
+_LOOK_S = 5.0
+
+EachWork = Callable[[int], Any]
+"""Something to do with one environment."""
+EachDone = tuple[dict[int, Any], tuple[int, Any] | None]
+"""Values by environment; and the first that failed, with what is wrong."""
+
+
+def as_told(error: BaseException, phase: Phase) -> HeadraceError | Problem:
+    """What an exception is to the parent: our own errors say it all already."""
+    return error if isinstance(error, HeadraceError) else from_exception(error, phase.label)
+
+
+class _Seat:
+    """One thread and what it is to do."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.abandoned = False
+        threading.Thread(target=self._work, name=f"env-{number}", daemon=True).start()
+
+    def _work(self) -> None:
+        while not self.abandoned:
+            try:
+                job = self.jobs.get(timeout=_LOOK_S)
+            except queue.Empty:
+                continue
+            if job is None:
+                return
+            with contextlib.suppress(ChannelClosed):  # the main thread sees that too, and ends the process
+                job()
+
+
+class InThreads:
+    """Steps every environment in a thread of its own. One that is stuck is left alone: its answer is not taken.
+
+    Args:
+        desk: Of the worker.
+    """
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._marks = desk.mailbox.marks
+        self._phases = desk.mailbox.phases
+        self._seats: dict[int, _Seat] = {}
+        self._publishing = threading.Lock()
+
+    def run(self, batch: Batch) -> None:
+        """Hand all of it out."""
+        for place, env in enumerate(batch.ids.tolist()):
+            self._seat(env).jobs.put(self._job(self._seat(env), batch, place), timeout=_LOOK_S)
+
+    def each(self, phase: Phase, ids: list[int], work: EachWork) -> EachDone:
+        """Do something else with environments, all at once; values, and what went wrong with the first."""
+        done: queue.SimpleQueue[tuple[int, Any, Any]] = queue.SimpleQueue()
+        for env in ids:
+            seat = self._seat(env)
+            seat.jobs.put(self._other_job(seat, phase, lambda env=env: work(env), env, done), timeout=_LOOK_S)
+        values: dict[int, Any] = {}
+        problems: dict[int, Any] = {}
+        while len(values) + len(problems) < len(ids):
+            try:
+                env, value, problem = done.get(timeout=_LOOK_S)
+            except queue.Empty:
+                continue  # the parent watches each of them, and ends this process if need be
+            if problem is None:
+                values[env] = value
+            else:
+                problems[env] = problem
+        first = min(problems, default=None)
+        return {env: values[env] for env in ids if env in values}, None if first is None else (first, problems[first])
+
+    def abandon(self, env: int) -> None:
+        """Leave the thread of this environment alone; the next question makes a new one."""
+        with self._alone():
+            seat = self._seats.pop(self._desk.seats[env], None)
+            if seat is not None:
+                seat.abandoned = True
+            self._desk.renew(env)
+        self._desk.mailbox.note_abandoned()
+
+    def close(self) -> None:
+        """Let the threads end that can."""
+        for seat in self._seats.values():
+            seat.jobs.put(None, timeout=_LOOK_S)
+
+    def _seat(self, env: int) -> _Seat:
+        number = self._desk.seats[env]
+        if number not in self._seats:
+            self._seats[number] = _Seat(number)
+        return self._seats[number]
+
+    def _job(self, seat: _Seat, batch: Batch, place: int) -> Callable[[], None]:
+        work, argument = batch.work[place], batch.arguments[place]
+        ids, seqs = batch.ids[place : place + 1], batch.seqs[place : place + 1]
+        where, resets = batch.where[place : place + 1], frozenset({0} if place in batch.resets else ())
+
+        def job() -> None:
+            number = abs(self._marks[seat.number]) + 1
+            self._marks[seat.number] = number
+            returned: Any
+            try:
+                returned = work(argument)
+            except BaseException as error:  # noqa: BLE001 - an environment's own code: its exception is an answer
+                returned = from_exception(error, Phase(self._phases[seat.number]).label)
+            with self._alone():
+                if not seat.abandoned:
+                    self._marks[seat.number] = -number
+                    self._phases[seat.number] = Phase.STEP
+                    self._desk.publish(ids, seqs, where, settle(self._desk.rows, where, [returned], resets))
+
+        return job
+
+    def _other_job(
+        self, seat: _Seat, phase: Phase, work: Callable[[], Any], env: int, done: queue.SimpleQueue[Any]
+    ) -> Callable[[], None]:
+        def job() -> None:
+            number = abs(self._marks[seat.number]) + 1
+            self._phases[seat.number] = phase
+            self._marks[seat.number] = number
+            value = problem = None
+            try:
+                value = work()
+            except BaseException as error:  # noqa: BLE001 - an environment's own code: its exception is an answer
+                problem = as_told(error, phase)
+            self._marks[seat.number] = -number
+            self._phases[seat.number] = Phase.STEP
+            done.put((env, value, problem), timeout=_LOOK_S)
+
+        return job
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One thread at a time lays down an answer; it takes microseconds, or until the parent has room for infos."""
+        while not self._publishing.acquire(timeout=_LOOK_S):
+            pass
+        try:
+            yield
+        finally:
+            self._publishing.release()

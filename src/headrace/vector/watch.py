@@ -1,0 +1,60 @@
+"""When a call has lasted too long, and what to do about it: looks go in, verdicts come out.
+
+A worker does not tell the time: it numbers its calls, and whoever looks at it remembers since when the number has been
+the same. A call is therefore never taken for older than it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Verdict(Enum):
+    """What a look at a seat leads to."""
+
+    FINE = "fine"
+    INTERRUPT = "interrupt"
+    """Its call has lasted too long: ask it to stop."""
+    CONDEMN = "condemn"
+    """It did not stop within the grace: write down where it is, and end its process."""
+
+
+@dataclass(slots=True)
+class Seat:
+    """One thing that makes calls one after another: a worker, or a thread of one."""
+
+    number: int = 0
+    """Of the call it was in at the last look."""
+    since_s: float = 0.0
+    """Since when that number has been seen."""
+    interrupted_s: float | None = None
+    """When it was asked to stop."""
+
+    def begin(self, now_s: float) -> None:
+        """It is given work while it has none: what it does from now on begins now."""
+        self.since_s = now_s
+        self.interrupted_s = None
+
+    def look(self, number: int, limit_s: float, grace_s: float, now_s: float) -> Verdict:
+        """What follows from seeing it in call ``number``.
+
+        Args:
+            number: Of the call; another one between two calls, where nothing should last long either.
+            limit_s: How long such a call may last.
+            grace_s: How long it may take to stop once asked.
+            now_s: The time.
+        """
+        if number != self.number:
+            self.number, self.since_s, self.interrupted_s = number, now_s, None
+            return Verdict.FINE
+        if self.interrupted_s is not None:
+            return Verdict.CONDEMN if now_s - self.interrupted_s >= grace_s else Verdict.FINE
+        if now_s - self.since_s < limit_s:
+            return Verdict.FINE
+        self.interrupted_s = now_s
+        return Verdict.INTERRUPT
+
+    def age_s(self, now_s: float) -> float:
+        """How long it has been in its call, as far as was seen."""
+        return now_s - self.since_s
