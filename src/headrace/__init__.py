@@ -15,8 +15,24 @@ if TYPE_CHECKING:
     from headrace.runtime.moments import Replayed
     from headrace.runtime.policy import Policy, load_policy
     from headrace.runtime.replayer import Replayer, replay
+    from headrace.vector.env import VectorEnv
+    from headrace.vector.options import FaultBudget
+    from headrace.vector.probes import Probe
 
-__all__ = ["DQN", "TD3", "Policy", "Replayed", "Replayer", "Run", "load_policy", "replay", "train"]
+__all__ = [
+    "DQN",
+    "TD3",
+    "FaultBudget",
+    "Policy",
+    "Probe",
+    "Replayed",
+    "Replayer",
+    "Run",
+    "VectorEnv",
+    "load_policy",
+    "replay",
+    "train",
+]
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -26,6 +42,9 @@ _HOMES = {
     "Replayed": "headrace.runtime.moments",
     "Replayer": "headrace.runtime.replayer",
     "Run": "headrace.runtime.api",
+    "VectorEnv": "headrace.vector.env",
+    "FaultBudget": "headrace.vector.options",
+    "Probe": "headrace.vector.probes",
     "load_policy": "headrace.runtime.policy",
     "replay": "headrace.runtime.replayer",
     "train": "headrace.runtime.api",
