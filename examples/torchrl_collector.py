@@ -87,18 +87,24 @@ def main(steps: int) -> None:
     gae = GAE(gamma=0.99, lmbda=0.95, value_network=critic, average_gae=True)
     optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3)
 
-    collector = Collector(env, actor, frames_per_batch=FRAMES_PER_BATCH, total_frames=steps)
-    frames, ended = 0, 0
+    collector = Collector(
+        env,
+        actor,
+        frames_per_batch=FRAMES_PER_BATCH,
+        total_frames=steps,
+        auto_register_policy_transforms=False,  # none is recurrent
+    )
+    frames = episodes = invalid = 0
     try:
         for batch in collector:
             train_on(batch, loss, gae, optimizer)
-            frames += batch.numel()
-            ended += int(batch["next", "done"].sum())
-            print(
-                f"{frames} steps, {ended} episodes, {FRAMES_PER_BATCH / max(1, int(batch['next', 'done'].sum())):.1f} steps each"
-            )
+            ended = int(batch["next", "done"].sum())
+            frames, episodes = frames + batch.numel(), episodes + ended
+            invalid += int((~batch["next", "valid"]).sum())
+            print(f"{frames} steps, {episodes} episodes, {batch.numel() / max(ended, 1):.1f} steps per episode of late")
     finally:
         collector.shutdown()
+    print(f"{invalid} rows left out")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Follows what a vector environment of `vector_envs.Told` returns, and refuses what no environment can have said."""
+"""Follows what a vector environment of `told_envs.Told` returns, and refuses what no environment can have said."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from headrace.core.clock import MonotonicClock
-from vector_envs import ACTION, BUILD, EPISODE, INDEX, T
+from told_envs import ACTION, BUILD, EPISODE, INDEX, T
 
 MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
 

@@ -24,8 +24,8 @@ import headrace
 import vector_cases
 from headrace.core.clock import MonotonicClock
 from headrace.core.errors import EnvironmentNotBuilt, HeadraceError
+from told_envs import WORDS, Trouble, WithHelper, told
 from vector_cases import Count, Inherits, Locking, SlowReset, SlowStep, SparseInfo
-from vector_envs import WORDS, Trouble, WithHelper, told
 from vector_support import BACKENDS, Follower, drive
 
 pytestmark = pytest.mark.process

@@ -28,7 +28,7 @@ BEGIN = """
 import sys
 import numpy as np
 import headrace
-from vector_envs import Told, Trouble, told, Printing, WithHelper
+from told_envs import Told, Trouble, told, Printing, WithHelper
 envs = headrace.VectorEnv({factories}, **{options})
 envs.reset(seed=0)
 envs.step(np.zeros(envs.num_envs))

@@ -24,7 +24,7 @@ from headrace.core.errors import (
     RestartBudgetSpent,
 )
 from headrace.vector.options import FaultBudget
-from vector_envs import DEATHS, HANGS, LIES, NOT_FINITE, RAISES, SOFT_HANGS, WORDS, Trouble, told
+from told_envs import DEATHS, HANGS, LIES, NOT_FINITE, RAISES, SOFT_HANGS, WORDS, Trouble, told
 from vector_support import BACKENDS, MODES, Cut, Follower, drive, drive_ready
 
 pytestmark = pytest.mark.process
@@ -51,10 +51,9 @@ class Scene:
 
     def __init__(self, tmp_path: Path, backend: str, mode: AutoresetMode, what: str, **options: Any) -> None:
         trouble = Trouble(what, at=AT, marker=str(tmp_path / "marker"))
+        limits = {} if backend == "serial" else {"step_timeout_s": STEP_S}
         self.envs = headrace.VectorEnv(
-            told(COUNT, CULPRIT, trouble),
-            autoreset_mode=mode,
-            **{"step_timeout_s": STEP_S, "reset_timeout_s": STEP_S, **BACKENDS[backend], **options},
+            told(COUNT, CULPRIT, trouble), autoreset_mode=mode, **{**limits, **BACKENDS[backend], **options}
         )
         self.follower = Follower(COUNT, mode)
         self.homes = dict(self.envs.call("ping"))
@@ -206,7 +205,7 @@ def test_raising_leaves_the_others_usable(tmp_path, what, backend, mode):
         assert (caught.value.facts["env"], caught.value.facts["step"]) == (CULPRIT, AT)
         if what == "raises":
             assert f"ValueError: {WORDS}" in str(caught.value)
-            assert "vector_envs.py" in str(caught.value)
+            assert "told_envs.py" in str(caught.value)
         lost = scene.housemates if what in ("sigstop", "sigkill") or (what, backend) == ("swallow", "worker") else set()
         rest = envs.receive(min_envs=COUNT - 1 - len(lost), timeout_s=30.0)
         sent = [env + 1000 * (AT - 1) for env in rest.env_ids.tolist()]
