@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from headrace.runtime.recording import header_facts, new_record
 from headrace.runtime.replayer import replay
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.training import Training
-from headrace.telemetry.board import Board
+from headrace.telemetry.board import Board, Slot
 from headrace.weights.snapshot import SnapshotLayout, SnapshotReader, Snapshots
 from run_support import SMALL
 
@@ -48,10 +48,16 @@ class EagerGroups(InlineGroups):
         return arrived
 
 
-def record_here(folder: Path, **settings: Any) -> Path:
+Lend = Callable[[Basics, EnvSpaces, LaneBlock, Slot], Sequence[GroupBeginning]]
+"""How the groups of a run begin that has its environments elsewhere."""
+
+
+def record_here(folder: Path, lend: Lend | None = None, **settings: Any) -> Path:
     """Train in this process, with a record; settings are keys with ``__`` for the dot. Async runs collect eagerly."""
     given = {key.replace("__", "."): value for key, value in settings.items()}
     base = {key: value for key, value in SETTINGS.items() if key != "env.id" or "env.factory" not in given}
+    if "algorithm.name" in given:
+        base = {key: value for key, value in base.items() if not key.startswith("algorithm.")}
     config = load_config(None, {**base, **given})
     with RunDirectory.create(folder, config) as place:
         basics = Basics(config, Path())
@@ -76,7 +82,8 @@ def record_here(folder: Path, **settings: Any) -> Path:
                 return build_collector(basics, spaces.policy(config), group, block, reader, slot, begin)
 
             kind = InlineGroups if config.run.schedule == "inline" else EagerGroups
-            source = kind(build, [GroupBeginning(0)] * len(groups), config.collect.chunk_steps, lambda: False)
+            begins = [GroupBeginning(0)] * len(groups) if lend is None else lend(basics, spaces, block, slot)
+            source = kind(build, begins, config.collect.chunk_steps, lambda: False)
             keeper = Keeper(place.checkpoints_dir, learner, recorder, config, {}, MonotonicClock())
             training = Training(learner, source, ours[0], config, keeper, slot, MonotonicClock())
             learner.publish()

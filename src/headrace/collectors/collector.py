@@ -5,7 +5,7 @@ The same object runs under every schedule: in the learner's process, or in a col
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import gymnasium
@@ -299,17 +299,27 @@ def completed(course: Course) -> Commit:
 
 
 def followed(courses: Sequence[tuple[Collector, Course]]) -> list[Commit]:
-    """The commits of courses of different groups, in their order; while one waits for environments, others get on."""
+    """The commits of courses, in their order; while one waits for environments, those of other collectors get on."""
     commits: dict[int, Commit] = {}
     while len(commits) < len(courses):
-        going = [place for place in range(len(courses)) if place not in commits]
-        ready = [place for place in going if not courses[place][0].awaited]
-        remote = courses[going[0]][0].remote
-        if not ready and remote is not None:
-            remote.wait([courses[place][0].awaited for place in going])
+        first: dict[Collector, int] = {}
+        for place, (collector, _) in enumerate(courses):
+            if place not in commits:
+                first.setdefault(collector, place)  # of one collector, each has to end before the next begins
+        ready = [place for collector, place in first.items() if not collector.awaited]
+        if not ready:
+            wait_for_any(list(first))
         for place in ready:
             try:
                 next(courses[place][1])
             except StopIteration as end:
                 commits[place] = end.value
     return [commits[place] for place in range(len(courses))]
+
+
+def wait_for_any(collectors: Iterable[Collector], wake_fds: Sequence[int] = ()) -> bool:
+    """Wait until one of them may get on, or a descriptor can be read; whether there is anything to wait for."""
+    sets = [awaited for collector in collectors if (awaited := collector.awaited)]
+    if sets:
+        sets[0][0].owner.wait(sets, wake_fds)
+    return bool(sets)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from headrace.collectors.collector import Collector, Course
+from headrace.collectors.collector import Collector, Course, wait_for_any
 from headrace.core.errors import ComponentStalled
 from headrace.ipc.channel import Channel, MessagePipe
 from headrace.lanes.credits import Commit, Credit
@@ -62,7 +62,6 @@ class CollectorWorker:
         self._control = control
         self._board = board
         self._slot = slot
-        self._remote = next(iter(collectors.values())).remote
         self._stop = False
         self._env_steps = 0
 
@@ -78,6 +77,10 @@ class CollectorWorker:
             ComponentStalled: The learner stood still for that long.
             ChannelClosed: The supervisor or the learner is gone.
         """
+        collectors, fds = (
+            [group.collector for group in self._groups.values()],
+            [self._credits.reader_fd, self._control.fileno()],
+        )
         while True:
             self._take_credits()
             self._stop |= bool(self._control.receive_all())  # the supervisor says nothing here but to leave
@@ -86,11 +89,11 @@ class CollectorWorker:
             ready = [group for group in self._groups.values() if group.ready]
             if ready:
                 self._advance(min(ready, key=lambda group: group.next_chunk), chunk_steps, stopping)
-            elif not self._wait_for_environments([self._credits.reader_fd, self._control.fileno()]):
+            elif not wait_for_any(collectors, fds):
                 self._wait(wait_s)
         for group in self._groups.values():
             while group.course is not None:  # what was begun is completed
-                self._wait_for_environments([])
+                wait_for_any([group.collector])
                 self._advance(group, chunk_steps, stopping)
             self._commit(group, group.collector.collect(group.next_chunk, 0), last=True)
 
@@ -103,14 +106,6 @@ class CollectorWorker:
         except StopIteration as end:
             group.course = None
             self._commit(group, end.value)
-
-    def _wait_for_environments(self, wake_fds: list[int]) -> bool:
-        """Wait until a group may get on, or a descriptor can be read; whether there is anything to wait for."""
-        sets = [awaited for group in self._groups.values() if (awaited := group.collector.awaited)]
-        if self._remote is None or not sets:
-            return False
-        self._remote.wait(sets, wake_fds)
-        return True
 
     def _commit(self, group: _Progress, commit: Commit, *, last: bool = False) -> None:
         self._slot.enter(Activity.COMMIT)
