@@ -4,7 +4,6 @@ a test wants them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -12,6 +11,8 @@ import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from headrace.core.errors import EnvironmentRaised, HeadraceError
+from headrace.vector.env import Received
+from headrace.vector.faults import Fault, FaultKind
 
 Planned = Mapping[tuple[int, int], str]
 """Kind of fault by (place of the environment, number of the call to it, from 1; its resets count)."""
@@ -42,28 +43,6 @@ class FakeActor:
         return {"action": (newest / 100).astype(np.float32)}
 
 
-@dataclass
-class FakeFault:
-    """What became of an environment."""
-
-    kind: str
-    error: HeadraceError
-
-
-@dataclass
-class FakeAnswers:
-    """See `headrace.collectors.remote.Answers`."""
-
-    env_ids: Sequence[int]
-    observations: Any
-    rewards: Any
-    terminations: Any
-    truncations: Any
-    infos: Mapping[str, Any]
-    valid: Any
-    faults: Mapping[int, FakeFault]
-
-
 class FakeVector:
     """See `headrace.collectors.remote.Vector`.
 
@@ -84,6 +63,9 @@ class FakeVector:
         self.asked: list[int] = []
         """What every `receive` was asked for."""
         self.closed = False
+        self.faults: list[Fault] = []
+        self._errors: list[HeadraceError] = []
+        self._ready: dict[int, tuple[Any, ...]] = {}
         self._order = np.random.default_rng(seed)
         self._open: dict[int, Callable[[], tuple[Any, ...]]] = {}
 
@@ -107,36 +89,41 @@ class FakeVector:
         assert place not in self._open, "it is busy"
         self._open[place] = call
 
-    def receive(self, min_envs: int, timeout_s: float, wake_fds: Sequence[int]) -> FakeAnswers:
-        assert self._open, "nothing was sent"
+    def receive(self, min_envs: int, timeout_s: float) -> Received:
+        if self._errors:
+            raise self._errors.pop()
+        assert self._open or self._ready, "nothing was sent"
         self.asked.append(min_envs)
         places = self._order.permutation(sorted(self._open))[:min_envs].tolist()
-        found, faults = [], {}
+        found = {}
         for place in places:
             call = self._open.pop(place)
             self.calls[place] += 1
             kind = self.planned.get((place, self.calls[place]))
-            if kind is not None:
-                error = EnvironmentRaised("it raised ValueError: tile 7", error="ValueError: tile 7", fix="mend it")
-                faults[place] = FakeFault(kind, error)
-                self.envs[place].close()
-                self.envs[place] = self.factories[place]()
-                found.append((self.envs[place].observation_space.sample(), 0.0, False, True, {}))
-            else:
-                found.append(call())
-        return self._answers(places, found, faults)
+            if kind is None:
+                found[place] = call()
+                continue
+            error = EnvironmentRaised("it raised ValueError: tile 7", error="ValueError: tile 7", fix="mend it")
+            self.faults.append(Fault(place, FaultKind(kind), "step", self.calls[place], error))
+            self._errors.append(error)
+            self.envs[place].close()
+            self.envs[place] = self.factories[place]()
+        self._ready |= found
+        if self._errors:
+            raise self._errors.pop()
+        ready, self._ready = self._ready, {}
+        return self._answers(sorted(ready), [ready[place] for place in sorted(ready)])
 
-    def _answers(self, places: list[int], found: list[tuple[Any, ...]], faults: dict[int, FakeFault]) -> FakeAnswers:
+    def _answers(self, places: list[int], found: list[tuple[Any, ...]]) -> Received:
         observations, rewards, terminations, truncations, infos = zip(*found, strict=True)
         space = self.envs[0].observation_space
         batch = concatenate(space, observations, create_empty_array(space, len(places)))
         keys = {key for info in infos for key in info}
-        told = {key: np.array([info.get(key, 0) for info in infos]) for key in keys}
+        told: dict[str, Any] = {key: np.array([info.get(key, 0) for info in infos]) for key in keys}
         told |= {f"_{key}": np.array([key in info for info in infos]) for key in keys}
-        valid = np.array([place not in faults for place in places])
-        return FakeAnswers(
+        return Received(
             np.array(places), batch, np.array(rewards, np.float64), np.array(terminations), np.array(truncations), told,
-            valid, faults,
+            np.ones(len(places), np.bool_),
         )  # fmt: skip
 
     def close(self) -> None:

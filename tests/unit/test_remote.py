@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -210,7 +211,7 @@ def test_an_observation_that_does_not_fit_is_a_loss_too(bench):
     def receive_and_break(*args):
         answers = receive(*args)
         if next(rest, False):  # the second step of the first group
-            answers.observations = answers.observations.astype(np.float32)
+            return replace(answers, observations=answers.observations.astype(np.float32))
         return answers
 
     b.vector.receive = receive_and_break

@@ -317,9 +317,9 @@ def followed(courses: Sequence[tuple[Collector, Course]]) -> list[Commit]:
     return [commits[place] for place in range(len(courses))]
 
 
-def wait_for_any(collectors: Iterable[Collector], wake_fds: Sequence[int] = ()) -> bool:
-    """Wait until one of them may get on, or a descriptor can be read; whether there is anything to wait for."""
+def wait_for_any(collectors: Iterable[Collector]) -> bool:
+    """Wait, for a moment, until one of them may get on; whether there is anything to wait for."""
     sets = [awaited for collector in collectors if (awaited := collector.awaited)]
     if sets:
-        sets[0][0].owner.wait(sets, wake_fds)
+        sets[0][0].owner.wait(sets)
     return bool(sets)

@@ -13,48 +13,28 @@ from gymnasium import spaces
 from headrace.core.errors import ComponentError, EnvironmentLost, HeadraceError
 from headrace.lanes.layout import INFO_KEYS
 from headrace.telemetry.board import Activity, Slot
+from headrace.vector.env import Received
+from headrace.vector.faults import Fault
 
-_LOOK_S = 1.0
+_LOOK_S = 0.25
 """Longest wait after which whoever waits looks after everything else."""
 
 
-class Fault(Protocol):
-    """What became of an environment that did not come back."""
-
-    @property
-    def kind(self) -> str:
-        """``hung``, ``died``, ``raised``, ``contract``, ``not-finite`` or ``lost-with-worker``."""
-
-    @property
-    def error(self) -> HeadraceError:
-        """The same as an error, with the environment's own text."""
-
-
-class Answers(Protocol):
-    """Answers of some environments, in the order of ``env_ids``."""
-
-    env_ids: Sequence[int]
-    observations: Any
-    rewards: Any
-    terminations: Any
-    truncations: Any
-    infos: Mapping[str, Any]
-    valid: Any
-    faults: Mapping[int, Fault]
-    """By number of the environment, for those that are not valid."""
-
-
 class Vector(Protocol):
-    """What is asked of a `headrace.VectorEnv`, whose environments nobody but the caller resets."""
+    """What is asked of a `headrace.VectorEnv`, with ``on_fault="raise"``, whose environments nobody else resets."""
+
+    @property
+    def faults(self) -> Sequence[Fault]:
+        """The newest faults, the newest last."""
 
     def send(self, actions: Any, env_ids: Sequence[int]) -> None:
         """Have these environments begin a step."""
 
-    def send_reset(self, env_ids: Sequence[int], seeds: Sequence[int]) -> None:
+    def send_reset(self, env_ids: Sequence[int], seeds: Sequence[int | None]) -> None:
         """Have these environments begin an episode."""
 
-    def receive(self, min_envs: int, timeout_s: float, wake_fds: Sequence[int]) -> Answers:
-        """What has come, once it is so many, or one of the descriptors can be read, or the time is over."""
+    def receive(self, min_envs: int, timeout_s: float) -> Received:
+        """What has come, once it is so many, or the time is over; raises the error of one fault, if there is any."""
 
     def close(self) -> None:
         """End every worker."""
@@ -236,15 +216,13 @@ class RemoteEnvs:
             self.resets.clear()
             self._vector.send_reset(places, seeds)
 
-    def wait(self, sets: Sequence[Sequence[RemoteEnv]], wake_fds: Sequence[int] = ()) -> None:
-        """Return when one of these sets of environments may be back as a whole, or something else is to be done.
+    def wait(self, sets: Sequence[Sequence[RemoteEnv]]) -> None:
+        """Return when one of these sets of environments may be back as a whole, or it is time to look after other things.
 
-        Whoever waits asks again: what was awaited may not be there yet. The board names the environment that has been
-        waited for longest.
+        Whoever waits asks again: what was awaited may not be there yet. The board names an environment that is waited for.
 
         Args:
             sets: Of environments that are at work.
-            wake_fds: Descriptors that end the wait when they can be read.
         """
         self.flush()
         at_work = [env for one in sets for env in one if env.busy]
@@ -253,7 +231,14 @@ class RemoteEnvs:
         self._show(at_work[0])
         # Nobody can go on before the smallest set is there, so nobody need be woken before.
         need = min(len([env for env in one if env.busy]) for one in sets)
-        self._take(self._vector.receive(max(1, need), _LOOK_S, wake_fds))
+        try:
+            self._take(self._vector.receive(max(1, need), _LOOK_S))
+        except HeadraceError as error:
+            fault = next((fault for fault in reversed(self._vector.faults) if fault.error is error), None)
+            if fault is None:
+                raise
+            env = self._envs[fault.env]
+            env.take(env.lost(fault))
 
     def _show(self, env: RemoteEnv) -> None:
         """Put on the board who is waited for, once, so that it shows since when."""
@@ -261,14 +246,11 @@ class RemoteEnvs:
         if self._slot.resume() != waits:
             self._slot.enter(*waits)
 
-    def _take(self, answers: Answers) -> None:
-        for row, place in enumerate(answers.env_ids):
-            env = self._envs[int(place)]
-            if not answers.valid[row]:
-                env.take(env.lost(answers.faults[int(place)]))
-                continue
-            ends = bool(answers.terminations[row]), bool(answers.truncations[row])
-            env.take((_row(answers.observations, row), float(answers.rewards[row]), *ends, _info(answers.infos, row)))
+    def _take(self, answers: Received) -> None:
+        rewards = answers.rewards.tolist()
+        ends = zip(answers.terminations.tolist(), answers.truncations.tolist(), strict=True)
+        for row, (place, reward, ended) in enumerate(zip(answers.env_ids.tolist(), rewards, ends, strict=True)):
+            self._envs[place].take((_row(answers.observations, row), reward, *ended, _info(answers.infos, row)))
 
     def close(self) -> None:
         """End every worker, whatever its environments are at."""

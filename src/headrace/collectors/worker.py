@@ -77,10 +77,7 @@ class CollectorWorker:
             ComponentStalled: The learner stood still for that long.
             ChannelClosed: The supervisor or the learner is gone.
         """
-        collectors, fds = (
-            [group.collector for group in self._groups.values()],
-            [self._credits.reader_fd, self._control.fileno()],
-        )
+        collectors = [group.collector for group in self._groups.values()]
         while True:
             self._take_credits()
             self._stop |= bool(self._control.receive_all())  # the supervisor says nothing here but to leave
@@ -89,7 +86,7 @@ class CollectorWorker:
             ready = [group for group in self._groups.values() if group.ready]
             if ready:
                 self._advance(min(ready, key=lambda group: group.next_chunk), chunk_steps, stopping)
-            elif not wait_for_any(collectors, fds):
+            elif not wait_for_any(collectors):
                 self._wait(wait_s)
         for group in self._groups.values():
             while group.course is not None:  # what was begun is completed

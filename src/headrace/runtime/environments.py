@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import gymnasium
+from gymnasium.vector import AutoresetMode
 
 from headrace.collectors.remote import RemoteEnvs
 from headrace.core.clock import Clock, MonotonicClock
@@ -22,6 +23,7 @@ from headrace.supervision.losses import FaultBudget
 from headrace.supervision.messages import Report
 from headrace.supervision.spec import Exited
 from headrace.telemetry.board import Activity, Slot
+from headrace.vector.env import VectorEnv
 
 _OWN_FAULTS = frozenset({"raised", "contract", "not-finite"})
 """Kinds of faults in which an environment has come back, with something wrong."""
@@ -44,9 +46,6 @@ def remote_environments(basics: Basics, spaces: EnvSpaces, lanes: Mapping[int, i
     config = basics.config
     if not config.env.workers:
         return None
-    from headrace.vector import AutoresetMode, VectorEnv
-    from headrace.vector import FaultBudget as VectorBudget
-
     slot.enter(Activity.ENV_CONSTRUCT)
     limits = config.deadlines
     vector = VectorEnv(
@@ -56,7 +55,7 @@ def remote_environments(basics: Basics, spaces: EnvSpaces, lanes: Mapping[int, i
         reset_timeout_s=limits.reset_s,
         start_timeout_s=limits.start_s,
         close_timeout_s=0.5 * limits.stop_s,
-        budget=VectorBudget(per_env=None, total=None, backoff_s=config.supervision.backoff_s),
+        on_fault="raise",  # what follows a fault is decided here, and on record
         autoreset_mode=AutoresetMode.DISABLED,
     )
     return RemoteEnvs(vector, tuple(lanes), spaces.observation, spaces.action, slot)

@@ -69,7 +69,30 @@ class Engine:
         self._errors: deque[Fault] = deque()
         self._spent: HeadraceError | None = None
         self._size = size
+        self._everybody = np.arange(size)
         self._passing_over = False
+        self._common: int | None = None
+        """Number of everybody's newest question while all are idle and nothing is pending; None: not known."""
+
+    def calm(self) -> int | None:
+        """The number of everybody's newest question, if all are idle and have observations, and nothing is pending."""
+        if self._common is None:
+            pending = self._broken or self.infos or self.told or self.cut or self._errors or self._spent
+            seq = self.slots.seq
+            if not pending and self.slots.idle() and (seq == seq[0]).all() and (self.row >= 0).all():
+                self._common = int(seq[0])
+        return self._common
+
+    def went(self, first: int, resets: Sequence[int]) -> None:
+        """Everybody was stepped, or reset, outside of the slots, and has answered; see `calm`."""
+        assert self._common is not None
+        self._common += 1
+        self.slots.seq += 1
+        self._steps += 1
+        if resets:
+            self._steps[resets] -= 1
+        self.row[:] = self._everybody
+        self.row += first
 
     def reset(self, ids: Ids, seeds: Sequence[int | None], options: Any) -> None:
         """Ask for a reset.
@@ -80,6 +103,7 @@ class Engine:
             options: For all of them.
         """
         self._raise_if_spent()
+        self._common = None
         now = self.slots.send(ids, np.zeros(len(ids), np.bool_), self._clock.now())
         for env, seed in zip(ids.tolist(), seeds, strict=True):
             if seed is not None:
@@ -97,8 +121,9 @@ class Engine:
             actions: Their actions, if they are objects.
         """
         self._raise_if_spent()
+        self._common = None
         slab = self._backend.slab
-        self.check_observed()
+        self.check_observed(ids)
         if self._mode is AutoresetMode.DISABLED and self.ended[ids].any():
             raise VectorMisused(
                 f"the episode of environment {ids[self.ended[ids]][0]} is over and it was not reset; nothing was sent",
@@ -137,15 +162,13 @@ class Engine:
         Raises:
             RestartBudgetSpent: One of them failed once too often.
         """
-        state = self.slots.state
         until_s = self._clock.now() + (_LONG_S * 24 if timeout_s is None else timeout_s)
         while True:
             now_s = self._clock.now()
             due = self.slots.due(now_s)
             if len(due):
                 self._ask_resets(due, {})
-            done = state if ids is None else state[ids]
-            missing = enough - int(np.count_nonzero(done >= SlotState.READY))
+            missing = enough - self.slots.count_done(ids)
             self._raise_if_spent()
             if missing <= 0 or now_s > until_s or (self._errors and ids is None and enough < self._size):
                 return
@@ -153,16 +176,28 @@ class Engine:
             due_s = self.slots.next_due_s()
             if due_s is not None:
                 wait_s = min(wait_s, max(0.0, due_s - now_s))
-            for event in self._backend.poll(missing, wait_s):
-                if isinstance(event, Answers):
-                    self._take_in(event)
-                else:
-                    self._fail(event.env, event.seq, event.problem)
+            for event in self._polled(missing, wait_s):
+                self.take_in(event)
 
     @property
     def slab(self) -> Slab:
         """Questions and answers."""
         return self._backend.slab
+
+    def take_in(self, event: Event) -> None:
+        """Make of an event what follows from it."""
+        self._common = None
+        if isinstance(event, Answers):
+            self._answered(event)
+        else:
+            self._fail(event.env, event.seq, event.problem)
+
+    def interrupted(self) -> None:
+        """Ctrl-C came while environments were stepped in this process: what they did is not known."""
+        self._common = None
+        self.slots.forget()
+        for env in range(self._size):
+            self._broken[env] = losses.interrupted_here()
 
     def raise_fault(self) -> None:
         """Raise the oldest fault that the caller is to be told by an exception, once; the others are kept."""
@@ -196,23 +231,31 @@ class Engine:
                 fix="receive() their answers first",
             )
 
-    def check_observed(self) -> None:
-        """Whether every environment has an observation.
+    def check_observed(self, ids: Ids) -> None:
+        """Whether each of these environments has an observation.
 
         Raises:
             VectorMisused: One has none.
         """
-        missing = np.flatnonzero(self.row < 0)
+        missing = ids[self.row[ids] < 0]
         if len(missing):
             raise VectorMisused(
                 f"environment {missing[0]} was never reset, so it has no observation",
-                fix="reset all environments first",
+                fix="reset it first",
             )
 
     def last_valid(self, env: int) -> Any:
         """A copy of the last valid observation of one environment."""
         arrays = [array[self.row[env]].copy() for array in self.rows.arrays]
         return self.rows.layout.one(arrays, [column[env] for column in self.objects])
+
+    def _polled(self, missing: int, wait_s: float) -> list[Event]:
+        try:
+            return self._backend.poll(missing, wait_s)
+        except KeyboardInterrupt:
+            if not self._backend.pids():
+                self.interrupted()
+            raise
 
     def _ask_resets(self, ids: Ids, seeds: Mapping[int, int | None]) -> None:
         """Ask for resets that are open; broken ones are renewed, with a seed derived from their last one."""
@@ -236,7 +279,7 @@ class Engine:
         seed = self._seeds[env]
         return None if seed is None else seeding.integer(seed, "replacement", env, self._incarnations[env])
 
-    def _take_in(self, answers: Answers) -> None:
+    def _answered(self, answers: Answers) -> None:
         ids = self.slots.answered(answers.ids, answers.seqs)
         if not len(ids):
             return

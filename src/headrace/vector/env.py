@@ -88,7 +88,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         engine.reset(ids, [seeds[env] for env in ids.tolist()], options)
         engine.wait(ids, len(ids))
         engine.raise_fault()
-        engine.check_observed()
+        engine.check_observed(self._all)
         batch = self._taken(ids, self._all)
         return batch.observations, batch.infos
 
@@ -136,6 +136,26 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             ids, columns = ids[order], [column[order] for column in columns]
             objects = [objects[place] for place in order.tolist()] if objects else objects
         self._engine.step(ids, columns, objects)
+
+    def send_reset(
+        self, env_ids: Sequence[int] | NDArray[Any], seeds: Sequence[int | None], options: dict[str, Any] | None = None
+    ) -> None:
+        """Have environments begin an episode, and do not wait: their answers come with `receive`, reward 0 and no end.
+
+        For those who reset as they see fit, with ``autoreset_mode=AutoresetMode.DISABLED``.
+
+        Args:
+            env_ids: Whom, each once.
+            seeds: One each.
+            options: Handed on to each.
+
+        Raises:
+            VectorMisused: One of the environments is busy; nothing was sent.
+        """
+        self._check_open()
+        ids = _ids(env_ids, self.num_envs)
+        order = np.argsort(ids)
+        self._engine.reset(ids[order], [seeds[place] for place in order.tolist()], options)
 
     def receive(self, min_envs: int = 1, timeout_s: float | None = None) -> Received:
         """Answers of environments that are ready.
