@@ -35,6 +35,12 @@ SMALL: Mapping[str, object] = {
 """A run of a second or less, once its processes are up."""
 
 
+def small(**settings: Any) -> dict[str, object]:
+    """`SMALL` with these settings, keys with ``__`` for the dot; of the algorithm only theirs where they name one."""
+    dotted = {key.replace("__", "."): value for key, value in settings.items()}
+    return {k: v for k, v in SMALL.items() if "algorithm.name" not in dotted or not k.startswith("algorithm.")} | dotted
+
+
 class LentServer:
     """A fork server that stays when its borrower closes it."""
 
@@ -52,7 +58,13 @@ class LentServer:
 def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """A fork server that has imported torch: a run from it starts in a tenth of the time."""
     log = tmp_path_factory.mktemp("forkserver") / "forkserver.log"
-    modules = ("headrace.runtime.training", "headrace.algorithms.td3", "torch._dynamo", "run_envs")
+    modules = (
+        "headrace.runtime.training",
+        "headrace.algorithms.td3",
+        "headrace.algorithms.dqn",
+        "torch._dynamo",
+        "run_envs",
+    )
     with ForkServer(modules, {"OMP_NUM_THREADS": "1"}, log) as server:
         server._read_link()
         yield server
@@ -71,10 +83,9 @@ class Runs:
         """A run of an environment factory or id; settings are keys with ``__`` for the dot."""
         self._number += 1
         place = "env.id" if "-v" in env else "env.factory"
-        dotted = {key.replace("__", "."): value for key, value in settings.items()}
         return headrace.train(
             run_dir=self._folder / f"run-{self._number}",
-            settings={**SMALL, place: env, "env.kwargs": dict(kwargs or {}), **dotted},
+            settings={place: env, "env.kwargs": dict(kwargs or {}), **small(**settings)},
         )
 
     def keep(self, books: Any) -> None:

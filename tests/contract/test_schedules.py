@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+import choice_envs
 from headrace.runtime.api import Run
 from run_support import Runs, assert_books, assert_gapless
 
@@ -66,6 +68,33 @@ def test_environment_that_draws_from_global_generators(runs):
 @pytest.mark.parametrize("space", SPACES)
 def test_spaces(runs, space):
     assert_same(runs, "headrace.envs.toy:sampler", (2,), kwargs={"space": space}, run__steps=200)
+
+
+CHOOSING: dict[str, tuple[str, Mapping[str, object]]] = {
+    "cartpole": ("CartPole-v1", {**choice_envs.SMALL, "env.group_size": 2}),
+    "cartpole, prioritised, dueling, three steps": (
+        "CartPole-v1",
+        {
+            **choice_envs.SMALL, "algorithm.priority.enabled": True, "algorithm.priority.beta_updates": 200,
+            "algorithm.dueling": True, "replay.n_step": 3, "replay.capacity": 300,
+        },
+    ),
+    "map": ("choice_envs:plots", {**choice_envs.PLOTS, "env.group_size": 2}),
+    "map, prioritised, dueling, residual, stacked": (
+        "choice_envs:plots",
+        {
+            **choice_envs.PLOTS, "algorithm.priority.enabled": True, "algorithm.dueling": True, "env.frame_stack": 2,
+            "algorithm.map.residual": True, "algorithm.map.channels": [4, 8], "replay.capacity": 300,
+        },
+    ),
+    "mask": ("choice_envs:gates", choice_envs.GATES),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CHOOSING)
+def test_what_chooses_learns_the_same_with_any_number_of_collectors(runs, case):
+    env, settings = CHOOSING[case]
+    assert_same(runs, env, (1, 2), **settings)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

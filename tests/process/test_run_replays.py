@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import choice_envs
 from headrace.record.trace import Trace
 from replay_support import Blows, Case, blows, headrace, lags, recorded, replayed_alike, salvages, successions
 from run_support import Runs, assert_books
@@ -88,6 +89,28 @@ MORE = {
 }  # fmt: skip
 """With those above, the twenty of the acceptance."""
 assert len(PLAIN) + len(MORE) == 20
+PRIORITY = {"algorithm.priority.enabled": True, "algorithm.priority.beta_updates": 1500}
+CHOOSING = {
+    "map, prioritised, collector killed": Case(
+        "choice_envs:plots", blows=[("collector-1", SIGKILL, 300)], happened={"died": 1},
+        settings={**choice_envs.PLOTS, **PRIORITY, "replay.capacity": 600},
+    ),
+    "cartpole, prioritised, learner killed": Case(
+        "choice_envs:slow_cartpole", blows=[("learner", SIGKILL, 300), ("learner", SIGKILL, 900)], kwargs=SLOW,
+        settings={**choice_envs.SMALL, **PRIORITY, **SUCCEEDS, "replay.capacity": 900, "env.group_size": 3},
+    ),
+}  # fmt: skip
+"""What chooses: its exploration, its masks, its priorities."""
+CHOOSING_MORE = {
+    "cartpole": Case("CartPole-v1", settings=choice_envs.SMALL),
+    "cartpole, prioritised, learner killed before it saved": Case(
+        "choice_envs:slow_cartpole", blows=[("learner", SIGKILL, 300)], kwargs=SLOW,
+        settings={**choice_envs.SMALL, **PRIORITY, **SUCCEEDS, "supervision.learner_save_every_s": 1e6},
+    ),
+    "mask, three steps, prioritised": Case(
+        "choice_envs:gates", settings={**choice_envs.GATES, **PRIORITY, "replay.n_step": 3, "algorithm.dueling": True}
+    ),
+}  # fmt: skip
 
 
 def trained(runs: Runs, blows: Blows, case: Case, marker: Path) -> Any:
@@ -96,7 +119,8 @@ def trained(runs: Runs, blows: Blows, case: Case, marker: Path) -> Any:
     if case.fault is not None:
         kwargs |= {"at": case.at, "marker": str(marker)} | ({} if "what" in kwargs else {"fault": case.fault})
     blows.plan(case.blows)
-    run = runs.train(case.env, kwargs=kwargs, **{**LONG, **case.settings})
+    long = {k: v for k, v in LONG.items() if "algorithm.name" not in case.settings or not k.startswith("algorithm__")}
+    run = runs.train(case.env, kwargs=kwargs, **{**long, **case.settings})
     assert run.completed, run.summary["error"]
     assert_books(run)
     assert run.summary["updates"] >= 2000
@@ -113,8 +137,8 @@ def trained(runs: Runs, blows: Blows, case: Case, marker: Path) -> Any:
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=name) for name, case in PLAIN.items()]
-    + [pytest.param(case, id=name, marks=pytest.mark.table) for name, case in MORE.items()],
+    [pytest.param(case, id=name) for name, case in (PLAIN | CHOOSING).items()]
+    + [pytest.param(case, id=name, marks=pytest.mark.table) for name, case in (MORE | CHOOSING_MORE).items()],
 )
 def test_an_asynchronous_run_replays_bit_for_bit(runs: Runs, blows: Blows, tmp_path: Path, case: Case):
     run = trained(runs, blows, case, tmp_path / "marker")

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import choice_envs
 import headrace
 from headrace.core.clock import MonotonicClock
 from headrace.learners.checkpoints import load_checkpoint
@@ -51,6 +52,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Pendulum-v1", {"replay__capacity": 120, "env__frame_stack": 2, "replay__n_step": 2, "collect__chunk_steps": 4},
     ),
     "dictionary": ("headrace.envs.toy:sampler", {}),
+    "priorities": (
+        "CartPole-v1",
+        {
+            **choice_envs.SMALL, "algorithm.priority.enabled": True, "algorithm.priority.beta_updates": 400,
+            "algorithm.exploration.decay_steps": 600, "replay.capacity": 300, "replay.n_step": 2, "env.group_size": 2,
+        },
+    ),
+    "cells_of_a_map": ("choice_envs:plots", {**choice_envs.PLOTS, "env.frame_stack": 2}),
 }  # fmt: skip
 
 
@@ -80,9 +89,9 @@ def assert_the_same(runs: Runs, env: str, chain: tuple[dict[str, Any], ...], **s
     assert_replays(stopped)
 
 
-def beyond(names: Iterable[str], first: str) -> list[Any]:
-    """The first one runs in every run of the tests, the others with all."""
-    return [pytest.param(name, marks=[] if name == first else pytest.mark.table) for name in names]
+def beyond(names: Iterable[str], *first: str) -> list[Any]:
+    """The first ones run in every run of the tests, the others with all."""
+    return [pytest.param(name, marks=[] if name in first else pytest.mark.table) for name in names]
 
 
 @pytest.mark.parametrize("chain", beyond(CHAINS, "inline_then_lockstep_then_inline"))
@@ -90,7 +99,7 @@ def test_stopped_and_resumed_it_learns_the_same(runs, chain):
     assert_the_same(runs, "Pendulum-v1", CHAINS[chain])
 
 
-@pytest.mark.parametrize("case", beyond(CASES, "eviction_correlated_noise_and_normaliser"))
+@pytest.mark.parametrize("case", beyond(CASES, "eviction_correlated_noise_and_normaliser", "priorities"))
 def test_whatever_crosses_the_stop(runs, case):
     env, settings = CASES[case]
     assert_the_same(runs, env, (INLINE, lockstep(2), lockstep(3)), **settings)

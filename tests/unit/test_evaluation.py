@@ -8,13 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.algorithms.registry import build_random_actor
 from headrace.core.errors import EnvironmentRaised, ObservationMismatch
 from headrace.envs.toy import Target, sampler
 from headrace.runtime.config import load_config
 from headrace.runtime.evaluation import Player, Scores
+from headrace.runtime.payloads import EnvSpaces
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import choice_envs
 from run_envs import Traced, gambler
 
 
@@ -46,6 +49,17 @@ def test_random_play_is_the_same_every_time_also_with_global_generators():
     assert first == second == player.play(5)
     assert len(set(first.returns)) == 5
     assert Player(gambler(), config(run__seed=1), "gambler").play(5) != first
+
+
+@pytest.mark.parametrize("name", ["plots", "gates"])
+def test_random_play_keeps_to_what_can_be_chosen_and_is_the_same_every_time(name):
+    """These environments raise at anything else."""
+    env, settings = getattr(choice_envs, name)(), {"plots": choice_envs.PLOTS, "gates": choice_envs.GATES}[name]
+    whole = load_config(None, {"env.factory": f"choice_envs:{name}", **settings})
+    actor = build_random_actor(EnvSpaces(env.observation_space, env.action_space).policy(whole))
+    first, second = (Player(env, whole, name, actor, explores=True).play(6) for _ in range(2))
+    assert first == second
+    assert len(set(first.returns)) > 2
 
 
 def test_short_episodes_are_not_favoured():

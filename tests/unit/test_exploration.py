@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from headrace.algorithms.configs import ExplorationConfig
-from headrace.algorithms.exploration import lane_noise, scale_at
+from headrace.algorithms.configs import EpsilonConfig, ExplorationConfig
+from headrace.algorithms.exploration import RandomChoice, decay_of, lane_noise, scale_at
 
 
 def draws(config: ExplorationConfig, steps: int, seed: int = 0, dimensions: int = 2) -> np.ndarray:
@@ -74,3 +74,23 @@ def test_scale_without_final_value_is_constant_and_without_noise_zero():
     assert scale_at(ExplorationConfig(scale=0.3, decay_steps=10), 1000) == 0.3
     assert scale_at(ExplorationConfig(kind="none", scale=0.3), 0) == 0.0
     assert scale_at(ExplorationConfig(scale=0.3, final_scale=0.0, decay_steps=10), 10) == 0.0
+
+
+@pytest.mark.parametrize(("steps", "share"), [(0, 1.0), (100, 1.0), (350, 0.1**0.5), (600, 0.1), (9000, 0.1)])
+def test_epsilon_falls_by_a_factor_once_its_schedule_begins(steps, share):
+    config = EpsilonConfig(epsilon=1.0, final_epsilon=0.1, begin_steps=100, decay_steps=500, decay="exponential")
+    assert scale_at(config, steps) == pytest.approx(share)
+
+
+def test_epsilon_falls_linearly_and_goes_on_where_the_steps_do():
+    """Case M171: nothing but the steps counts, so a run that is resumed at 5,000 has 0.55."""
+    config = EpsilonConfig(epsilon=1.0, final_epsilon=0.1, decay_steps=10_000)
+    assert scale_at(config, 5_000) == pytest.approx(0.55)
+    assert decay_of(config).end_key == "final_epsilon"
+
+
+def test_whether_a_step_is_random_hangs_on_the_share_alone():
+    noise = RandomChoice(np.random.default_rng(0))
+    assert not any(noise.explores(0.0) for _ in range(100))
+    assert all(noise.explores(1.0) for _ in range(100))
+    assert np.mean([noise.explores(0.3) for _ in range(4000)]) == pytest.approx(0.3, abs=0.02)

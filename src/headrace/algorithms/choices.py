@@ -138,8 +138,8 @@ def _first_column(columns: Columns, channel: int | None, size: int) -> int | Non
     if not columns.plain:
         return None
     if channel is None:
-        # [n], [H, W] or [S, n]: the newest frame is the last one.
-        fits = math.prod(shape) == size or (len(shape) > 1 and math.prod(shape[1:]) == size)
+        # [n], [H, W] or [S, n], of which the newest frame is the last one. [S, H, W] might as well be a map's channels.
+        fits = math.prod(shape) == size or (len(shape) == 2 and shape[1] == size)
         return columns.stop - size if fits else None
     if len(shape) not in (3, 4) or shape[-1] * shape[-2] != size or channel >= shape[-3]:
         return None

@@ -124,6 +124,8 @@ class TargetConfig(Section):
     bootstrap: Literal["k_best", "best"] = "k_best"
     """Worth of the next observation where several cells are chosen. k_best: mean of as many cells as an action has.
     best: the best cell alone."""
+    reward_scale: float = Field(default=1.0, gt=0)
+    """What rewards are multiplied by before they are learned from, where they are far from 1; returns are told as they are."""
     every_updates: int = Field(default=500, ge=1)
     """Updates between two moves of the target network."""
     tau: float = Field(default=1.0, gt=0, le=1)

@@ -233,6 +233,7 @@ class _Inputs:
         self.next_legal: Tensor | None = None
         """[B, n] what can be chosen in the newest batch's next observations; None: everything."""
         self._mask = Mask(config.actions, self.encoder, self.choices.size)
+        self._reward_scale = config.target.reward_scale
         self._device = device
         self._resize(config.batch_size)
 
@@ -247,7 +248,7 @@ class _Inputs:
         self.encoder.encode(batch.obs, obs)
         self.encoder.encode(batch.next_obs, next_obs)
         self.choices.shares(batch.action["action"], shares)
-        reward[...] = batch.reward
+        np.multiply(batch.reward, self._reward_scale, out=reward, casting="same_kind")
         discount[...] = batch.discount
         weight[...] = 1.0 if batch.weight is None else batch.weight
         legal = self._mask.legal(next_obs)

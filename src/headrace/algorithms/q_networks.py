@@ -15,7 +15,9 @@ from headrace.algorithms.encoding import MapPlace, ObservationEncoder, map_place
 from headrace.algorithms.networks import build_network
 
 _MOST_GROUPS = 8
-"""Groups of channels that are normalised together; fewer where they do not divide the channels."""
+"""Groups into which the channels of a map are divided to be normalised, at most."""
+_LEAST_CHANNELS = 4
+"""Channels in a group. One that is normalised alone says no longer how much there is of anything."""
 
 
 def build_q_network(
@@ -81,7 +83,8 @@ class MapNetwork(nn.Module):
             layers.append(block(inputs, channels, normed=config.group_norm, draw=draw))
             inputs = channels
         self.trunk = nn.Sequential(*layers)
-        self.cells = _drawn(nn.utils.skip_init(nn.Conv2d, inputs, 1, 1), inputs, draw)
+        # Of advantages what is added to all of them counts for nothing.
+        self.cells = _drawn(nn.utils.skip_init(nn.Conv2d, inputs, 1, 1, bias=not dueling), inputs, draw)
         self.value = _drawn(nn.utils.skip_init(nn.Linear, inputs, 1), inputs, draw) if dueling else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -127,7 +130,8 @@ def _convolution(inputs: int, outputs: int, draw: torch.Generator) -> nn.Module:
 
 
 def _norm(channels: int) -> nn.Module:
-    return nn.GroupNorm(math.gcd(channels, _MOST_GROUPS), channels)  # begins as 1 and 0: nothing is drawn
+    fitting = (n for n in range(1, _MOST_GROUPS + 1) if channels % n == 0 and channels // n >= _LEAST_CHANNELS)
+    return nn.GroupNorm(max(fitting, default=1), channels)  # begins as 1 and 0: nothing is drawn
 
 
 def _drawn(layer: nn.Module, fan_in: int, draw: torch.Generator) -> nn.Module:

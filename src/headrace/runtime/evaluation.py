@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from headrace.algorithms.base import Actor
-from headrace.algorithms.registry import build_actor
+from headrace.algorithms.base import Actor, LaneNoise
+from headrace.algorithms.registry import build_actor, build_random_actor
 from headrace.collectors.stepping import raised
 from headrace.core import seeding
 from headrace.core.errors import ConfigError, NonFiniteValue, RunDirectoryError
@@ -69,15 +69,19 @@ class Player:
         config: Of the run.
         name: The environment's name, for messages.
         actor: The acting half, with a policy loaded; None acts uniformly at random.
+        explores: With the actor's exploration, as drawn for the episode; for one that acts at random.
     """
 
     def __init__(
-        self, env: gymnasium.Env[Any, Any], config: ExperimentConfig, name: str, actor: Actor | None = None
-    ) -> None:
+        self, env: gymnasium.Env[Any, Any], config: ExperimentConfig, name: str, actor: Actor | None = None, *,
+        explores: bool = False,
+    ) -> None:  # fmt: skip
         self._env = env
         self._name = name
         self._seed = config.run.seed
         self._actor = actor
+        self._explores = explores
+        self._noise: list[LaneNoise] | None = None
         self._check = ObservationCheck(env.observation_space, name, cast=config.env.cast_observations)
         self._observation = leaves(env.observation_space, "obs")
         self._action = leaves(env.action_space, "action")
@@ -96,6 +100,8 @@ class Player:
         env, check = self._env, self._check
         seeding.seed_global_generators(self._seed, "evaluation-global", number)
         env.action_space.seed(seeding.integer(self._seed, "evaluation-actions", number))
+        if self._explores and self._actor is not None:
+            self._noise = [self._actor.noise(seeding.generator(self._seed, "evaluation-actions", number))]
         try:
             obs, _ = env.reset(seed=seeding.integer(self._seed, "evaluation", number))
         except Exception as error:  # user code may raise anything; it is passed on with its place
@@ -141,7 +147,7 @@ class Player:
         if self._actor is None:
             return self._env.action_space.sample()
         values = {leaf.path: self._observe(leaf, frames, t) for leaf in self._observation}
-        actions = self._actor.act(values)
+        actions = self._actor.act(values, self._noise)
         parts = {leaf.path: handed_over(actions[leaf.path][0]) for leaf in self._action}
         return assemble(self._env.action_space, parts, "action")
 
@@ -165,7 +171,8 @@ def evaluator(context: ChildContext) -> None:
         with closing(
             build_environment(config.env, -1, factory=payload.basics.env_factory, component=context.id)
         ) as env:
-            actor = build_actor(payload.spaces.policy(config))
+            policy = payload.spaces.policy(config)
+            actor = build_actor(policy)
             context.control.send(Ready({}), timeout_s=config.deadlines.start_s)
             slot.set_state(State.RUNNING)
             while True:
@@ -179,9 +186,11 @@ def evaluator(context: ChildContext) -> None:
                     assert isinstance(message, Command), f"unexpected {message}"
                     version = message.facts["version"]
                     slot.enter(Activity.EVALUATE)
-                    if version is not None:
+                    if version is None:
+                        player = Player(env, config, name, build_random_actor(policy), explores=True)
+                    else:
                         actor.load(load_policy_arrays(payload.checkpoints, version)[0])
-                    player = Player(env, config, name, actor if version is not None else None)
+                        player = Player(env, config, name, actor)
                     scores = player.play(config.evaluation.episodes)
                     slot.add("evaluations")
                     context.control.send(
