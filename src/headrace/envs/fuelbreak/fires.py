@@ -124,17 +124,15 @@ class Burn:
 
         Places are counted through all fires: fire * H * W + row * W + column.
         """
-        inner = np.s_[..., 1:-1, 1:-1]
-        offers = [
-            (np.roll(self._times, step, (1, 2)) + edges)[inner]
-            for step, edges in zip(DIRECTIONS, self._edges, strict=True)
-        ]  # [8][K, H, W], the arrival that each neighbour offers
-        fastest = np.argmin(offers, axis=0)
-        times = self.times
-        steps = np.array([row * times.shape[2] + column for row, column in DIRECTIONS])
-        places = np.arange(times.size).reshape(times.shape)
-        came = np.isfinite(times) & ~np.isfinite(self._ignitions[inner])
-        return np.where(came, places - steps[fastest], -1)
+        times = self._times
+        places = np.arange(self.times.size).reshape(self.times.shape)
+        parents = np.full(times.shape, -1)
+        for (row, column), edges in zip(DIRECTIONS, self._edges, strict=True):
+            # Times have settled, so the neighbour that fire came from offers the very same number.
+            came = (np.roll(times, (row, column), (1, 2)) + edges == times) & np.isfinite(times)
+            inner = came[:, 1:-1, 1:-1]
+            parents[came] = places[inner] - (row * self.times.shape[2] + column)
+        return parents[:, 1:-1, 1:-1]
 
     def cut(self, plan: Mask) -> None:
         """Take the fuel from the cells of ``plan``, bool [H, W], for good, and play what this changes again."""

@@ -216,8 +216,8 @@ def _moisture_damping(load: Floats, surface: Floats, moisture: Floats, in_class:
     dead = (in_class[:, _DEAD] * moisture[_DEAD]).sum(1) / extinction
     live = (in_class[:, _LIVE] * moisture[_LIVE]).sum(1) / live_extinction
     r = np.minimum(np.stack([dead, live], axis=1), 1.0)
-    # At extinction the polynomial is zero; rounding must not make it negative.
-    damping: Floats = np.maximum(1.0 - 2.59 * r + 5.11 * r**2 - 3.52 * r**3, 0.0)
+    # The polynomial is zero at extinction, but for rounding: a rate of 1e-16 would still be a fire.
+    damping: Floats = np.where(r < 1.0, 1.0 - 2.59 * r + 5.11 * r**2 - 3.52 * r**3, 0.0)
     return damping
 
 

@@ -93,25 +93,24 @@ def influence_plan(landscape: Landscape, budget: int, fires: Fires, *, per_round
 def node_influence(burn: Burn) -> NDArray[np.int64]:
     """How many cells the fires reach by way of each cell, itself included: int64 [H, W], summed over the fires."""
     parents = burn.predecessors().ravel()  # [K * H * W]
-    depth = _depths(parents)
     through = np.isfinite(burn.times).ravel().astype(np.int64)
-    for level in range(int(depth.max()), 0, -1):  # the ends of the trees first: all behind a cell has been added
-        cells = np.flatnonzero(depth == level)
+    for cells in reversed(_levels(parents)):  # the ends of the trees first: all behind a cell has been added
         np.add.at(through, parents[cells], through[cells])
     total: NDArray[np.int64] = through.reshape(burn.times.shape).sum(0)
     return total
 
 
-def _depths(parents: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many steps each cell is from where its fire began, 0 where it began or never came."""
+def _levels(parents: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """The cells that are 1, 2, … steps from where their fire began."""
     depth = np.zeros(len(parents), np.int64)
     cells = np.flatnonzero(parents >= 0)
     ancestors = parents[cells]
     while cells.size:
         depth[cells] += 1
-        above = parents[ancestors]
-        cells, ancestors = cells[above >= 0], above[above >= 0]
-    return depth
+        ancestors = parents[ancestors]
+        cells, ancestors = cells[ancestors >= 0], ancestors[ancestors >= 0]
+    order = np.argsort(depth, kind="stable")
+    return np.split(order, np.searchsorted(depth[order], np.arange(1, depth.max() + 1)))[1:]
 
 
 def _at(cells: NDArray[np.int64], landscape: Landscape) -> Mask:
