@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from headrace.core import seeding
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.errors import HeadraceError, RestartBudgetSpent, VectorMisused
-from headrace.vector.events import Answers, Backend
+from headrace.vector import losses
+from headrace.vector.events import Answers, Backend, Event
 from headrace.vector.faults import Fault, Problem
 from headrace.vector.rows import Rows
 from headrace.vector.slab import Kind, Slab
@@ -49,6 +50,8 @@ class Engine:
         """Per part that is no array, its last valid value of each environment."""
         self.ended = np.zeros(size, np.bool_)
         """Whose episode is over."""
+        self.any_ended = False
+        """Whether anybody's is; only while `calm`."""
         self.infos: dict[int, dict[str, Any]] = {}
         """Of answers that were not taken, by environment."""
         self.told: dict[int, Fault] = {}
@@ -70,6 +73,8 @@ class Engine:
         self._spent: HeadraceError | None = None
         self._size = size
         self._everybody = np.arange(size)
+        self._none = np.zeros(size, np.bool_)
+        self._disabled = mode is AutoresetMode.DISABLED
         self._passing_over = False
         self._common: int | None = None
         """Number of everybody's newest question while all are idle and nothing is pending; None: not known."""
@@ -81,6 +86,7 @@ class Engine:
             seq = self.slots.seq
             if not pending and self.slots.idle() and (seq == seq[0]).all() and (self.row >= 0).all():
                 self._common = int(seq[0])
+                self.any_ended = bool(self.ended.any())
         return self._common
 
     def went(self, first: int, resets: Sequence[int]) -> None:
@@ -88,11 +94,15 @@ class Engine:
         assert self._common is not None
         self._common += 1
         self.slots.seq += 1
+        self.count_steps(resets)
+        self.row[:] = self._everybody
+        self.row += first
+
+    def count_steps(self, resets: Sequence[int]) -> None:
+        """Everybody makes a step, but those that are reset."""
         self._steps += 1
         if resets:
             self._steps[resets] -= 1
-        self.row[:] = self._everybody
-        self.row += first
 
     def reset(self, ids: Ids, seeds: Sequence[int | None], options: Any) -> None:
         """Ask for a reset.
@@ -121,30 +131,47 @@ class Engine:
             actions: Their actions, if they are objects.
         """
         self._raise_if_spent()
+        slab, slots = self._backend.slab, self.slots
+        by_env = dict(zip(ids.tolist(), actions, strict=True)) if actions else {}
+        if len(ids) == self._size and self.calm() is not None and not (self.any_ended and self._disabled):
+            self._common = None
+            resets = self.ended if self._mode is AutoresetMode.NEXT_STEP else self._none
+            slots.send_all()
+            slots.is_step ^= resets
+            for own, column in zip(slab.actions, columns, strict=True):
+                own[:] = column
+            slab.seq[:] = slots.seq
+            slab.kind[:] = resets  # a reset without a seed is kind 1, a step 0
+            self._steps += slots.is_step
+            self._backend.submit(ids, slab.seq, {}, by_env)
+            return
         self._common = None
+        self._step_some(ids, columns, by_env)
+
+    def _step_some(self, ids: Ids, columns: Sequence[NDArray[Any]], actions: Mapping[int, Any]) -> None:
+        """Any of them, in any state."""
         slab = self._backend.slab
         self.check_observed(ids)
-        if self._mode is AutoresetMode.DISABLED and self.ended[ids].any():
+        if self._disabled and self.ended[ids].any():
             raise VectorMisused(
                 f"the episode of environment {ids[self.ended[ids]][0]} is over and it was not reset; nothing was sent",
                 fix='reset it with reset(options={"reset_mask": terminations | truncations})',
             )
-        resets = self.ended[ids] if self._mode is AutoresetMode.NEXT_STEP else np.zeros(len(ids), np.bool_)
+        resets = self.ended[ids] if self._mode is AutoresetMode.NEXT_STEP else self._none[ids]
         now = self.slots.send(ids, ~resets, self._clock.now())
         for own, column in zip(slab.actions, columns, strict=True):
             own[ids] = column
         slab.seq[ids] = self.slots.seq[ids]
-        slab.kind[ids] = np.where(resets, np.uint8(Kind.AUTORESET), np.uint8(Kind.STEP))
+        slab.kind[ids] = resets
         self._steps[ids] += ~resets
-        by_env = dict(zip(ids.tolist(), actions, strict=True)) if actions else {}
         if not self._broken:
-            self._backend.submit(now, slab.seq[now], {}, by_env)
+            self._backend.submit(now, slab.seq[now], {}, actions)
             return
         stepped = self.slots.is_step[now]
         gone = np.array([env in self._broken for env in now.tolist()], np.bool_)
         fine = now[~gone]
         if len(fine):
-            self._backend.submit(fine, slab.seq[fine], {}, by_env)
+            self._backend.submit(fine, slab.seq[fine], {}, actions)
         renewed = now[gone & ~stepped]
         if len(renewed):
             self._ask_resets(renewed, {})

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from headrace.core.config import nearest
 from headrace.core.errors import ConfigError, VectorMisused
 from headrace.vector.engine import Engine, Ids
+from headrace.vector.fastlane import FastLane
 from headrace.vector.faults import Fault
 from headrace.vector.opening import Opened, open_environments
 from headrace.vector.options import Options
+from headrace.vector.serial import Serial
 from headrace.vector.slots import SlotState
 from headrace.vector.taking import Received, take
 
@@ -61,6 +63,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.plan = self._opened.plan
         """Where the environments run, and why."""
         self._all = np.arange(self.num_envs)
+        backend = self._opened.backend
+        self._lane = FastLane(self._engine, backend, self._options.mode) if isinstance(backend, Serial) else None
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -112,7 +116,13 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         columns, objects = self._opened.codec.encode(actions, self.num_envs)
         engine = self._engine
         engine.pass_over()
-        engine.step(self._all, columns, objects)
+        if self._lane is not None:
+            stepped = self._lane.step(columns, objects)
+            if stepped is not None:
+                self.valid[:] = True
+                return stepped
+        if self._lane is None or not self._lane.asked:
+            engine.step(self._all, columns, objects)
         engine.wait(None, self.num_envs)
         engine.raise_fault()
         batch = self._taken(self._all, self._all)

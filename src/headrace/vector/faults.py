@@ -65,6 +65,8 @@ class Problem:
 
     def of(self, env: int, step: int, **facts: object) -> Fault:
         """The fault of environment ``env`` at its step ``step``."""
+        self.error.what = self.error.what.replace("the environment", f"environment {env}", 1)
+        self.error.args = (self.error.what,)
         self.error.place(env=env, step=step, **facts)
         return Fault(env, self.kind, self.phase, step, self.error)
 
@@ -117,7 +119,7 @@ def broken_contract(phase: str, field: str, expected: str, found: str) -> Proble
 def not_finite(phase: str, field: str, found: str) -> Problem:
     """The problem that NaN or infinity is."""
     error = NonFiniteValue(
-        f"{field} is not finite",
+        f"{field} of the environment is not finite",
         phase=phase,
         field=field,
         found=found,
@@ -129,7 +131,15 @@ def not_finite(phase: str, field: str, found: str) -> Problem:
 def tail(error: BaseException) -> str:
     """The end of a traceback, from the first frame outside of this package on."""
     frames = traceback.extract_tb(error.__traceback__)
-    while frames and "headrace/vector/" in frames[0].filename.replace("\\", "/"):
+    while frames and _is_ours(frames[0]):
         del frames[0]
-    lines = traceback.format_list(frames[-_TAIL_FRAMES:]) + traceback.format_exception_only(error)
+    while frames and _is_ours(frames[-1]):
+        del frames[-1]
+    lines = traceback.format_list(frames[-_TAIL_FRAMES:])
+    if not isinstance(error, Interrupted):
+        lines += traceback.format_exception_only(error)
     return "".join(["\n", *lines]).rstrip()[-_TAIL_CHARACTERS:]
+
+
+def _is_ours(frame: traceback.FrameSummary) -> bool:
+    return "headrace/vector/" in frame.filename.replace("\\", "/")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +112,11 @@ class Handle:
         """Questions without an answer, as far as taken in."""
         return self.mailbox.ordered - self.taken - len(self.written_off)
 
+    @property
+    def unanswered(self) -> int:
+        """Questions without an answer, taken in or not."""
+        return self.mailbox.ordered - self.mailbox.completed - len(self.written_off)
+
     def fds(self) -> list[int]:
         """Descriptors to wait on for what it has to say, or its end."""
         fds = (self.answered.reader_fd, self.child.control.fileno(), self.child.pidfd)
@@ -122,13 +127,13 @@ class Handle:
         for seat in self._seats:
             seat.begin(now_s)
 
-    def inside(self, busy: Container[int]) -> list[tuple[int, int]]:
-        """Environments it is in a call of, with the phase; of those in ``busy`` only."""
+    def inside(self, busy: Callable[[int], bool]) -> list[tuple[int, int]]:
+        """Environments it is in a call of, with the phase; of threads only those for which ``busy`` holds."""
         if not self.threaded:
             env = self.mailbox.env_of(self.mailbox.marks[0])
             return [] if env is None else [(env, self.mailbox.phases[0])]
         marks, phases = self.mailbox.marks, self.mailbox.phases
-        return [(env, phases[place]) for place, env in enumerate(self.ids) if env in busy and marks[place] > 0]
+        return [(env, phases[place]) for place, env in enumerate(self.ids) if marks[place] > 0 and busy(env)]
 
     def order(self, ids: NDArray[np.int64], now_s: float) -> None:
         """Ask these; it wakes us when all are answered, unless `wake_after` says otherwise."""

@@ -20,12 +20,15 @@ class Infos:
     """
 
     def __init__(self, count: int) -> None:
-        self._vector: gymnasium.vector.VectorEnv[Any, Any, Any] = gymnasium.vector.VectorEnv()
-        self._vector.num_envs = count
+        self._count = count
+        self._vector: gymnasium.vector.VectorEnv[Any, Any, Any] | None = None
         self.batch: dict[str, Any] = {}
 
     def add(self, place: int, info: Mapping[str, Any]) -> None:
         """The info of one environment; in ascending order of places, as dtypes follow the first."""
+        if self._vector is None:
+            self._vector = gymnasium.vector.VectorEnv()
+            self._vector.num_envs = self._count
         self.batch = self._vector._add_info(self.batch, dict(info), place)  # noqa: SLF001 - the base class's own rule
 
     def tell(self, faults: Mapping[int, Fault], valid: NDArray[np.bool_]) -> None:

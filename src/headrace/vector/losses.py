@@ -122,3 +122,11 @@ def call_lost() -> HeadraceError:
 def how_ended(exit_code: int) -> str:
     """For a sentence about a worker whose end no environment is known to have caused."""
     return f"which ended ({describe_exit(exit_code)}), and no environment is known to have caused that"
+
+
+def interrupted_here() -> Problem:
+    """The problem of environments in this process when Ctrl-C came while one of them was stepped."""
+    error = ComponentStalled(
+        "the environment was being stepped in this process when it was interrupted (Ctrl-C)", fix="reset it"
+    )
+    return Problem(FaultKind.RAISED, "step", error)

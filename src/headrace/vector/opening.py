@@ -103,7 +103,8 @@ def _open_here(factories: Sequence[Factory], options: Options, chosen: Plan) -> 
         slab = Slab.private(plan(layout, codec.layout, len(made), shared_rows=True)[0])
         rows = _rows(layout, slab, options)
         serial.attach(slab, rows, codec)
-        return _opened(serial, rows, codec, described, chosen, options)
+        slots = Slots(len(made), _policy(options, len(made)))
+        return _opened(serial, Engine(serial, rows, slots, options.mode), codec, described, chosen)
     except BaseException:
         serial.close(0.0)
         raise
@@ -123,18 +124,15 @@ def _open_workers(crew: Crew, options: Options, chosen: Plan) -> Opened:
             rows = _rows(layout, slab, options)
         else:
             rows = Rows.private(layout, count, check_finite=options.check_finite)
-        return _opened(Pool(crew, slab), rows, codec, described, chosen, options)
+        slots = Slots(count, _policy(options, count))
+        pool = Pool(crew, slab, slots)
+        return _opened(pool, Engine(pool, rows, slots, options.mode), codec, described, chosen)
     except BaseException:
         crew.close(0.0)
         raise
 
 
-def _opened(
-    backend: Backend, rows: Rows, codec: ActionCodec, described: Description, chosen: Plan, options: Options
-) -> Opened:
-    count = len(backend.slab.seq)
-    slots = Slots(count, _policy(options, count))
-    engine = Engine(backend, rows, slots, options.mode)
+def _opened(backend: Backend, engine: Engine, codec: ActionCodec, described: Description, chosen: Plan) -> Opened:
     # Also when nobody closes it: when it is collected, and when the interpreter ends.
     closer = weakref.finalize(engine, _close_once, backend, os.getpid(), [])
     closed: list[bool] = []

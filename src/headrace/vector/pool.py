@@ -22,6 +22,7 @@ from headrace.vector.faults import FaultKind, Problem
 from headrace.vector.handle import Handle, Late
 from headrace.vector.messages import Call, Details, Returned, pack
 from headrace.vector.slab import Slab
+from headrace.vector.slots import Slots, SlotState
 from headrace.vector.stepping import Phase
 from headrace.vector.watch import Verdict
 
@@ -35,25 +36,25 @@ class Pool:
     Args:
         crew: Owned from now on.
         slab: Shared with it.
+        slots: Who is asked what; only read here.
     """
 
-    def __init__(self, crew: Crew, slab: Slab) -> None:
+    def __init__(self, crew: Crew, slab: Slab, slots: Slots) -> None:
         self.slab = slab
+        self._slots = slots
         self._crew = crew
         self._limits = crew.options.limits
         self._clock = MonotonicClock()
-        self._busy: dict[int, int] = {}
-        """Number of the question of each environment that was asked and has not answered."""
         self._interrupted: dict[int, Late] = {}
         self._calls = 0
         self._look_at_s = 0.0
+        self._wants_all = False
 
     def submit(
         self, ids: Ids, seqs: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]
     ) -> None:
         """See `Backend.submit`."""
         now_s = self._clock.now()
-        self._busy.update(zip(ids.tolist(), seqs.tolist(), strict=True))
         for handle, part in self._crew.grouped(ids):
             if resets or actions:
                 own = part.tolist()
@@ -68,9 +69,14 @@ class Pool:
         events = self._collect()
         if events:
             return events
-        now_s = self._clock.now()
-        if self._arm(missing):
-            self._crew.wait(max(0.0, min(timeout_s, self._look_at_s - now_s)))
+        until_s = self._clock.now() + timeout_s
+        armed = self._arm(missing)
+        while armed and not self._crew.alarm:
+            now_s = self._clock.now()
+            if now_s >= min(until_s, self._look_at_s):
+                break
+            self._crew.wait(min(until_s, self._look_at_s) - now_s)
+            armed = self._waits_for_more()
         events = self._collect()
         if self._crew.alarm or self._clock.now() >= self._look_at_s:
             events += self._look()
@@ -117,35 +123,38 @@ class Pool:
         """Say when to be woken; False if that has happened already."""
         asked = [handle for handle in self._crew.handles.values() if handle.open > 0]
         total = sum(handle.open for handle in asked)
+        self._wants_all = missing >= total
         share = math.ceil(missing / max(1, len(asked)))
-        enough = [handle.wake_after(handle.open if missing >= total else share) for handle in asked]
-        return all(enough)
+        enough = [handle.wake_after(handle.open if self._wants_all else share) for handle in asked]
+        return any(enough) if self._wants_all else all(enough)
+
+    def _waits_for_more(self) -> bool:
+        """Whether somebody is still missing, where all are wanted."""
+        return self._wants_all and any(handle.unanswered > 0 for handle in self._crew.handles.values())
 
     def _collect(self) -> list[Event]:
         """Answers that are there."""
-        events: list[Event] = []
-        for handle in self._crew.handles.values():
-            ids = handle.take()
-            if len(ids):
-                events += self._answers(handle, ids)
-        return events
-
-    def _answers(self, handle: Handle, ids: Ids) -> list[Event]:
-        seqs, notes = self.slab.answered[ids], self.slab.note[ids]
-        listed, numbers = ids.tolist(), seqs.tolist()
-        busy = self._busy
-        for env, seq in zip(listed, numbers, strict=True):
-            if busy.get(env) == seq:
-                del busy[env]
-        if handle.written_off:
-            handle.written_off -= set(zip(listed, numbers, strict=True))
-        answers = Answers(ids, seqs)
-        if not notes.any():
+        found = [(handle, handle.take()) for handle in self._crew.handles.values()]
+        found = [(handle, ids) for handle, ids in found if len(ids)]
+        if not found:
+            return []
+        ids = found[0][1] if len(found) == 1 else np.concatenate([part for _, part in found])
+        answers = Answers(ids, self.slab.answered[ids])
+        notes = self.slab.note[ids]
+        if not notes.any() and not any(handle.written_off for handle, _ in found):
             return [answers]
-        good = np.ones(len(ids), np.bool_)
+        owners = [handle for handle, part in found for _ in range(len(part))]
+        return self._with_extras(answers, notes, owners)
+
+    def _with_extras(self, answers: Answers, notes: NDArray[np.uint8], owners: list[Handle]) -> list[Event]:
+        """Answers with what was sent along."""
+        listed, numbers = answers.ids.tolist(), answers.seqs.tolist()
+        for place, handle in enumerate(owners):
+            handle.written_off.discard((listed[place], numbers[place]))
+        good = np.ones(len(listed), np.bool_)
         failures: list[Event] = []
         for place in np.flatnonzero(notes).tolist():
-            env, seq = listed[place], numbers[place]
+            env, seq, handle = listed[place], numbers[place], owners[place]
             extras = handle.extras_of(env, seq)
             if extras is None:
                 good[place] = False  # of a question that was given up; there is a newer one
@@ -154,8 +163,12 @@ class Pool:
                 failures.append(Failure(env, seq, self._problem(handle, env, extras.problems[env])))
             else:
                 answers.note(env, extras.infos, extras.objects, extras.rows)
-        answers.ids, answers.seqs = ids[good], seqs[good]
+        answers.ids, answers.seqs = answers.ids[good], answers.seqs[good]
         return [answers, *failures]
+
+    def _is_busy(self, env: int) -> bool:
+        """Whether it was asked something and has not answered, as far as taken in."""
+        return bool(self._slots.state[env] == SlotState.BUSY)
 
     def _problem(self, handle: Handle, env: int, problem: Problem) -> Problem:
         late = self._interrupted.pop(env, None)
@@ -173,7 +186,7 @@ class Pool:
         for handle in list(self._crew.handles.values()):
             for env, late in handle.given_up().items():
                 events += self._abandoned(handle, env, late)
-            busy = [env for env in handle.ids if env in self._busy and env not in handle.giving_up]
+            busy = [env for env in handle.ids if self._is_busy(env) and env not in handle.giving_up]
             self._watch(handle, busy if handle.open > 0 else [], now_s)
         ended = {child.id: child.exit_code for child in self._crew.server.collect()}
         for handle in list(self._crew.handles.values()):
@@ -210,24 +223,25 @@ class Pool:
 
     def _abandoned(self, handle: Handle, env: int, late: Late) -> list[Event]:
         """A thread was left alone: its question is answered by that."""
-        seq = self._busy.pop(env, None)
-        if seq is None:
+        if not self._is_busy(env):
             return []
+        seq = int(self._slots.seq[env])
         handle.written_off.add((env, seq))
         return [Failure(env, seq, losses.abandoned(env, handle.name, handle.child.pid, late))]
 
     def _ended(self, handle: Handle, exit_code: int) -> list[Event]:
         """A worker has ended: what it had answered counts, everything else is lost."""
         handle.read()
-        ids = handle.take()
-        events = self._answers(handle, ids) if len(ids) else []
+        events = self._collect()
+        answered = {env for event in events if isinstance(event, Answers) for env in event.ids.tolist()}
         said = next((message.error for message in handle.replies if isinstance(message, Failed)), None)
         guilty = self._guilty(handle, exit_code, said)
         name, pid = handle.name, handle.child.pid
         why = f"which environment {next(iter(guilty))} held up" if len(guilty) == 1 else losses.how_ended(exit_code)
         for env in handle.ids:
             problem = guilty.get(env) or losses.lost_with(name, pid, why)
-            events.append(Failure(env, self._busy.pop(env, -1), problem))
+            asked = self._is_busy(env) and env not in answered
+            events.append(Failure(env, int(self._slots.seq[env]) if asked else -1, problem))
         others = [env for env in handle.ids if env not in guilty or len(guilty) > 1 or len(handle.ids) == 1]
         self._crew.bury(handle)
         if others:
@@ -245,7 +259,7 @@ class Pool:
             return {late.env: losses.culprit_ended(late.env, name, pid, late, stuck_in, stopped=stopped)}
         return {
             env: losses.died(env, name, pid, exit_code, Phase(phase).label, said)
-            for env, phase in handle.inside(self._busy)
+            for env, phase in handle.inside(self._is_busy)
         }
 
     def _reply(self, index: int, own: list[int]) -> Returned | None:

@@ -124,7 +124,8 @@ class Rows:
                 found = np.array(None)
             if found.shape != part.shape or not np.can_cast(found.dtype, part.dtype, "same_kind"):
                 expected = f"{part.dtype} of shape {part.shape}"
-                return broken_contract(phase, part.path, expected, _describe(found))
+                described = _describe(part.of(value) if found.dtype == object else found)
+                return broken_contract(phase, part.path, expected, described)
             array[row] = found
             if self.check_finite and part.dtype.kind in "fc" and not np.isfinite(found).all():
                 return not_finite(phase, part.path, _first_non_finite(found))

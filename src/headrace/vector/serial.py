@@ -17,7 +17,7 @@ from headrace.core.errors import HeadraceError
 from headrace.vector import losses
 from headrace.vector.events import Answers, Event, Failure
 from headrace.vector.faults import from_exception
-from headrace.vector.rows import Rows, settle
+from headrace.vector.rows import Rows, Settled, settle
 from headrace.vector.slab import Kind, Slab
 from headrace.vector.spaces import ActionCodec
 from headrace.vector.stepping import Body, Factory, Phase
@@ -90,7 +90,7 @@ class Serial:
             resets = frozenset(place for place, kind in enumerate(kinds) if kind)
         else:
             work, resets = [bodies[env].step for env in listed], frozenset()
-        returned = self._run(work, self._arguments(listed, ids), asked)
+        returned = self._run(work, self._arguments(listed, ids))
         settled = settle(self._rows, where, returned, resets)
         slab.reward[ids] = settled.rewards
         slab.terminated[ids] = settled.terminated
@@ -131,7 +131,25 @@ class Serial:
         """See `Backend.pids`."""
         return {}
 
-    def _run(self, work: Sequence[Any], arguments: Sequence[Any], asked: Sequence[tuple[int, int]]) -> list[Any]:
+    def step_all(
+        self, first: int, resets: Sequence[int], columns: Sequence[NDArray[Any]], actions: list[Any]
+    ) -> Settled:
+        """Step every environment at once, without a question in the slab.
+
+        Args:
+            first: The first of the rows their observations go to.
+            resets: Those that are reset instead.
+            columns: Actions per leaf.
+            actions: Actions, if they are objects.
+        """
+        bodies = self.bodies
+        work: list[Any] = [body.step for body in bodies]
+        for env in resets:
+            work[env] = bodies[env].autoreset
+        arguments = actions if self._codec.as_objects else self._codec.decode(columns)
+        return settle(self._rows, range(first, first + len(bodies)), self._run(work, arguments), resets)
+
+    def _run(self, work: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
         returned: list[Any] = []
         append = returned.append
         pending = zip(work, arguments, strict=True)
@@ -140,9 +158,7 @@ class Serial:
                 for step, argument in pending:
                     append(step(argument))
             except KeyboardInterrupt:
-                # The one that was interrupted is in an unknown state; the others are asked again by the next call.
-                self._asked = [*asked[:0], *asked[len(returned) + 1 :]]
-                raise
+                raise  # not the environment's; the engine sees to what was asked
             except BaseException as error:  # noqa: BLE001 - an environment's own code: its exception is an answer
                 phase, self._phase = self._phase, Phase.STEP
                 append(from_exception(error, phase.label))

@@ -37,6 +37,10 @@ class SlotState(IntEnum):
     """The budget of replacements is spent."""
 
 
+# Members of an enum are slow to look up, and numpy wants numbers.
+_IDLE, _BUSY, _HELD, _READY, _FAILED, _LOST = (int(state) for state in SlotState)
+
+
 @dataclass(frozen=True, slots=True)
 class Cut:
     """Instruction: answer the request with the end of the episode, marked as not valid."""
@@ -96,7 +100,7 @@ class Slots:
     """
 
     def __init__(self, num_envs: int, policy: Policy) -> None:
-        self.state = np.full(num_envs, SlotState.IDLE, np.uint8)
+        self.state = np.full(num_envs, _IDLE, np.uint8)
         self.seq = np.zeros(num_envs, np.int64)
         """Number of the newest request."""
         self.is_step = np.zeros(num_envs, np.bool_)
@@ -106,7 +110,9 @@ class Slots:
         self._not_before_s = np.zeros(num_envs)
         self._faults_s: list[deque[float]] = [deque() for _ in range(num_envs)]
         self._all_faults_s: deque[float] = deque()
-        self._all = np.arange(num_envs)
+        self._held = 0
+        """How many are held."""
+        self._nobody = np.zeros(0, np.int64)
 
     @property
     def num_envs(self) -> int:
@@ -119,7 +125,13 @@ class Slots:
 
     def where(self, *states: SlotState) -> Ids:
         """Environments in one of these states, ascending."""
-        return np.flatnonzero(np.isin(self.state, states))
+        chosen = np.zeros(len(SlotState), np.bool_)
+        chosen[list(states)] = True
+        return np.flatnonzero(chosen[self.state])
+
+    def count_done(self, ids: Ids | None) -> int:
+        """How many of these, or of all, are not waited for: ready, failed or lost."""
+        return int(np.count_nonzero((self.state if ids is None else self.state[ids]) >= _READY))
 
     def send(self, ids: Ids, steps: NDArray[np.bool_], now_s: float) -> Ids:
         """The caller asks; new numbers are given out.
@@ -136,17 +148,18 @@ class Slots:
             VectorMisused: One of them is not free for this; nothing has changed.
         """
         states = self.state[ids]
-        wrong = (states != SlotState.IDLE) & ~((states == SlotState.FAILED) & ~steps)
+        wrong = (states != _IDLE) & ~((states == _FAILED) & ~steps)
         if wrong.any():
             raise self._not_free(ids[wrong])
         self.seq[ids] += 1
         self.is_step[ids] = steps
         waits = ~steps & (self._not_before_s[ids] > now_s)
-        self.state[ids] = np.where(waits, np.uint8(SlotState.HELD), np.uint8(SlotState.BUSY))
+        self.state[ids] = np.where(waits, np.uint8(_HELD), np.uint8(_BUSY))
         if not waits.any():
             return ids
         held = ids[waits]
         self._due_s[held] = self._not_before_s[held]
+        self._held += len(held)
         return ids[~waits]
 
     def send_all(self) -> None:
@@ -156,7 +169,7 @@ class Slots:
         """
         self.seq += 1
         self.is_step[:] = True
-        self.state[:] = SlotState.BUSY
+        self.state[:] = _BUSY
 
     def answered(self, ids: Ids, seqs: Ids) -> Ids:
         """Answers have come in.
@@ -164,9 +177,9 @@ class Slots:
         Returns:
             Those that were awaited, and are now ready. The others are answers to older requests.
         """
-        awaited = (self.state[ids] == SlotState.BUSY) & (self.seq[ids] == seqs)
+        awaited = (self.state[ids] == _BUSY) & (self.seq[ids] == seqs)
         accepted = ids if awaited.all() else ids[awaited]
-        self.state[accepted] = SlotState.READY
+        self.state[accepted] = _READY
         return accepted
 
     def failed(self, env: int, seq: int, now_s: float) -> Instruction | None:
@@ -175,38 +188,41 @@ class Slots:
         Returns:
             What follows; None if that request is not awaited any more.
         """
-        if self.state[env] != SlotState.BUSY or self.seq[env] != seq:
+        if self.state[env] != _BUSY or self.seq[env] != seq:
             return None
         if self._policy.raises:
-            self.state[env] = SlotState.FAILED
+            self.state[env] = _FAILED
             return Raise(env)
         faults, of_all = self._note(env, now_s)
         if faults:
-            self.state[env] = SlotState.LOST
+            self.state[env] = _LOST
             return GiveUp(env, faults, of_all)
         pause_s = self._pause_s(len(self._faults_s[env]))
         self._not_before_s[env] = now_s + pause_s
         if self.is_step[env] and self._policy.cuts:
-            self.state[env] = SlotState.READY
+            self.state[env] = _READY
             return Cut(env)
-        self.state[env] = SlotState.HELD
+        self.state[env] = _HELD
         self._due_s[env] = now_s + pause_s
+        self._held += 1
         return AskAgain(env, pause_s)
 
     def due(self, now_s: float) -> Ids:
         """Held requests whose pause is over: they are to be asked for a reset now, under new numbers."""
+        if not self._held:
+            return self._nobody
         ids = np.flatnonzero(self._due_s <= now_s)
         if len(ids):
+            self._held -= len(ids)
             self._due_s[ids] = _NEVER
-            self.state[ids] = SlotState.BUSY
+            self.state[ids] = _BUSY
             self.is_step[ids] = False
             self.seq[ids] += 1
         return ids
 
     def next_due_s(self) -> float | None:
         """When the next pause is over; None if nobody waits."""
-        first = float(self._due_s.min())
-        return None if first == _NEVER else first
+        return float(self._due_s.min()) if self._held else None
 
     def take(self, ids: Ids) -> None:
         """The caller has taken these answers.
@@ -214,9 +230,15 @@ class Slots:
         Raises:
             VectorMisused: One of them is not ready; nothing has changed.
         """
-        if (self.state[ids] != SlotState.READY).any():
-            raise self._not_free(ids[self.state[ids] != SlotState.READY])
-        self.state[ids] = SlotState.IDLE
+        if (self.state[ids] != _READY).any():
+            raise self._not_free(ids[self.state[ids] != _READY])
+        self.state[ids] = _IDLE
+
+    def forget(self) -> None:
+        """The caller itself broke off what was going on, where nobody goes on with it: no answer is awaited."""
+        self.state[self.state < _READY] = _IDLE
+        self._due_s[:] = _NEVER
+        self._held = 0
 
     def _note(self, env: int, now_s: float) -> tuple[int, bool]:
         """Remember a fault; how many were too many and of whom, or 0."""

@@ -165,11 +165,11 @@ class ActionCodec:
         return columns, []
 
     def decode(self, columns: Sequence[NDArray[Any]]) -> list[Any]:
-        """The actions one by one; whole numbers without dimensions become ints. Arrays are views of ``columns``."""
+        """The actions one by one; numbers without dimensions become Python's own. Arrays are nobody else's."""
         if self.layout.single:
             column = columns[0]
-            return column.tolist() if column.ndim == 1 else list(column)  # type: ignore[no-any-return]
-        leaves = [column.tolist() if column.ndim == 1 else list(column) for column in columns]
+            return column.tolist() if column.ndim == 1 else list(column.copy())
+        leaves = [column.tolist() if column.ndim == 1 else list(column.copy()) for column in columns]
         return [self.layout.merge(values) for values in zip(*leaves, strict=True)]
 
     def _items(self, actions: Any) -> list[Any]:
