@@ -69,12 +69,19 @@ class Follower:
     def __init__(self, count: int, mode: AutoresetMode, limit: int = 7) -> None:
         self.envs = [Seen() for _ in range(count)]
         self.cuts: list[Cut] = []
+        """Rows that no environment has made."""
+        self.mended: list[Cut] = []
+        """Faults in a reset, which a replacement has made good: the row is true."""
         self._mode, self._limit = mode, limit
 
-    def began(self, observations: Any, env_ids: Sequence[int] | None = None) -> None:
-        """Rows of a reset, [N, 5]; or those of the named environments out of them."""
+    def began(self, reset: tuple[Any, Mapping[str, Any]], env_ids: Sequence[int] | None = None) -> None:
+        """What a reset returned, [N, 5] and infos; or the rows of the named environments out of it."""
+        observations, infos = reset
+        told = cuts_in(infos, range(len(self.envs)))
         for env in range(len(self.envs)) if env_ids is None else env_ids:
+            self._mend(told.pop(env, None))
             self._begin(env, observations[env])
+        assert not told, f"told of environments that were not reset: {told}"
 
     def stepped(self, actions: Any, result: Sequence[Any], valid: Any) -> None:
         """What ``step(actions)`` of the whole vector returned."""
@@ -90,7 +97,9 @@ class Follower:
             assert not terminations[row], "Told never terminates"
             answer = Answer(observations[row], float(rewards[row]), bool(truncations[row]), final_obs(infos, row))
             if valid[row]:
-                assert env not in told, f"environment {env} is valid and cut: {told[env]}"
+                begins = self._mode is AutoresetMode.NEXT_STEP and self.envs[env].over
+                assert begins or env not in told, f"environment {env} is valid and cut: {told[env]}"
+                self._mend(told.pop(env, None))
                 self._follow(env, int(actions[row]), answer)
             else:
                 assert env in told, f"environment {env} is not valid, and nobody says why"
@@ -102,6 +111,11 @@ class Follower:
     def over(self) -> Any:
         """Which have to be reset by the caller, [N]."""
         return np.array([seen.over for seen in self.envs])
+
+    def _mend(self, cut: Cut | None) -> None:
+        if cut is not None:
+            self.mended.append(cut)
+            self.envs[cut.env].replaced = True
 
     def _begin(self, env: int, obs: Any) -> None:
         seen = self.envs[env]
@@ -165,24 +179,28 @@ def cuts_in(infos: Mapping[str, Any], env_ids: Sequence[int]) -> dict[int, Cut]:
 def drive(envs: Any, follower: Follower, steps: int, *, seed: int | None = 0) -> None:
     """Reset, then step the whole vector; under DISABLED reset what is over."""
     count = envs.num_envs
-    follower.began(envs.reset(seed=seed)[0])
+    follower.began(envs.reset(seed=seed))
     for number in range(steps):
         actions = np.arange(count) + 1000 * (number % 90)
         follower.stepped(actions, envs.step(actions), envs.valid)
         over = follower.over
         if envs.metadata["autoreset_mode"] is AutoresetMode.DISABLED and over.any():
-            observations, _ = envs.reset(options={"reset_mask": over})
-            follower.began(observations, np.flatnonzero(over).tolist())
+            follower.began(envs.reset(options={"reset_mask": over}), np.flatnonzero(over).tolist())
 
 
-def drive_ready(envs: Any, follower: Follower, rows: int, *, seed: int | None = 0, timeout_s: float = 30.0) -> None:
-    """Step whichever environment is ready, until so many rows have come in; under DISABLED reset what is over."""
-    follower.began(envs.reset(seed=seed)[0])
+def drive_ready(
+    envs: Any, follower: Follower, rows: int, *, each: int = 0, seed: int | None = 0, timeout_s: float = 30.0
+) -> None:
+    """Step whichever environment is ready; under DISABLED reset what is over.
+
+    Ends when so many rows have come in, and ``each`` environment has made so many transitions.
+    """
+    follower.began(envs.reset(seed=seed))
     clock, open_actions = MonotonicClock(), {}
     free, received = list(range(envs.num_envs)), 0
     due_s = clock.now() + timeout_s
-    while received < rows or open_actions:
-        if free and received < rows:
+    while (more := received < rows or min(seen.transitions for seen in follower.envs) < each) or open_actions:
+        if free and more:
             actions = {env: 100 * (received % 900) + env for env in free}
             envs.send(np.array([actions[env] for env in free]), env_ids=free)
             open_actions |= actions
@@ -196,8 +214,7 @@ def drive_ready(envs: Any, follower: Follower, rows: int, *, seed: int | None = 
         received += len(free)
         over = follower.over
         if envs.metadata["autoreset_mode"] is AutoresetMode.DISABLED and over.any() and not open_actions:
-            observations, _ = envs.reset(options={"reset_mask": over})
-            follower.began(observations, np.flatnonzero(over).tolist())
+            follower.began(envs.reset(options={"reset_mask": over}), np.flatnonzero(over).tolist())
             free = list(range(envs.num_envs))
         elif envs.metadata["autoreset_mode"] is AutoresetMode.DISABLED:
             free = [env for env in free if not over[env]]

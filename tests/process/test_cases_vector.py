@@ -112,7 +112,7 @@ def test_a010_one_that_never_comes_back_is_counted_and_the_rest_is_used(isolated
     trouble = Trouble("loop", at=1, marker=str(tmp_path / "marker"))
     with headrace.VectorEnv(told(64, 17, trouble), step_timeout_s=2.0, **isolated) as envs:
         follower = Follower(64, AutoresetMode.NEXT_STEP)
-        follower.began(envs.reset(seed=0)[0])
+        follower.began(envs.reset(seed=0))
         actions = np.arange(64)
         follower.stepped(actions, envs.step(actions), envs.valid)
         assert envs.valid.sum() == 63

@@ -31,7 +31,7 @@ import headrace
 from told_envs import Told, Trouble, told, Printing, WithHelper
 envs = headrace.VectorEnv({factories}, **{options})
 envs.reset(seed=0)
-envs.step(np.zeros(envs.num_envs))
+envs.step(np.zeros(envs.num_envs, int))
 print("pids", *envs.worker_pids().values(), flush=True)
 """
 
@@ -90,7 +90,7 @@ def alive(pid: int) -> bool:
 
 
 IDLE = "import select; select.select([], [], [], 600)\n"
-STEPPING = "while True: envs.step(np.zeros(envs.num_envs))\n"
+STEPPING = "while True: envs.step(np.zeros(envs.num_envs, int))\n"
 HUNG = "told(4, 1, Trouble('sleep', at=2))"
 
 
@@ -133,7 +133,7 @@ def test_an_interrupt_is_told_once(backend, rest, to):
         ("raise RuntimeError('oh no')\n", 1, "RuntimeError: oh no"),
         ("sys.exit(3)\n", 3, ""),
         ("\n", 0, ""),
-        ("envs.send(np.zeros(4))\n", 0, ""),
+        ("envs.send(np.zeros(4, int))\n", 0, ""),
         ("import gc; del envs; gc.collect()\n", 0, ""),
     ],
     ids=["raises", "exits", "ends", "ends with open steps", "forgets"],
@@ -152,7 +152,7 @@ def test_a_program_that_never_closes_leaves_nothing(backend, rest, code, last):
 @pytest.mark.parametrize("backend", ISOLATED)
 @pytest.mark.parametrize("what", ["sleep", "loop", "gil", "swallow", "sigstop"])
 def test_a_program_ends_while_an_environment_hangs(backend, what):
-    rest = "envs.send(np.zeros(4))\n"
+    rest = "envs.send(np.zeros(4, int))\n"
     factories = f"told(4, 1, Trouble({what!r}, at=2))"
     with program(source(rest, backend, factories, step_timeout_s=600.0, close_timeout_s=1.0)) as process:
         assert process.wait(LIMIT_S) == 0
@@ -163,7 +163,7 @@ def test_a_program_ends_while_an_environment_hangs(backend, what):
 def test_nothing_that_environments_print_is_lost_or_in_the_way(backend):
     """C038: 256 KiB to each stream in every step."""
     factories = "[lambda i=i: Printing(i) for i in range(3)]"
-    rest = "for _ in range(7): envs.step(np.zeros(3))\nenvs.close()\nprint('end')\n"
+    rest = "for _ in range(7): envs.step(np.zeros(3, int))\nenvs.close()\nprint('end')\n"
     done = subprocess.run(
         [sys.executable, "-c", source(rest, backend, factories)],
         cwd=HERE, capture_output=True, timeout=LIMIT_S, check=False,
@@ -179,7 +179,7 @@ def test_nothing_that_environments_print_is_lost_or_in_the_way(backend):
 def test_what_environments_print_goes_to_a_file_if_asked(backend, tmp_path):
     log = tmp_path / "envs.log"
     factories = "[lambda i=i: Printing(i) for i in range(3)]"
-    rest = "envs.step(np.zeros(3))\nenvs.close()\n"
+    rest = "envs.step(np.zeros(3, int))\nenvs.close()\n"
     done = subprocess.run(
         [sys.executable, "-c", source(rest, backend, factories, log_path=str(log))],
         cwd=HERE, capture_output=True, timeout=LIMIT_S, check=False,

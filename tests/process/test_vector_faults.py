@@ -123,7 +123,10 @@ def test_an_exception_costs_nobody_else_anything(tmp_path, what, backend, mode):
     assert ", in step" in cut.message  # the environment's own traceback
 
 
-@pytest.mark.parametrize(("what", "backend", "mode"), cells(LIES, BACKENDS))
+@pytest.mark.parametrize(
+    ("what", "backend", "mode"),
+    [*cells(LIES, ("serial",)), *cells(list(LIES)[::2], ("worker",)), *cells(list(LIES)[1::2], ("threads",))],
+)
 def test_a_lie_reaches_nobody(tmp_path, what, backend, mode):
     with Scene(tmp_path, backend, mode, what) as scene:
         drive(scene.envs, scene.follower, STEPS)
@@ -135,7 +138,7 @@ def test_a_lie_reaches_nobody(tmp_path, what, backend, mode):
 def test_the_others_are_received_meanwhile(tmp_path, what, backend, mode):
     """As ready: no row of another environment waits for the one that hangs."""
     with Scene(tmp_path, backend, mode, what) as scene:
-        drive_ready(scene.envs, scene.follower, 40 * COUNT)
+        drive_ready(scene.envs, scene.follower, 40 * COUNT, each=STEPS)
         kind = {"sleep": "hung", "sigkill": "died", "raises": "raised", "nan-obs": "not-finite"}[what]
         scene.assert_only(kind, scene.housemates if what == "sigkill" else set())
 
@@ -143,7 +146,7 @@ def test_the_others_are_received_meanwhile(tmp_path, what, backend, mode):
 def test_what_is_ready_is_handed_out_while_one_hangs(tmp_path):
     with Scene(tmp_path, "threads", AutoresetMode.NEXT_STEP, "sleep", step_timeout_s=60.0) as scene:
         envs, follower = scene.envs, scene.follower
-        follower.began(envs.reset(seed=0)[0])
+        follower.began(envs.reset(seed=0))
         for number in range(AT):
             envs.send(np.full(COUNT, number))
             result = envs.receive(min_envs=COUNT - (number == AT - 1), timeout_s=30.0)
@@ -153,7 +156,7 @@ def test_what_is_ready_is_handed_out_while_one_hangs(tmp_path):
         nothing = envs.receive(min_envs=1, timeout_s=0.0)
         assert len(nothing.env_ids) == 0
         with pytest.raises(HeadraceError, match="VEC-001"):
-            envs.send(np.zeros(1), env_ids=[CULPRIT])
+            envs.send(np.zeros(1, np.int64), env_ids=[CULPRIT])
 
 
 @pytest.mark.parametrize("backend", ISOLATED)
@@ -194,10 +197,12 @@ RAISED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("what", "backend", "mode"), cells(RAISED, BACKENDS))
+OUTLIVED = [what for what, error in RAISED.items() if not issubclass(error, ComponentStalled | ComponentDied)]
+"""What the process of the environment survives."""
+
+
+@pytest.mark.parametrize(("what", "backend", "mode"), [*cells(RAISED, ISOLATED), *cells(OUTLIVED, ("serial",))])
 def test_raising_leaves_the_others_usable(tmp_path, what, backend, mode):
-    if backend == "serial" and issubclass(RAISED[what], ComponentStalled | ComponentDied):
-        pytest.skip("nobody outlives this in the same process")
     with Scene(tmp_path, backend, mode, what, on_fault="raise") as scene:
         envs, follower = scene.envs, scene.follower
         with pytest.raises(RAISED[what]) as caught:
@@ -212,12 +217,12 @@ def test_raising_leaves_the_others_usable(tmp_path, what, backend, mode):
         columns = rest.observations, rest.rewards, rest.terminations, rest.truncations, rest.infos
         follower.received(rest.env_ids.tolist(), sent, columns, rest.valid)
         ended = np.isin(np.arange(COUNT), [CULPRIT, *lost])
-        fresh = envs.reset(options={"reset_mask": ended})[0]
+        fresh, infos = envs.reset(options={"reset_mask": ended})
         for env in np.flatnonzero(~ended):
             assert list(fresh[env]) == list(follower.envs[env].obs), "its episode goes on"
         for env in np.flatnonzero(ended):
             follower.envs[env].replaced = True
-        follower.began(fresh, np.flatnonzero(ended).tolist())
+        follower.began((fresh, infos), np.flatnonzero(ended).tolist())
         for number in range(2):
             actions = np.full(COUNT, number)
             follower.stepped(actions, envs.step(actions), envs.valid)
