@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any, Protocol
@@ -129,11 +130,12 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
     def lost(self, fault: Fault) -> EnvironmentLost:
         """The error that says what became of the call that was sent."""
+        facts = {name: value for name, value in fault.error.facts.items() if name not in _OF_THE_VECTOR}
         return EnvironmentLost(
             f"the environment of lane {self.lane} {_HOW.get(fault.kind, fault.kind)} in {self._call}()",
-            kind=fault.kind,
-            **fault.error.facts,
-            problem=fault.error.what,
+            kind=str(fault.kind),
+            problem=self.owner.in_lanes(fault.error.what),
+            **facts,
             fix=fault.error.fix,
         )
 
@@ -164,8 +166,11 @@ _HOW = {
     "raised": "raised",
     "contract": "returned what it had not declared",
     "not-finite": "returned a value that is not finite",
-    "lost-with-worker": "was lost with its process, which another one held up,",
+    "lost-with-worker": "was lost with its process",
 }
+_OF_THE_VECTOR = frozenset({"env", "step", "phase"})
+"""Facts of a fault that count as the vector environment does, and are told in lanes here."""
+_NUMBERED = re.compile(r"\benvironment (\d+)\b")
 
 
 def _illegal(lane: int, problem: str) -> ComponentError:
@@ -204,6 +209,10 @@ class RemoteEnvs:
     def env(self, lane: int) -> RemoteEnv:
         """The environment of a lane."""
         return self._by_lane[lane]
+
+    def in_lanes(self, text: str) -> str:
+        """A text of the vector environment, which numbers its environments, in the run's lanes."""
+        return _NUMBERED.sub(lambda match: f"the environment of lane {self._envs[int(match[1])].lane}", text)
 
     def flush(self) -> None:
         """Send what is to be sent: one message costs about as much for many environments as for one."""

@@ -51,6 +51,7 @@ def remote_environments(basics: Basics, spaces: EnvSpaces, lanes: Mapping[int, i
     vector = VectorEnv(
         [partial(_build, basics, lane, incarnation, slot.id) for lane, incarnation in lanes.items()],
         workers=config.env.workers,
+        threads_per_worker="auto" if config.env.workers == "auto" else 1,
         step_timeout_s=limits.step_s,
         reset_timeout_s=limits.reset_s,
         start_timeout_s=limits.start_s,
@@ -170,7 +171,7 @@ class FaultDesk:
             Report(
                 "environment_lost",
                 {
-                    "text": error.what, "how": kind, "lane": lane, "call": facts["call"], "step": facts["step"],
+                    "how": kind, "lane": lane, "call": facts["call"], "step": facts["step"],
                     "problem": facts.get("problem", error.what), "error": str(error), "cut": self._cut(lane, error),
                     "faults": count, "allowed": self._budget.allowed, "replaced": not spent, "file": path,
                 },

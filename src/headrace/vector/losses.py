@@ -56,6 +56,7 @@ def died(env: int, worker: str, pid: int, exit_code: int, phase: str, error: Hea
         f"the process of environment {env} ended while it was inside {phase}(): {describe_exit(exit_code)}",
         worker=worker,
         pid=pid,
+        exit_code=exit_code,
         **facts,
         fix="see what the environment printed last; a crash in native code leaves its stack there",
     )
