@@ -334,6 +334,7 @@ def test_more_breaks_never_burn_more_and_cuts_in_turn_are_cuts_at_once(seed, siz
     at_once = Burn(land, fires)
     at_once.cut(plan)
     assert np.array_equal(at_once.times, burn.times)
+    assert np.array_equal(Burn(land, fires, plan).times, burn.times)
 
 
 @given(seed=seeds)

@@ -307,6 +307,13 @@ def test_a_file_that_cannot_be_read_is_an_error_with_its_reason(monkeypatch, tmp
         load_raster(tmp_path / "valley.tif")
 
 
+def test_a_file_without_an_image_is_an_error(monkeypatch, tmp_path):
+    install(monkeypatch, "tifffile", {"valley.tif": np.zeros((8, 3, 3))})
+    monkeypatch.setattr(Opened, "asarray", lambda opened: list(opened.series)[1])  # as tifffile, an IndexError
+    with pytest.raises(ConfigError, match="holds no landscape"):
+        load_raster(tmp_path / "valley.tif")
+
+
 def test_without_a_library_the_fix_is_named(monkeypatch, tmp_path):
     for name in ("rasterio", "tifffile"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -94,7 +94,7 @@ class FuelBreakEnv(gymnasium.Env[Observation, Action]):
         asked = self._asked_raster(options)
         super().reset(seed=seed)
         if seed is not None or not self._troubled:
-            self._trouble.seed(self.np_random_seed)
+            self._trouble.seed(max(0, self.np_random_seed))  # -1: somebody handed in a generator of their own
             self._troubled = True
         drawn = int(self.np_random.integers(len(self.rasters)))  # in any case, so that the fires stay the same
         self._running = False
@@ -205,10 +205,12 @@ class FuelBreakEnv(gymnasium.Env[Observation, Action]):
         rows, columns = np.divmod(choice.cells, self.task.size)
         self._broken[rows, columns] = True
         self._seen[:, rows, columns] = 0.0
-        if not self.task.common_ignitions:
-            self._burn = Burn(self.landscape, self.landscape.draw(self.task.num_simulations, self.np_random))
         burn = self._current()
-        burn.cut(self._broken)
+        if self.task.common_ignitions:
+            burn.cut(self._broken)
+        else:
+            fires = self.landscape.draw(self.task.num_simulations, self.np_random)
+            self._burn = burn = Burn(self.landscape, fires, self._broken)
         return float(burn.burned.mean())
 
     def _information(self, burned: float, choice: Choice) -> dict[str, Any]:

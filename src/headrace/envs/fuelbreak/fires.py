@@ -76,12 +76,13 @@ class Burn:
     Args:
         landscape: Where; not changed.
         fires: Which.
+        plan: Cells that are cut before the fires are played at all, bool [H, W].
 
     Raises:
         ConfigError: A fire is lit outside the map, or under a wind that does not exist.
     """
 
-    def __init__(self, landscape: Landscape, fires: Fires) -> None:
+    def __init__(self, landscape: Landscape, fires: Fires, plan: Mask | None = None) -> None:
         rows, columns = landscape.raster.shape
         if len(fires) == 0 or not _within(fires.cells, rows * columns) or not _within(fires.winds, len(SIDES)):
             raise ConfigError(
@@ -98,6 +99,8 @@ class Burn:
         self._ignitions = np.full((len(fires), rows + 2, columns + 2), np.inf, np.float32)
         self._ignitions[np.arange(len(fires)), *places] = 0.0
         self._ignitions[:, self._closed] = np.inf
+        if plan is not None:
+            self._close(plan)
         self._times = arrivals(self._ignitions.copy(), self._edges, self._horizon)
 
     @property
@@ -136,22 +139,27 @@ class Burn:
 
     def cut(self, plan: Mask) -> None:
         """Take the fuel from the cells of ``plan``, bool [H, W], for good, and play what this changes again."""
-        closed = self._closed | np.pad(plan, 1)
-        touched = closed & ~self._closed
-        if not touched.any():
-            return
-        self._ignitions[:, touched] = np.inf
-        for d in range(len(DIRECTIONS)):
-            barred = _barred(closed, d) & ~_barred(self._closed, d)
-            self._edges[d][:, barred] = np.inf
-            touched |= barred
-        self._closed = closed
-        reached = self._times[:, touched].min(1)  # [K], when each fire first came to where a way is closed now
-        self._replay(np.flatnonzero(np.isfinite(reached)), reached)
+        touched = self._close(plan)
+        if touched.any():
+            reached = self._times[:, touched].min(1)  # [K], when each fire first came to where a way is closed now
+            self._replay(np.flatnonzero(np.isfinite(reached)), reached)
 
     def repeat(self) -> None:
         """Play all fires from the start; changes nothing, and costs what it costs."""
         arrivals(self._ignitions.copy(), self._edges, self._horizon)
+
+    def _close(self, plan: Mask) -> Mask:
+        """Take the fuel from the cells of ``plan``, and tell into which cells a way is closed now, [H + 2, W + 2]."""
+        closed = self._closed | np.pad(plan, 1)
+        touched = closed & ~self._closed
+        self._ignitions[:, touched] = np.inf
+        if touched.any():
+            for d in range(len(DIRECTIONS)):
+                barred = _barred(closed, d) & ~_barred(self._closed, d)
+                self._edges[d][:, barred] = np.inf
+                touched |= barred
+        self._closed = closed
+        return touched
 
     def _replay(self, which: NDArray[np.int64], reached: Times) -> None:
         if not which.size:

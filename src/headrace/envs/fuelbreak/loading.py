@@ -127,7 +127,7 @@ def _read_tiff(path: Path) -> _Bands:
             continue
         try:
             return read(library, path)
-        except (OSError, ValueError) as error:  # both libraries derive theirs from these
+        except (OSError, ValueError, IndexError) as error:  # theirs derive from these; the last: no image in the file
             raise _unreadable(path, "a GeoTIFF", f"{type(error).__name__}: {error}") from error
     raise ConfigError(
         f"{path} cannot be read: nothing that reads GeoTIFF is installed",
