@@ -35,7 +35,9 @@ class Batch:
     """Questions that were put together."""
 
     ids: NDArray[np.int64]
+    listed: list[int]
     seqs: NDArray[np.int64]
+    numbers: list[int]
     work: list[Work]
     arguments: Sequence[Any]
     where: Sequence[int]
@@ -68,6 +70,7 @@ class Desk:
         self._slab: Slab | None = None
         self._rows: Rows | None = None
         self._codec: ActionCodec | None = None
+        self._rewards = self._terminated = self._truncated = self._notes = self._seqs = memoryview(b"")
 
     def attach(self, message: Attach) -> None:
         """Share memory with the parent from now on."""
@@ -76,6 +79,14 @@ class Desk:
         action = cloudpickle.loads(message.action_space)
         layout, size = Layout(observation, "obs"), self.given.num_envs
         self._slab = Slab.over(block, message.fields)
+        slab = self._slab
+        # Numbers one by one are several times cheaper to write through a memoryview than into an array.
+        self._rewards, self._notes, self._seqs = (
+            memoryview(slab.reward),
+            memoryview(slab.note),
+            memoryview(slab.answered),
+        )
+        self._terminated, self._truncated = memoryview(slab.terminated), memoryview(slab.truncated)
         finite = self.given.check_finite
         if self.given.shared:
             self._rows = Rows(layout, self._slab.rows, check_finite=finite)
@@ -108,17 +119,18 @@ class Desk:
         kinds: list[int] = slab.kind[ids].tolist()
         bodies = self.bodies
         if not any(kinds):
-            return Batch(ids, seqs, [bodies[env].step for env in listed], self._arguments(listed), where, frozenset())
+            work: list[Work] = [bodies[env].step for env in listed]
+            return Batch(ids, listed, seqs, seqs.tolist(), work, self._arguments(listed), where, frozenset())
         work = [self._work(env, kind) for env, kind in zip(listed, kinds, strict=True)]
         resets = frozenset(place for place, kind in enumerate(kinds) if kind)
-        return Batch(ids, seqs, work, self._arguments(listed), where, resets)
+        return Batch(ids, listed, seqs, seqs.tolist(), work, self._arguments(listed), where, resets)
 
     def row_of(self, ids: NDArray[np.int64], seqs: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where the observations of these answers go."""
         return ids + (seqs & 1) * self.given.num_envs
 
-    def publish(self, ids: NDArray[np.int64], seqs: NDArray[np.int64], where: Sequence[int], settled: Settled) -> None:
-        """Give answers.
+    def publish(self, ids: NDArray[np.int64], seqs: NDArray[np.int64], where: Sequence[int], settled: Settled) -> bool:
+        """Give answers; whether the parent is then to be woken.
 
         Raises:
             ChannelClosed: The parent is gone.
@@ -135,8 +147,18 @@ class Desk:
         if settled.infos or settled.problems or settled.objects or not self.given.shared:
             slab.note[self._tell(ids, seqs, where, settled)] = Note.MESSAGE
         slab.answered[place] = seqs
-        if self.mailbox.answer(ids):
-            self._answered.set()
+        return self.mailbox.answer(ids)
+
+    def publish_plain(self, env: int, seq: int, returned: Returned) -> bool:
+        """Give one answer that `Rows.write_plain` has laid down; whether the parent is then to be woken."""
+        _, self._rewards[env], self._terminated[env], self._truncated[env], _ = returned
+        self._notes[env] = Note.NOTHING
+        self._seqs[env] = seq
+        return self.mailbox.answer_one(env)
+
+    def wake(self) -> None:
+        """Wake the parent."""
+        self._answered.set()
 
     def send(self, message: object) -> None:
         """Say something to the parent, and wait until it has room; it may be busy with something else for long.

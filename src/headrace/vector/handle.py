@@ -106,6 +106,9 @@ class Handle:
         """Environments whose threads it was told to leave alone, and has not said that it did."""
         self._wake_at = -1
         self._seats = [Seat() for _ in (self.ids if threaded else [0])]
+        self._begun_s = np.zeros(len(self._seats))
+        self._places = np.full(max(self.ids) + 1, -1)
+        self._places[self.ids] = np.arange(len(self.ids))
 
     @property
     def open(self) -> int:
@@ -124,8 +127,7 @@ class Handle:
 
     def begin(self, now_s: float) -> None:
         """It is given something to do while it has nothing."""
-        for seat in self._seats:
-            seat.begin(now_s)
+        self._begun_s[:] = now_s
 
     def inside(self, busy: Callable[[int], bool]) -> list[tuple[int, int]]:
         """Environments it is in a call of, with the phase; of threads only those for which ``busy`` holds."""
@@ -138,10 +140,9 @@ class Handle:
     def order(self, ids: NDArray[np.int64], now_s: float) -> None:
         """Ask these; it wakes us when all are answered, unless `wake_after` says otherwise."""
         if self.threaded:
-            for env in ids.tolist():
-                self._seats[self.ids.index(env)].begin(now_s)
+            self._begun_s[self._places[ids]] = now_s
         elif not self.open:
-            self._seats[0].begin(now_s)
+            self._begun_s[0] = now_s
         self._set_wake(self.mailbox.ordered + len(ids))
         self.mailbox.order(ids)
         self.ordered.set()
@@ -216,7 +217,7 @@ class Handle:
     def _look_at_threads(self, busy: Iterable[int], limits: Limits, now_s: float) -> list[tuple[Verdict, Late]]:
         found = []
         for env in busy:
-            place = self.ids.index(env)
+            place = int(self._places[env])
             found += self._verdict(self._seats[place], place, env, limits, now_s)
         return found
 
@@ -225,7 +226,7 @@ class Handle:
     ) -> list[tuple[Verdict, Late]]:
         number, phase = self.mailbox.marks[place], Phase(self.mailbox.phases[place])
         limit_s = limits.of(phase)
-        verdict = seat.look(number, limit_s, limits.grace_s, now_s)
+        verdict = seat.look(number, float(self._begun_s[place]), (limit_s, limits.grace_s), now_s)
         if verdict is Verdict.FINE:
             return []
         return [(verdict, Late(env, phase, seat.age_s(now_s), limit_s, number))]

@@ -72,6 +72,25 @@ class Rows:
             return False
         return True
 
+    def write_plain(self, row: int, returned: Any) -> bool:
+        """Lay one observation down, if it and everything beside it is of the plainest kind: one array, no info.
+
+        Returns:
+            Whether it is so; otherwise `settle` decides.
+        """
+        part = self._only
+        if part is None or type(returned) is not tuple or len(returned) != 5:
+            return False
+        observation, reward, terminated, truncated, info = returned
+        if info or type(reward) not in _NUMBERS or type(terminated) not in _FLAGS or type(truncated) not in _FLAGS:
+            return False
+        if type(observation) is not np.ndarray or observation.dtype != part.dtype or observation.shape != part.shape:
+            return False
+        self.arrays[0][row] = observation
+        if not self.check_finite:
+            return True
+        return math.isfinite(reward) and (part.dtype.kind not in "fc" or bool(np.isfinite(observation).all()))
+
     def take(self, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Copies of rows, one array per leaf, [B, ...]."""
         return [array.take(rows, axis=0) for array in self.arrays]

@@ -141,7 +141,9 @@ class Mailbox:
         """[N + 1]; per seat a `headrace.vector.stepping.Phase`. The worker's."""
         at += 8 * seats
         self._orders = block.array(np.int64, (self.room,), at)
-        self._answers = block.array(np.int64, (self.room,), at + 8 * self.room)
+        at += 8 * self.room
+        self._answers = block.array(np.int64, (self.room,), at)
+        self._answer_numbers = block.buf[at : at + 8 * self.room].cast("q")
 
     @staticmethod
     def nbytes(num_envs: int) -> int:
@@ -169,7 +171,7 @@ class Mailbox:
         return _OTHER + count * self._num_envs + env
 
     def wake_after(self, completed: int) -> bool:
-        """Be woken when so many answers have been given in all; False if there are as many already."""
+        """Be woken once, when so many answers have been given in all; False if there are as many already."""
         self._numbers[_WAKE_AT] = completed
         fence()
         return self._numbers[_COMPLETED] < completed
@@ -202,10 +204,17 @@ class Mailbox:
         """These have answered; whether the parent is to be woken."""
         completed = self._numbers[_COMPLETED]
         _put(self._answers, completed, ids)
-        completed += len(ids)
-        self._numbers[_COMPLETED] = completed
+        self._numbers[_COMPLETED] = completed + len(ids)
         fence()
-        return completed >= self._numbers[_WAKE_AT]
+        return completed < self._numbers[_WAKE_AT] <= completed + len(ids)
+
+    def answer_one(self, env: int) -> bool:
+        """The same for one environment."""
+        completed = self._numbers[_COMPLETED]
+        self._answer_numbers[completed % self.room] = env
+        self._numbers[_COMPLETED] = completed + 1
+        fence()
+        return completed + 1 == self._numbers[_WAKE_AT]
 
     def take_target(self) -> int:
         """The call that is to be interrupted; 0 if there is none, or it was taken before."""
@@ -223,7 +232,7 @@ class Mailbox:
 
     def close(self) -> None:
         """Give the memory back. Views that somebody else has keep it alive."""
-        for view in (self._numbers, self.marks, self.phases):
+        for view in (self._numbers, self.marks, self.phases, self._answer_numbers):
             view.release()
         del self._orders, self._answers
         self._block.close()

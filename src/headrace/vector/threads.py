@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from headrace.core.errors import ChannelClosed, HeadraceError
@@ -64,15 +65,17 @@ class InThreads:
 
     def run(self, batch: Batch) -> None:
         """Hand all of it out."""
-        for place, env in enumerate(batch.ids.tolist()):
-            self._seat(env).jobs.put(self._job(self._seat(env), batch, place), timeout=_LOOK_S)
+        seats = [self._seat(env) for env in batch.listed]
+        jobs = [functools.partial(self._step, seat, batch, place) for place, seat in enumerate(seats)]
+        for seat, job in zip(seats, jobs, strict=True):  # quickly: each wakes a thread, which then waits for this one
+            seat.jobs.put(job, timeout=_LOOK_S)
 
     def each(self, phase: Phase, ids: list[int], work: EachWork) -> EachDone:
         """Do something else with environments, all at once; values, and what went wrong with the first."""
         done: queue.SimpleQueue[tuple[int, Any, Any]] = queue.SimpleQueue()
         for env in ids:
             seat = self._seat(env)
-            seat.jobs.put(self._other_job(seat, phase, lambda env=env: work(env), env, done), timeout=_LOOK_S)
+            seat.jobs.put(self._other_job(seat, phase, functools.partial(work, env), env, done), timeout=_LOOK_S)
         values: dict[int, Any] = {}
         problems: dict[int, Any] = {}
         while len(values) + len(problems) < len(ids):
@@ -89,11 +92,14 @@ class InThreads:
 
     def abandon(self, env: int) -> None:
         """Leave the thread of this environment alone; the next question makes a new one."""
-        with self._alone():
+        self._enter()
+        try:
             seat = self._seats.pop(self._desk.seats[env], None)
             if seat is not None:
                 seat.abandoned = True
             self._desk.renew(env)
+        finally:
+            self._publishing.release()
         self._desk.mailbox.note_abandoned()
 
     def close(self) -> None:
@@ -107,26 +113,33 @@ class InThreads:
             self._seats[number] = _Seat(number)
         return self._seats[number]
 
-    def _job(self, seat: _Seat, batch: Batch, place: int) -> Callable[[], None]:
-        work, argument = batch.work[place], batch.arguments[place]
-        ids, seqs = batch.ids[place : place + 1], batch.seqs[place : place + 1]
-        where, resets = batch.where[place : place + 1], frozenset({0} if place in batch.resets else ())
+    def _step(self, seat: _Seat, batch: Batch, place: int) -> None:
+        """One question, in its environment's thread."""
+        marks, own, row = self._marks, seat.number, batch.where[place]
+        number = abs(marks[own]) + 1
+        marks[own] = number
+        returned: Any
+        try:
+            returned = batch.work[place](batch.arguments[place])
+        except BaseException as error:  # noqa: BLE001 - an environment's own code: its exception is an answer
+            returned = from_exception(error, Phase(self._phases[own]).label)
+        self._enter()
+        try:
+            wake = not seat.abandoned and self._publish(seat, batch, place, row, returned)
+        finally:
+            self._publishing.release()
+        if wake:
+            self._desk.wake()
 
-        def job() -> None:
-            number = abs(self._marks[seat.number]) + 1
-            self._marks[seat.number] = number
-            returned: Any
-            try:
-                returned = work(argument)
-            except BaseException as error:  # noqa: BLE001 - an environment's own code: its exception is an answer
-                returned = from_exception(error, Phase(self._phases[seat.number]).label)
-            with self._alone():
-                if not seat.abandoned:
-                    self._marks[seat.number] = -number
-                    self._phases[seat.number] = Phase.STEP
-                    self._desk.publish(ids, seqs, where, settle(self._desk.rows, where, [returned], resets))
-
-        return job
+    def _publish(self, seat: _Seat, batch: Batch, place: int, row: int, returned: Any) -> bool:
+        """Give one answer; whether the parent is to be woken."""
+        self._marks[seat.number] = -self._marks[seat.number]
+        self._phases[seat.number] = Phase.STEP
+        if self._desk.rows.write_plain(row, returned):
+            return self._desk.publish_plain(batch.listed[place], batch.numbers[place], returned)
+        where, here = range(row, row + 1), slice(place, place + 1)
+        settled = settle(self._desk.rows, where, [returned], (0,) if place in batch.resets else ())
+        return self._desk.publish(batch.ids[here], batch.seqs[here], where, settled)
 
     def _other_job(
         self, seat: _Seat, phase: Phase, work: Callable[[], Any], env: int, done: queue.SimpleQueue[Any]
@@ -146,12 +159,7 @@ class InThreads:
 
         return job
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _enter(self) -> None:
         """One thread at a time lays down an answer; it takes microseconds, or until the parent has room for infos."""
         while not self._publishing.acquire(timeout=_LOOK_S):
             pass
-        try:
-            yield
-        finally:
-            self._publishing.release()

@@ -24,27 +24,25 @@ class Verdict(Enum):
 class Seat:
     """One thing that makes calls one after another: a worker, or a thread of one."""
 
-    number: int = 0
-    """Of the call it was in at the last look."""
+    number: int | None = None
+    """Of the call it was in at the last look; None: nobody has looked."""
     since_s: float = 0.0
-    """Since when that number has been seen."""
+    """Since when that number has been seen, or it was given work while it had none."""
     interrupted_s: float | None = None
     """When it was asked to stop."""
 
-    def begin(self, now_s: float) -> None:
-        """It is given work while it has none: what it does from now on begins now."""
-        self.since_s = now_s
-        self.interrupted_s = None
-
-    def look(self, number: int, limit_s: float, grace_s: float, now_s: float) -> Verdict:
+    def look(self, number: int, begun_s: float, limits_s: tuple[float, float], now_s: float) -> Verdict:
         """What follows from seeing it in call ``number``.
 
         Args:
             number: Of the call; another one between two calls, where nothing should last long either.
-            limit_s: How long such a call may last.
-            grace_s: How long it may take to stop once asked.
+            begun_s: When it was last given work while it had none; what it does now did not begin earlier.
+            limits_s: How long such a call may last, and how long it may take to stop once asked.
             now_s: The time.
         """
+        limit_s, grace_s = limits_s
+        if self.since_s < begun_s:
+            self.since_s, self.interrupted_s = begun_s, None
         if number != self.number:
             self.number, self.since_s, self.interrupted_s = number, now_s, None
             return Verdict.FINE

@@ -115,7 +115,8 @@ class InTurn:
         resets = frozenset(place - start for place in batch.resets) if batch.resets else batch.resets
         where = batch.where[start:end]
         settled = settle(self._desk.rows, where, returned, resets)
-        self._desk.publish(batch.ids[start:end], batch.seqs[start:end], where, settled)
+        if self._desk.publish(batch.ids[start:end], batch.seqs[start:end], where, settled):
+            self._desk.wake()
 
     def _problem(self, error: BaseException) -> Problem:
         phase = Phase(self._phases[0])
