@@ -54,8 +54,8 @@ class Blows:
         self._patch = patch
         self.sent: list[Blow] = []
 
-    def plan(self, blows: Sequence[Blow]) -> None:
-        """For the next run."""
+    def plan(self, blows: Sequence[Blow], send: Callable[[int, signal.Signals], None] = os.kill) -> None:
+        """For the next run; ``send`` is given the pid of whom it is meant for, and the signal."""
         poll: Callable[..., list[Any]] = Supervisor.poll
         left = list(blows)
 
@@ -68,7 +68,7 @@ class Blows:
                     continue
                 if left[0][0] in supervisor.alive():
                     self.sent.append(left.pop(0))
-                    os.kill(supervisor.pid(self.sent[-1][0]), self.sent[-1][1])
+                    send(supervisor.pid(self.sent[-1][0]), self.sent[-1][1])
             return found
 
         self._patch.setattr(Supervisor, "poll", polled)

@@ -271,6 +271,19 @@ def with_helper(**kwargs: Any) -> WithHelper:
     return WithHelper(**kwargs)
 
 
+class Noted(Traced):
+    """Notes in a file in which process it is built."""
+
+    def __init__(self, pids: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        with Path(pids).open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+def noted(**kwargs: Any) -> Noted:
+    return Noted(**kwargs)
+
+
 class Follower(Traced):
     """Its reward is the action's first number."""
 

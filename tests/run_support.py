@@ -14,7 +14,7 @@ import pytest
 import headrace
 from headrace.core import seeding
 from headrace.ipc.forkserver import ForkServer
-from headrace.lanes.layout import CUT, FINAL, STEP
+from headrace.lanes.layout import CUT, FINAL, LOST, STEP
 from headrace.runtime import experiment
 from headrace.runtime.api import Run
 from headrace.telemetry.events import read_events
@@ -141,7 +141,7 @@ def assert_gapless(rows: np.ndarray, lane: int, *, restarts: int = 0, seed: int 
     numbers may be missing as there were restarts.
     """
     assert rows["transitions"][rows["kind"] == STEP].tolist() == list(range(1, int((rows["kind"] == STEP).sum()) + 1))
-    ends = np.flatnonzero(np.isin(rows["kind"], (FINAL, CUT)))
+    ends = np.flatnonzero(np.isin(rows["kind"], (FINAL, CUT, LOST)))
     episodes = [episode for episode in np.split(rows, ends + 1) if len(episode)]
     numbers = [int(episode["episode"][0]) for episode in episodes]
     assert numbers == sorted(set(numbers))
