@@ -154,6 +154,10 @@ def test_sections_are_frozen():
     [
         ({"env.factory": "a:b", "env.id": "Pendulum-v1"}, "two environments are named"),
         ({"run.collectors": 7}, "some collectors would have nothing to do"),
+        ({"env.workers": 4, "run.collectors": 2}, "some workers would have nothing to do"),
+        ({"env.workers": 7, "run.schedule": "inline"}, "some workers would have nothing to do"),
+        ({"env.workers": 300}, 'env.workers must be "auto", or from 0 to 256'),
+        ({"env.on_fault": "raise"}, "env.on_fault would be ignored"),
         ({"run.collectors": 4, "env.group_size": 2, "run.schedule": "lockstep"}, "some collectors would have nothing"),
         ({"run.schedule": "inline", "replay.free_running": True}, "replay.free_running would be ignored"),
         ({"run.schedule": "lockstep", "replay.slack_steps": 99}, "replay.slack_steps would be ignored"),

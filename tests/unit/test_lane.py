@@ -11,7 +11,7 @@ from gymnasium import spaces
 from headrace.core.errors import DataLossError, ObservationMismatch
 from headrace.core.specs import leaves
 from headrace.lanes.lane import LaneBlock, LaneWriter
-from headrace.lanes.layout import FINAL, STEP, Geometry, row_dtype
+from headrace.lanes.layout import FINAL, LOST, STEP, Geometry, row_dtype
 
 OBS = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 RUNNING = (False, False)
@@ -64,6 +64,44 @@ def test_a_final_row_holds_no_action_of_a_lap_ago() -> None:
     write(writer, [1])
     assert lanes.rows["kind"][0, (slot + 1) % ring] == FINAL
     assert lanes.rows["action"][0, (slot + 1) % ring] == 0
+
+
+def test_a_lost_step_ends_an_episode_where_it_stands() -> None:
+    lanes = block()
+    ring = lanes.geometry.ring_rows
+    writer = LaneWriter(lanes, 0)
+    write(writer, [ring - 1])
+    writer.begin_episode(value(50))
+    writer.step([np.int64(4)], 1.0, RUNNING, value(51), 7)
+    writer.intend([np.int64(8)])
+    writer.lose(9)
+    writer.begin_episode(value(60))
+    writer.intend([np.int64(8)])
+    writer.lose(9)
+    writer.begin_episode(value(70))
+    step, lost, at_once = (lanes.rows[0, place] for place in range(3))
+    assert [int(row["kind"]) for row in (step, lost, at_once)] == [STEP, LOST, LOST]
+    assert [(int(row["t"]), int(row["episode"])) for row in (step, lost, at_once)] == [(0, 1), (1, 1), (0, 2)]
+    assert [float(row["obs"][0]) for row in (step, lost, at_once)] == [50, 51, 60]
+    assert [int(row["transitions"]) for row in (step, lost, at_once)] == [ring] * 3
+    for row in (lost, at_once):
+        assert (int(row["action"]), float(row["reward"]), int(row["version"])) == (0, 0.0, 9)
+        assert not row["terminated"]
+        assert not row["truncated"]
+    assert (lanes.rows_written[0], lanes.episodes_begun[0], writer.episode) == (ring + 3, 4, 3)
+
+
+def test_a_lost_step_is_mirrored() -> None:
+    lanes = block(frame_stack=3)
+    ring, mirror = lanes.geometry.ring_rows, lanes.geometry.mirror_rows
+    writer = LaneWriter(lanes, 0)
+    write(writer, [ring - 3])  # its final row is the ring's last
+    assert writer.row % ring == 0
+    writer.begin_episode(value(50))
+    writer.lose(9)
+    assert lanes.rows[0, 0]["kind"] == LOST
+    assert lanes.rows[0, ring : ring + 1].tobytes() == lanes.rows[0, :1].tobytes()
+    assert mirror >= 1
 
 
 def test_lanes_are_apart() -> None:

@@ -285,7 +285,8 @@ class StepsLost:
     @classmethod
     def unpack(cls, data: bytes) -> StepsLost:
         """The event in a payload."""
-        return cls(*_LOST.unpack_from(data), tuple(_LOST_STEP.iter_unpack(data[_LOST.size :])))
+        updates, group, chunk = _LOST.unpack_from(data)
+        return cls(updates, group, chunk, tuple(_LOST_STEP.iter_unpack(data[_LOST.size :])))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,12 @@ from headrace.core.errors import ConfigError
 from headrace.runtime.config import ExperimentConfig, load_config
 
 _SECTIONS = ("evaluation.", "deadlines.", "supervision.", "record.", "checkpoint.")
-_KEYS = frozenset({"run.steps", "run.run_duration_s", "run.collectors", "run.directory", "collect.preload"})
+_KEYS = frozenset(
+    {
+        "run.steps", "run.run_duration_s", "run.collectors", "run.directory", "collect.preload", "env.workers",
+        "env.on_fault",
+    }
+)  # fmt: skip
 _ALIKE = ("inline", "lockstep")
 """Schedules that give the same results."""
 

@@ -217,6 +217,24 @@ def _check_schedule(config: ExperimentConfig) -> None:
             )
 
 
+def _check_workers(config: ExperimentConfig) -> None:
+    env, run = config.env, config.run
+    if not env.workers and env.on_fault == "raise":
+        raise ConfigError(
+            "env.on_fault would be ignored: environments that their collector steps itself always end it",
+            workers=env.workers,
+            fix="remove env.on_fault, or set env.workers",
+        )
+    least = env.groups if run.schedule == "inline" else env.groups // run.collectors
+    if env.workers != "auto" and env.workers > least * env.group_size:
+        raise ConfigError(
+            "some workers would have nothing to do: a collector has more of them than environments",
+            workers=env.workers,
+            environments=least * env.group_size,
+            fix=f"set env.workers to {least * env.group_size} or less: each collector has so many of its own",
+        )
+
+
 def _check_ratio(config: ExperimentConfig) -> None:
     replay = config.replay
     if replay.ratio is None:
@@ -310,6 +328,7 @@ def _check_checkpoint(config: ExperimentConfig) -> None:
 _CHECKS: tuple[Callable[[ExperimentConfig], None], ...] = (
     _check_environment,
     _check_schedule,
+    _check_workers,
     _check_ratio,
     _check_replay,
     _check_length,
