@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+import choice_envs
+import headrace
 from headrace.cli.main import main
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.verifier import verify_run
@@ -44,3 +46,20 @@ def test_real_run_is_verified_bit_for_bit(
     assert left.value.code == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["verified"], told["chunks"], told["largest_difference"]) == (True, 10, 0.0)
+
+
+@pytest.mark.parametrize("name", ["plots", "gates"])
+def test_what_was_chosen_is_verified_bit_for_bit_also_where_it_was_random(runs: Runs, name: str) -> None:
+    settings = {"plots": choice_envs.PLOTS, "gates": choice_envs.GATES}[name]
+    run = runs.train(
+        f"choice_envs:{name}", run__schedule="async", run__collectors=2, run__steps=1_200, env__lanes=4, env__group_size=2,
+        evaluation__every_steps=200, evaluation__episodes=1, record__rows="all",
+        **{**settings, "algorithm.exploration.final_epsilon": 0.3},
+    )  # fmt: skip
+    found = verify_run(RunDirectory.open(run.path), samples=100_000)
+    assert (found.largest_difference, found.machine, found.random) == (0.0, (), 0)
+    assert found.chunks >= len(found.versions) >= 3
+    assert found.rows >= 16 * found.chunks - 16  # two lanes of eight steps; the last chunk may be shorter
+    policy = headrace.load_policy(run.path)
+    obs, _ = (env := getattr(choice_envs, name)()).reset(seed=3)
+    env.step(policy.act(obs))  # which refuses what cannot be chosen
