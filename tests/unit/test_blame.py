@@ -175,6 +175,15 @@ def test_a_component_that_is_stuck_spins_or_waits(cpu_s, clause):
     assert "raise deadlines.step_s" in found.remedy
 
 
+def test_an_environment_in_a_worker_is_named_and_its_collector_not_called_stuck():
+    waits = component("collector-0", Activity.WAIT_ENV, 87.6, lane=3, step=1742)
+    found = twice(rows(87.6, on="collector-0", need=1, env_steps=2_000, updates=1_000), waits)
+    assert (found.condition, found.culprit) == (Condition.STALLED, "collector-0")
+    assert "collector-0 has been inside wait.env of lane 3, step 1742 for 12.4 s (limit 30 s)" in found.sentence
+    assert "at its limit it is replaced alone" in found.remedy
+    assert "py-spy" not in found.remedy
+
+
 def test_a_loop_on_a_busy_machine_gets_less_than_a_core():
     found = blame(spent(1.4, runnable=True), PLAN)
     assert " and uses 40% of a core: it spins without getting on, and learner waits for it" in found.sentence

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from headrace.core.clock import FakeClock
-from headrace.core.errors import EnvironmentRaised, NonFiniteValue
+from headrace.core.errors import EnvironmentLost, EnvironmentRaised, NonFiniteValue
 from headrace.runtime.config import load_config
 from headrace.runtime.experiment import Experiment
 from headrace.runtime.incidents import Chronicle, Incidents
@@ -149,6 +149,55 @@ def test_rows_of_a_dead_collector_are_saved_before_it_is_started_again(scene):
     assert scene.happen(salvaged(1)) == ["restart collector-1"]
     assert scene.happen(BecameReady("collector-1", 1, {})) == ["tell learner joined"]
     assert (scene.summary["restarts"], scene.summary["faults"]) == (1, {"died": 1})
+
+
+LOST = {
+    "how": "lost-with-worker", "lane": 3, "call": "step", "step": 8, "problem": "lost with worker-0", "error": "all of it",
+    "cut": 2, "faults": 0, "allowed": 5, "replaced": True, "file": None,
+}  # fmt: skip
+
+
+def lose(scene, **more: object) -> list[str]:
+    return scene.happen(Reported("collector-1", Report("environment_lost", {**LOST, **more})))
+
+
+def test_an_environment_that_was_lost_is_told_and_counted_and_nobody_is_started_again(scene):
+    assert (
+        lose(scene) == lose(scene, how="hung", call="reset", cut=None, file="reproducers/a.json", replaced=False) == []
+    )
+    assert scene.summary["faults"] == {"environment_lost_with_worker": 1, "environment_hung": 1}
+    assert scene.summary["restarts"] == 0
+    first, last, kept = (event for event in read_events(scene.events_file) if event["kind"] in {"fault", "reproducer"})
+    assert first["component"] == "environment of lane 3"
+    assert first["text"] == "lost with worker-0; its episode is cut after 2 steps, and another one takes its place"
+    assert last["text"] == "lost with worker-0; no episode was running, and it is not replaced again"
+    assert {name: first[name] for name in ("collector", "how", "lane", "step", "call", "error", "cut")} == {
+        "collector": "collector-1", "how": "lost-with-worker", "lane": 3, "step": 8, "call": "step", "error": "all of it",
+        "cut": 2,
+    }  # fmt: skip
+    assert (kept["file"], kept["lane"]) == ("reproducers/a.json", 3)
+
+
+GONE = EnvironmentLost("the environment of lane 3 failed 2 times", lane=3, fix="mend it")
+
+
+def test_an_environment_that_is_not_replaced_again_ends_the_run(scene):
+    assert scene.happen(died("collector-1", error=GONE, lane=3, call="raised")) == ["tell learner lost"]
+    assert scene.happen(salvaged(1)) == ["tell learner stop"]
+    assert scene.summary["error"] == str(GONE)
+
+
+@pytest.mark.parametrize("settings", [{"supervision.when_spent": "degrade", "supervision.lane_faults": 2}])
+def test_its_lane_is_left_out_if_the_run_may_go_on_without(scene):
+    scene.supervisor.instruction = Restart("collector-1", 0.0)
+    lose(scene)  # another one's fault
+    lose(scene, how="hung")
+    assert scene.happen(died("collector-1", error=GONE, lane=3, call="raised")) == [
+        "tell learner lost",
+        "tell learner left_out",
+    ]
+    assert scene.happen(salvaged(1)) == ["restart collector-1"]
+    assert scene.summary["degraded"]["lanes"] == [3]
 
 
 def test_two_collectors_at_once(scene):

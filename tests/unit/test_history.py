@@ -80,8 +80,12 @@ def test_faults_and_restarts_of_all_sessions_are_counted():
         event("recycled", "collector-1"),
         event("restarted", "collector-1"),
         event("fault", "supervisor"),  # says why the run ended
+        event("fault", "environment of lane 3", how="hung"),
+        event("fault", "environment of lane 4", how="lost-with-worker"),
     ]
-    assert read_history(events).faults == {"died": 3, "stalled": 1, "restarts": 3, "recycled": 1}
+    assert read_history(events).faults == {
+        "died": 3, "stalled": 1, "restarts": 3, "recycled": 1, "environment_hung": 1, "environment_lost_with_worker": 1,
+    }  # fmt: skip
 
 
 def test_resumes_are_listed_with_what_was_lost():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from acting_support import SmallRun, configuration
+from acting_support import Drift, SmallRun, configuration
 from headrace.algorithms.registry import build_actor
 from headrace.core.errors import EnvironmentRaised
-from headrace.lanes.layout import FINAL, STEP
+from headrace.lanes.layout import FINAL, LOST, STEP
 from headrace.runtime.reacting import (
     GroupChunk,
     Hindsight,
@@ -91,6 +93,24 @@ def test_random_actions_come_first_and_the_policy_follows_within_a_chunk(small):
         assert_same(run, chunk)
     made = act_again(build_actor(run.policy), setting, first)  # no policy was ever loaded
     assert made[0].tobytes() == first.lane(0).rows.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "ornstein-uhlenbeck"])
+def test_steps_in_which_an_environment_was_lost_are_made_again_too(small, kind):
+    """Numbers were drawn for them, whether for a random action or for the policy's, and none is stored."""
+    run = small(
+        algorithm__exploration__kind=kind, env__frame_stack=3, env__group_size=2, collect__random_steps=22,
+        collect__chunk_steps=8,
+    )  # fmt: skip
+    collector = run.make(0)
+    collector.rebuild = lambda lane: Drift()
+    collect = collector.collect
+    for lost in ({(0, 2), (1, 0)}, {(1, 3), (1, 4)}, {(0, 7), (1, 2)}):
+        collector.collect = partial(collect, lost=lost)
+        chunk = chunk_of(run)
+        assert sum(int((lane.rows["kind"] == LOST).sum()) for lane in chunk.lanes) >= 2  # a stack reaches back to more
+        assert [len(steps_of(setting_of(run), lane)) for lane in chunk.lanes] == [8, 8]
+        assert_same(run, chunk)
 
 
 def test_network_of_the_users_own_acts_again_in_torch(small):

@@ -432,6 +432,8 @@ def _free(view: SlotView) -> str:
         Activity.ENV_CONSTRUCT: "deadlines.start_s",
     }.get(view.activity, "its deadline")
     what = "the environment" if view.activity.name.startswith("ENV_") else view.id
+    if view.activity is Activity.WAIT_ENV:
+        return f"a worker of {view.id} steps it, and at its limit it is replaced alone; if it is only slow, raise deadlines.step_s"
     return (
         f"see where it is with `py-spy dump --pid {view.pid}` and repair {what}; at its limit the supervisor writes "
         f"its stacks and replaces it; if it is only slow, raise {deadline}"
