@@ -83,15 +83,13 @@ def choose(
         threads: As asked; None: to be chosen.
         isolate: Whether somebody has to be able to end a call that does not return.
     """
-    blocks = measured is not None and _blocks(measured)
-    if threads is None:
-        threads = 2 if blocks and num_envs > (workers or 1) else 1
+    reason = "as asked"
+    if measured is not None and _blocks(measured):
+        reason = f"a step waits {1 - _share(measured):.0%} of its {_time(measured.step_s)}"
+        threads = threads or (2 if num_envs > (workers or 1) else 1)
+    threads = threads or 1
     if workers is None:
         workers, reason = _workers(measured, machine, num_envs, threads, isolate)
-    else:
-        reason = "as asked"
-        if blocks:
-            reason = f"a step waits {1 - _share(measured):.0%} of its {_time(measured.step_s)}"  # type: ignore[union-attr]
     workers = min(workers, num_envs)
     if threads > 1 and workers:
         threads = max(threads, math.ceil(num_envs / workers))

@@ -70,6 +70,8 @@ class Desk:
         self._slab: Slab | None = None
         self._rows: Rows | None = None
         self._codec: ActionCodec | None = None
+        self.talks = False
+        """Whether every answer takes a message."""
         self._rewards = self._terminated = self._truncated = self._notes = self._seqs = memoryview(b"")
 
     def attach(self, message: Attach) -> None:
@@ -81,18 +83,15 @@ class Desk:
         self._slab = Slab.over(block, message.fields)
         slab = self._slab
         # Numbers one by one are several times cheaper to write through a memoryview than into an array.
-        self._rewards, self._notes, self._seqs = (
-            memoryview(slab.reward),
-            memoryview(slab.note),
-            memoryview(slab.answered),
-        )
-        self._terminated, self._truncated = memoryview(slab.terminated), memoryview(slab.truncated)
+        self._rewards, self._notes, self._seqs = slab.reward.data, slab.note.data, slab.answered.data
+        self._terminated, self._truncated = slab.terminated.data, slab.truncated.data
         finite = self.given.check_finite
         if self.given.shared:
             self._rows = Rows(layout, self._slab.rows, check_finite=finite)
         else:
             self._rows = Rows.private(layout, size, check_finite=finite)
         self._rows.finals = self.given.mode is AutoresetMode.SAME_STEP
+        self.talks = bool(layout.objects or self.given.probes or not self.given.shared)
         self._codec = ActionCodec(action, batch_space(action, 1))
 
     def note(self, details: Details) -> None:
@@ -144,7 +143,7 @@ class Desk:
         slab.terminated[place] = settled.terminated
         slab.truncated[place] = settled.truncated
         slab.note[place] = Note.NOTHING
-        if settled.infos or settled.problems or settled.objects or not self.given.shared:
+        if settled.infos or settled.problems or self.talks:
             slab.note[self._tell(ids, seqs, where, settled)] = Note.MESSAGE
         slab.answered[place] = seqs
         return self.mailbox.answer(ids)
@@ -190,8 +189,7 @@ class Desk:
         """Send what does not lie in the slab; whose that is."""
         listed, numbers = ids.tolist(), seqs.tolist()
         rows = self.rows
-        everybody = bool(settled.objects) or not self.given.shared
-        places = range(len(listed)) if everybody else sorted({*settled.infos, *settled.problems})
+        places = range(len(listed)) if self.talks else sorted({*settled.infos, *settled.problems})
         extras = Extras([listed[place] for place in places], [numbers[place] for place in places])
         for place in places:
             env = listed[place]
@@ -200,6 +198,8 @@ class Desk:
                 continue
             if place in settled.infos:
                 extras.infos[env] = settled.infos[place]
+            if self.given.probes:
+                extras.probes[env] = self.bodies[env].probed
             if settled.objects:
                 extras.objects[env] = [column[place] for column in settled.objects]
             if not self.given.shared:
@@ -222,7 +222,7 @@ class Desk:
             return cloudpickle.loads(data)()
 
         phases[seat] = Phase.STEP
-        return Body(env, factory, self.given.mode, on_phase)
+        return Body(env, factory, self.given.mode, on_phase, self.given.probes)
 
     def _arguments(self, ids: list[int]) -> Sequence[Any]:
         slab, codec = self._slab, self._codec

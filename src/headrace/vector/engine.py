@@ -10,12 +10,13 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from headrace.core import seeding
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.errors import HeadraceError, RestartBudgetSpent, VectorMisused
 from headrace.vector import losses
 from headrace.vector.events import Answers, Backend, Event
 from headrace.vector.faults import Fault, Problem
+from headrace.vector.pending import Pending
+from headrace.vector.renewal import Renewal
 from headrace.vector.rows import Rows
 from headrace.vector.slab import Kind, Slab
 from headrace.vector.slots import AskAgain, Cut, GiveUp, Raise, Slots, SlotState
@@ -44,37 +45,21 @@ class Engine:
         self.rows = rows
         self.faults: deque[Fault] = deque(maxlen=_KEPT_FAULTS)
         """The last ones."""
-        self.row = np.full(size, -1, np.int64)
-        """Where the last valid observation of each environment is; -1: it has none."""
-        self.objects: list[list[Any]] = [[None] * size for _ in rows.layout.objects]
-        """Per part that is no array, its last valid value of each environment."""
+        self.pending = Pending(rows, size)
+        self.renewal = Renewal(size)
         self.ended = np.zeros(size, np.bool_)
         """Whose episode is over."""
         self.any_ended = False
         """Whether anybody's is; only while `calm`."""
-        self.infos: dict[int, dict[str, Any]] = {}
-        """Of answers that were not taken, by environment."""
-        self.told: dict[int, Fault] = {}
-        """Faults that the answer not taken yet tells of, by environment."""
-        self.cut: set[int] = set()
-        """Whose answer not taken yet is a cut."""
         self._backend = backend
         self._mode = mode
+        self._disabled = mode is AutoresetMode.DISABLED
         self._clock = clock or MonotonicClock()
-        self._steps = np.zeros(size, np.int64)
-        """Calls of step() of each environment object."""
-        self._seeds: list[int | None] = [None] * size
-        self._incarnations = [0] * size
-        self._options: dict[int, Any] = {}
-        """Of resets that are open."""
-        self._broken: dict[int, Problem] = {}
-        """Environments that are gone, and not renewed yet."""
         self._errors: deque[Fault] = deque()
         self._spent: HeadraceError | None = None
         self._size = size
         self._everybody = np.arange(size)
         self._none = np.zeros(size, np.bool_)
-        self._disabled = mode is AutoresetMode.DISABLED
         self._passing_over = False
         self._common: int | None = None
         """Number of everybody's newest question while all are idle and nothing is pending; None: not known."""
@@ -82,27 +67,25 @@ class Engine:
     def calm(self) -> int | None:
         """The number of everybody's newest question, if all are idle and have observations, and nothing is pending."""
         if self._common is None:
-            pending = self._broken or self.infos or self.told or self.cut or self._errors or self._spent
+            waiting = self.renewal.broken or self.pending or self._errors or self._spent
             seq = self.slots.seq
-            if not pending and self.slots.idle() and (seq == seq[0]).all() and (self.row >= 0).all():
+            if not waiting and self.slots.idle() and (seq == seq[0]).all() and (self.pending.row >= 0).all():
                 self._common = int(seq[0])
                 self.any_ended = bool(self.ended.any())
         return self._common
 
     def went(self, first: int, resets: Sequence[int]) -> None:
-        """Everybody was stepped, or reset, outside of the slots, and has answered; see `calm`."""
+        """Everybody was stepped, or reset, outside of the slots, and has answered; see `calm`.
+
+        Args:
+            first: The first of the rows where their observations are.
+            resets: Those that were reset.
+        """
         assert self._common is not None
         self._common += 1
         self.slots.seq += 1
-        self.count_steps(resets)
-        self.row[:] = self._everybody
-        self.row += first
-
-    def count_steps(self, resets: Sequence[int]) -> None:
-        """Everybody makes a step, but those that are reset."""
-        self._steps += 1
-        if resets:
-            self._steps[resets] -= 1
+        self.renewal.count(resets)
+        np.add(self._everybody, first, out=self.pending.row)
 
     def reset(self, ids: Ids, seeds: Sequence[int | None], options: Any) -> None:
         """Ask for a reset.
@@ -114,13 +97,9 @@ class Engine:
         """
         self._raise_if_spent()
         self._common = None
-        now = self.slots.send(ids, np.zeros(len(ids), np.bool_), self._clock.now())
-        for env, seed in zip(ids.tolist(), seeds, strict=True):
-            if seed is not None:
-                self._seeds[env] = seed
-            self._options[env] = options
-        given = dict(zip(ids.tolist(), seeds, strict=True))
-        self._ask_resets(now, given)
+        now = self.slots.send(ids, self._none[ids], self._clock.now())
+        self.renewal.remember(ids, seeds, options)
+        self._ask_resets(now, dict(zip(ids.tolist(), seeds, strict=True)))
 
     def step(self, ids: Ids, columns: Sequence[NDArray[Any]], actions: Sequence[Any]) -> None:
         """Ask for a step; those whose episode is over are reset instead, as Gymnasium's next-step mode has it.
@@ -142,7 +121,7 @@ class Engine:
                 own[:] = column
             slab.seq[:] = slots.seq
             slab.kind[:] = resets  # a reset without a seed is kind 1, a step 0
-            self._steps += slots.is_step
+            self.renewal.steps += slots.is_step
             self._backend.submit(ids, slab.seq, {}, by_env)
             return
         self._common = None
@@ -163,12 +142,13 @@ class Engine:
             own[ids] = column
         slab.seq[ids] = self.slots.seq[ids]
         slab.kind[ids] = resets
-        self._steps[ids] += ~resets
-        if not self._broken:
+        self.renewal.steps[ids] += ~resets
+        broken = self.renewal.broken
+        if not broken:
             self._backend.submit(now, slab.seq[now], {}, actions)
             return
         stepped = self.slots.is_step[now]
-        gone = np.array([env in self._broken for env in now.tolist()], np.bool_)
+        gone = np.array([env in broken for env in now.tolist()], np.bool_)
         fine = now[~gone]
         if len(fine):
             self._backend.submit(fine, slab.seq[fine], {}, actions)
@@ -176,9 +156,9 @@ class Engine:
         if len(renewed):
             self._ask_resets(renewed, {})
         for env in now[gone & stepped].tolist():
-            self._fail(env, int(self.slots.seq[env]), self._broken[env])
+            self._fail(env, int(self.slots.seq[env]), broken[env])
 
-    def wait(self, ids: Ids | None, enough: int, timeout_s: float | None = None) -> None:
+    def gather(self, ids: Ids | None, enough: int, timeout_s: float | None = None) -> None:
         """Wait until enough environments are ready, or failed.
 
         Args:
@@ -224,7 +204,7 @@ class Engine:
         self._common = None
         self.slots.forget()
         for env in range(self._size):
-            self._broken[env] = losses.interrupted_here()
+            self.renewal.broken[env] = losses.interrupted_here()
 
     def raise_fault(self) -> None:
         """Raise the oldest fault that the caller is to be told by an exception, once; the others are kept."""
@@ -238,8 +218,7 @@ class Engine:
             self._passing_over = False
             ready = self.slots.where(SlotState.READY)
             self.slots.take(ready)
-            for env in ready.tolist():
-                self.infos.pop(env, None)
+            self.pending.drop(ready)
             self._errors.clear()
 
     def check_idle(self, what: str) -> None:
@@ -264,17 +243,12 @@ class Engine:
         Raises:
             VectorMisused: One has none.
         """
-        missing = ids[self.row[ids] < 0]
+        missing = ids[self.pending.row[ids] < 0]
         if len(missing):
             raise VectorMisused(
                 f"environment {missing[0]} was never reset, so it has no observation",
                 fix="reset it first",
             )
-
-    def last_valid(self, env: int) -> Any:
-        """A copy of the last valid observation of one environment."""
-        arrays = [array[self.row[env]].copy() for array in self.rows.arrays]
-        return self.rows.layout.one(arrays, [column[env] for column in self.objects])
 
     def _polled(self, missing: int, wait_s: float) -> list[Event]:
         try:
@@ -292,69 +266,47 @@ class Engine:
         for env in ids.tolist():
             seed = seeds.get(env)
             slab.kind[env] = Kind.RESET
-            if env in self._broken:
-                del self._broken[env]
+            if env in self.renewal.broken:
                 slab.kind[env] = Kind.RENEW
-                self._incarnations[env] += 1
-                self._steps[env] = 0
-                if seed is None:
-                    seed = self._replacement_seed(env)
-            resets[env] = (seed, self._options.get(env))
+                seed = self.renewal.renew(env, seed)
+            resets[env] = (seed, self.renewal.options.get(env))
         self._backend.submit(ids, slab.seq[ids], resets, {})
-
-    def _replacement_seed(self, env: int) -> int | None:
-        seed = self._seeds[env]
-        return None if seed is None else seeding.integer(seed, "replacement", env, self._incarnations[env])
 
     def _answered(self, answers: Answers) -> None:
         ids = self.slots.answered(answers.ids, answers.seqs)
         if not len(ids):
             return
-        slab = self._backend.slab
-        self.row[ids] = ids + (self.slots.seq[ids] & 1) * self._size
-        self.ended[ids] = slab.terminated[ids] | slab.truncated[ids]
-        if self._mode is AutoresetMode.SAME_STEP:
-            self.ended[ids] = False
-        listed = ids.tolist() if answers.infos or answers.objects or answers.rows or self.cut or self._options else []
-        for env in listed:
-            self._take_in_rest(env, answers)
-
-    def _take_in_rest(self, env: int, answers: Answers) -> None:
-        """What of an answer does not lie in the slab, and what of it is not as the environment said."""
-        if env in answers.infos:
-            info = answers.infos[env]
-            self.infos[env] = {**self.infos[env], **info} if env in self.infos else info
-        if env in answers.objects:
-            for column, value in zip(self.objects, answers.objects[env], strict=True):
-                column[env] = value
-        if env in answers.rows:
-            for own, array in zip(self.rows.arrays, answers.rows[env], strict=True):
-                own[self.row[env]] = array
-        if env in self.cut:
-            self.slab.reward[env], self.slab.terminated[env], self.slab.truncated[env] = 0.0, False, True
-        self._options.pop(env, None)
+        slab, pending = self._backend.slab, self.pending
+        pending.row[ids] = ids + (self.slots.seq[ids] & 1) * self._size
+        ended = slab.terminated[ids] | slab.truncated[ids]
+        same_step = self._mode is AutoresetMode.SAME_STEP
+        self.ended[ids] = False if same_step else ended
+        if answers.probes:
+            pending.stamp(ids, answers.probes, self.slots.is_step[ids], ended if same_step else self._none[ids])
+        pending.take_in(ids, answers, slab)
+        self.renewal.settled(ids)
 
     def _fail(self, env: int, seq: int, problem: Problem) -> None:
         """An environment is gone."""
-        self._broken[env] = problem
+        self.renewal.broken[env] = problem
         stepped = bool(self.slots.is_step[env])
         instruction = self.slots.failed(env, seq, self._clock.now())
         if instruction is None:
             return  # it was asked nothing; whoever steps it next is told
-        fault = problem.of(env, int(self._steps[env]))
+        fault = problem.of(env, int(self.renewal.steps[env]))
         self.faults.append(fault)
-        slab = self._backend.slab
+        slab, pending = self._backend.slab, self.pending
         match instruction:
             case Cut():
                 slab.reward[env], slab.terminated[env], slab.truncated[env] = 0.0, False, True
                 self.ended[env] = True
-                self.cut.add(env)
-                self.told[env] = fault
+                pending.cut.add(env)
+                pending.told[env] = fault
             case AskAgain():
                 if stepped:
-                    self.infos[env] = {"final_obs": self.last_valid(env), "final_info": {}}
-                    self.cut.add(env)
-                self.told[env] = fault
+                    pending.infos[env] = {"final_obs": pending.last_valid(env), "final_info": {}}
+                    pending.cut.add(env)
+                pending.told[env] = fault
             case Raise():
                 self.ended[env] = False
                 self._errors.append(fault)

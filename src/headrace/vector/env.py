@@ -18,6 +18,7 @@ from headrace.vector.fastlane import FastLane
 from headrace.vector.faults import Fault
 from headrace.vector.opening import Opened, open_environments
 from headrace.vector.options import Options
+from headrace.vector.probes import ProbeValues
 from headrace.vector.serial import Serial
 from headrace.vector.slots import SlotState
 from headrace.vector.taking import Received, take
@@ -49,7 +50,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._opened: Opened = open_environments(list(env_fns), self._options)
         self._engine: Engine = self._opened.engine
         described = self._opened.description
-        self.num_envs = len(self._engine.row)
+        self.num_envs = len(self._engine.pending.row)
         self.metadata = {**described.metadata, "autoreset_mode": self._options.mode}
         self.render_mode = described.render_mode
         self.single_observation_space = described.single_observation_space
@@ -60,6 +61,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.copy = self._options.copy
         self.valid = np.ones(self.num_envs, np.bool_)
         """[N]; mask of the last batch: whose reward and observation are real."""
+        self._probes = dict(self._options.probes or {})
+        self.probes: dict[str, ProbeValues] = {}
+        """What probes found in the last batch, by their names."""
         self.plan = self._opened.plan
         """Where the environments run, and why."""
         self._all = np.arange(self.num_envs)
@@ -90,7 +94,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         engine = self._engine
         engine.pass_over()
         engine.reset(ids, [seeds[env] for env in ids.tolist()], options)
-        engine.wait(ids, len(ids))
+        engine.gather(ids, len(ids))
         engine.raise_fault()
         engine.check_observed(self._all)
         batch = self._taken(ids, self._all)
@@ -123,7 +127,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 return stepped
         if self._lane is None or not self._lane.asked:
             engine.step(self._all, columns, objects)
-        engine.wait(None, self.num_envs)
+        engine.gather(None, self.num_envs)
         engine.raise_fault()
         batch = self._taken(self._all, self._all)
         return batch.observations, batch.rewards, batch.terminations, batch.truncations, batch.infos
@@ -186,7 +190,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         waiting = engine.slots.where(SlotState.BUSY, SlotState.HELD, SlotState.READY)
         if not len(waiting):
             raise VectorMisused("there is nothing to receive: no environment was sent an action", fix="send() first")
-        engine.wait(waiting, min(max(1, min_envs), len(waiting)), timeout_s)
+        engine.gather(waiting, min(max(1, min_envs), len(waiting)), timeout_s)
         engine.raise_fault()
         ready = engine.slots.where(SlotState.READY)
         return self._taken(ready, ready)
@@ -233,12 +237,27 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             )
         self._opened.backend.call(name, dict(enumerate(listed)), self._all.tolist(), sets=True)
 
+    def apply(
+        self, function: Callable[[gymnasium.Env[Any, Any]], Any], env_ids: Sequence[int] | NDArray[Any] | None = None
+    ) -> tuple[Any, ...]:
+        """What a function returns of environments, called where they run; ``env_ids`` names them, None means all.
+
+        Raises:
+            VectorMisused: Environments are busy, or there are none of these numbers.
+            HeadraceError: It raised for one of them, or did not return within ``reset_timeout_s``.
+        """
+        self._check_open()
+        self._engine.check_idle("apply")
+        ids = self._all.tolist() if env_ids is None else _ids(env_ids, self.num_envs).tolist()
+        values = self._opened.backend.call("", ((function,), {}), ids, sets=False)
+        return tuple(values[env] for env in ids)
+
     @property
     def np_random_seed(self) -> Any:
         """The seed of every environment's generator."""
         return self.get_attr("np_random_seed")
 
-    @property
+    @property  # type: ignore[misc]  # Gymnasium's can be set; these are as many as environments
     def np_random(self) -> Any:
         """Every environment's generator; copies, if they are in workers."""
         return self.get_attr("np_random")
@@ -265,7 +284,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.close()
 
     def _taken(self, ids: Ids, shown: Ids) -> Received:
-        return take(self._engine, ids, shown, self.valid, copy_observations=self.copy)
+        batch = take(self._engine, ids, shown, self.valid, self._probes, copies=self.copy)
+        self.probes = batch.probes
+        return batch
 
     def _check_open(self) -> None:
         if self.closed:

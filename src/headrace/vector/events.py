@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.vector.faults import Problem
+from headrace.vector.messages import Extras
+from headrace.vector.probes import Evaluated
 from headrace.vector.slab import Slab
 
 Ids = NDArray[np.int64]
@@ -28,13 +30,19 @@ class Answers:
     rows: dict[int, list[Any]] = field(default_factory=dict)
     """By environment: its observation's arrays, where they do not lie in the slab."""
 
-    def note(
-        self, env: int, infos: Mapping[int, Any], objects: Mapping[int, list[Any]], rows: Mapping[int, list[Any]]
-    ) -> None:
+    probes: dict[int, Evaluated] = field(default_factory=dict)
+    """By environment: what probes found."""
+
+    def note(self, env: int, extras: Extras) -> None:
         """Add what was sent along with the answer of one environment."""
-        for own, sent in ((self.infos, infos), (self.objects, objects), (self.rows, rows)):
-            if env in sent:
-                own[env] = sent[env]  # type: ignore[index]
+        if env in extras.infos:
+            self.infos[env] = extras.infos[env]
+        if env in extras.objects:
+            self.objects[env] = extras.objects[env]
+        if env in extras.rows:
+            self.rows[env] = extras.rows[env]
+        if env in extras.probes:
+            self.probes[env] = extras.probes[env]
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class FastLane:
         self.asked = False
         engine, size = self._engine, self._size
         common = engine.calm()
-        if common is None or self._rows.layout.objects:
+        if common is None or self._rows.layout.objects or self._serial.probing:
             return None
         ended = engine.ended
         resets: list[int] = []
@@ -80,7 +80,7 @@ class FastLane:
         ids = np.arange(self._size)
         engine.slots.send_all()
         engine.slots.is_step[resets] = False
-        engine.count_steps(resets)
+        engine.renewal.count(resets)
         slab.reward[:], slab.terminated[:], slab.truncated[:] = settled.rewards, settled.terminated, settled.truncated
         good = np.ones(self._size, np.bool_)
         good[list(settled.problems)] = False

@@ -73,9 +73,9 @@ def lost_with(worker: str, pid: int, why: str) -> Problem:
     return Problem(FaultKind.LOST_WITH_WORKER, "step", error)
 
 
-def not_built(env: int, problem: Problem) -> HeadraceError:
+def not_built(env: int, problem: Problem | HeadraceError) -> HeadraceError:
     """Why an environment could not be built, with its number."""
-    found = problem.error
+    found = problem.error if isinstance(problem, Problem) else problem
     text = found.what.removeprefix("the environment's factory raised ")
     if found.what == text:
         found.place(env=env)
@@ -107,7 +107,7 @@ def call_failed(name: str, env: int, problem: Problem | HeadraceError) -> Headra
     if isinstance(problem, HeadraceError):
         return problem
     return EnvironmentRaised(
-        f"{name} of environment {env}: {problem.error.what}",
+        f"{name or 'the function'} of environment {env}: {problem.error.what}",
         **{key: value for key, value in problem.error.facts.items() if key != "phase"},
         fix=problem.error.fix,
     )

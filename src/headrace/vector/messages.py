@@ -9,6 +9,7 @@ from typing import Any
 import cloudpickle
 from gymnasium.vector import AutoresetMode
 
+from headrace.core.errors import HeadraceError
 from headrace.vector.faults import Problem
 from headrace.vector.probes import Probe
 from headrace.vector.slab import Field
@@ -56,7 +57,7 @@ class NotBuilt:
     """From a worker: one of its environments could not be built."""
 
     env: int
-    problem: Problem
+    problem: Problem | HeadraceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class Call:
     number: int
     ids: list[int]
     name: str
-    """Of a method or an attribute."""
+    """Of a method or an attribute; empty: ``data`` holds a function to call with each environment."""
     data: bytes
     """By cloudpickle: arguments and keyword arguments; to set it, the values by environment."""
     sets: bool

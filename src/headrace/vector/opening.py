@@ -93,7 +93,7 @@ def open_environments(factories: Sequence[Factory], options: Options) -> Opened:
 
 
 def _open_here(factories: Sequence[Factory], options: Options, chosen: Plan) -> Opened:
-    serial = Serial(factories, options.mode)
+    serial = Serial(factories, options.mode, options.probes or {})
     serial.build()
     try:
         made: list[Any] = [body.env for body in serial.bodies]

@@ -162,7 +162,7 @@ class Pool:
                 good[place] = False
                 failures.append(Failure(env, seq, self._problem(handle, env, extras.problems[env])))
             else:
-                answers.note(env, extras.infos, extras.objects, extras.rows)
+                answers.note(env, extras)
         answers.ids, answers.seqs = answers.ids[good], answers.seqs[good]
         return [answers, *failures]
 

@@ -17,6 +17,7 @@ from headrace.core.errors import HeadraceError
 from headrace.vector import losses
 from headrace.vector.events import Answers, Event, Failure
 from headrace.vector.faults import from_exception
+from headrace.vector.probes import Probe
 from headrace.vector.rows import Rows, Settled, settle
 from headrace.vector.slab import Kind, Slab
 from headrace.vector.spaces import ActionCodec
@@ -31,13 +32,16 @@ class Serial:
     Args:
         factories: One per environment.
         mode: The autoreset mode.
+        wanted: Values to evaluate beside each step.
     """
 
     slab: Slab
 
-    def __init__(self, factories: Sequence[Factory], mode: AutoresetMode) -> None:
+    def __init__(self, factories: Sequence[Factory], mode: AutoresetMode, wanted: Mapping[str, Probe]) -> None:
+        self.probing = bool(wanted)
+        """Whether there is anything to evaluate."""
         self._phase = Phase.STEP
-        self.bodies = [Body(env, factory, mode, self._on_phase) for env, factory in enumerate(factories)]
+        self.bodies = [Body(env, factory, mode, self._on_phase, wanted) for env, factory in enumerate(factories)]
         self._asked: list[tuple[int, int]] = []
         self._resets: dict[int, tuple[int | None, Any]] = {}
         self._actions: dict[int, Any] = {}
@@ -99,6 +103,8 @@ class Serial:
         answers.infos = {listed[place]: info for place, info in settled.infos.items()}
         for place in range(len(listed)) if settled.objects else ():
             answers.objects[listed[place]] = [column[place] for column in settled.objects]
+        if self.probing:
+            answers.probes = {env: bodies[env].probed for env in listed}
         if not settled.problems:
             return [answers]
         good = np.ones(len(ids), np.bool_)

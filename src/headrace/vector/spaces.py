@@ -74,7 +74,7 @@ class Layout:
         values: dict[tuple[Any, ...], Any] = {part.keys: array for part, array in zip(self.arrays, arrays, strict=True)}
         for part, items in zip(self.objects, objects, strict=True):
             empty = create_empty_array(part.space, n=len(items), fn=np.zeros)
-            values[part.keys] = concatenate(part.space, items, empty)
+            values[part.keys] = concatenate(part.space, items, empty)  # type: ignore[arg-type]  # None where it is ignored
         return self._merge(self.space, (), values)
 
     def merge(self, leaves: Sequence[Any]) -> Any:
@@ -115,7 +115,7 @@ def _nodes(space: Space, path: str, keys: tuple[Any, ...]) -> Iterator[tuple[str
             yield from _nodes(inner, f"{path}.{key}", (*keys, key))
 
 
-def _items(space: spaces.Dict | spaces.Tuple) -> Iterator[tuple[Any, Space]]:
+def _items(space: spaces.Dict | spaces.Tuple[Any]) -> Iterator[tuple[Any, Space]]:
     return iter(space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -13,7 +13,9 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from headrace.core.errors import EnvironmentNotBuilt, UnknownAttribute
+from headrace.vector import probes
 from headrace.vector.faults import Problem, broken_contract
+from headrace.vector.probes import Probe
 from headrace.vector.rows import Returned
 
 Factory = Callable[[], "gymnasium.Env[Any, Any]"]
@@ -46,15 +48,29 @@ class Body:
         mode: The autoreset mode. What Gymnasium calls next-step is decided by whoever calls `step` or `autoreset`.
         on_phase: Told what the environment is in, when that is no plain step, and when it is over. After an exception
             it is not told, so that the last word says where the exception comes from.
+        wanted: Values to evaluate beside each step.
     """
 
-    def __init__(self, index: int, factory: Factory, mode: AutoresetMode, on_phase: Callable[[Phase], None]) -> None:
+    def __init__(
+        self,
+        index: int,
+        factory: Factory,
+        mode: AutoresetMode,
+        on_phase: Callable[[Phase], None],
+        wanted: Mapping[str, Probe],
+    ) -> None:
         self.index = index
+        self.probed: probes.Evaluated = {}
+        """What `wanted` was in the newest answer."""
+        self._wanted = wanted
+        self._steps = 0
+        self._ending = False
         self._factory = factory
         self._same_step = mode is AutoresetMode.SAME_STEP
         self._on_phase = on_phase
         self.env: gymnasium.Env[Any, Any] | None = None
         self.step: Callable[[Any], Returned | Problem] = self._no_step
+        self._plain_step: Callable[[Any], Returned] = self._no_step
 
     def build(self) -> None:
         """Call the factory.
@@ -65,8 +81,10 @@ class Body:
         self._on_phase(Phase.CONSTRUCT)
         made: Any = self._factory()
         check_environment(self.index, made)
+        probes.check(self._wanted, self.index, made)
         self.env = made
-        self.step = self._step_and_reset if self._same_step else made.step
+        self._plain_step = self._probed_step if self._wanted else made.step
+        self.step = self._step_and_reset if self._same_step else self._plain_step
         self._on_phase(Phase.STEP)
 
     def drop(self, *, close: bool) -> None:
@@ -100,15 +118,31 @@ class Body:
         self._on_phase(Phase.STEP)
         if type(returned) is not tuple or len(returned) != 2:
             return broken_contract("reset", "what reset() returned", "observation and info", f"{returned!r}"[:200])
+        if self._wanted and not self._ending:
+            self._steps = 0
+            self.probed = probes.evaluate(self._wanted, env, returned[1], 0, ended=False)
         return returned[0], 0.0, False, False, returned[1]
+
+    def _probed_step(self, action: Any) -> Returned:
+        assert self.env is not None
+        returned: Any = self.env.step(action)
+        self._steps += 1
+        if isinstance(returned, tuple) and len(returned) == 5 and isinstance(returned[4], Mapping):
+            ended = bool(returned[2]) or bool(returned[3])
+            self.probed = probes.evaluate(self._wanted, self.env, returned[4], self._steps, ended=ended)
+        return returned  # type: ignore[no-any-return]
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a method of the outermost layer that has it, or read an attribute.
 
+        Without a name, ``args`` holds a function, which is called with the environment.
+
         Raises:
             UnknownAttribute: No layer has it. What the method raises goes through.
         """
-        env = self._built(name)
+        env = self._built(name or "answer")
+        if not name:
+            return args[0](env)
         if not env.has_wrapper_attr(name):
             raise self._unknown(name)
         found = env.get_wrapper_attr(name)
@@ -127,12 +161,14 @@ class Body:
 
     def _step_and_reset(self, action: Any) -> Returned | Problem:
         assert self.env is not None
-        returned: Any = self.env.step(action)
+        returned: Any = self._plain_step(action)
         if not isinstance(returned, tuple) or len(returned) != 5 or not (returned[2] or returned[3]):
-            return returned  # goes on, or is no answer at all
+            return returned  # type: ignore[no-any-return]  # goes on, or is no answer at all
         observation, reward, terminated, truncated, info = returned
         final = {"final_obs": copy.deepcopy(observation), "final_info": info}  # reset() may write into the same array
+        self._ending = True  # what was evaluated belongs to the episode that ends, and not to the next one
         again = self._reset(self.env)
+        self._ending, self._steps = False, 0
         if isinstance(again, Problem):
             return again
         return again[0], reward, terminated, truncated, {**final, **again[4]}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from headrace.vector.engine import Engine, Ids
 from headrace.vector.infos import Infos
+from headrace.vector.probes import Probe, ProbeValues, batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +30,17 @@ class Received:
     """As Gymnasium has them; arrays have B entries."""
     valid: NDArray[np.bool_]
     """[B]; False where an environment failed: its reward is none, and its observation is an earlier one."""
+    probes: dict[str, ProbeValues] = field(default_factory=dict)
+    """By the name of the probe."""
 
     def __len__(self) -> int:
         """How many environments."""
         return len(self.env_ids)
 
 
-def take(engine: Engine, ids: Ids, shown: Ids, mask: NDArray[np.bool_], *, copy_observations: bool) -> Received:
+def take(
+    engine: Engine, ids: Ids, shown: Ids, mask: NDArray[np.bool_], probes: Mapping[str, Probe], *, copies: bool
+) -> Received:
     """Take answers from an engine.
 
     Args:
@@ -42,27 +48,40 @@ def take(engine: Engine, ids: Ids, shown: Ids, mask: NDArray[np.bool_], *, copy_
         ids: Whose.
         shown: Whose observations to return; all of ``ids``, and maybe others, ascending.
         mask: [N]; whose reward and observation are real, changed in place for ``ids``.
-        copy_observations: Whether objects in observations are copied. Arrays always are.
+        probes: By name.
+        copies: Whether objects in observations are copied. Arrays always are.
     """
     slab = engine.slab
     engine.slots.take(ids)
     mask[ids] = True
     infos = Infos(len(shown))
-    if engine.infos or engine.told or engine.cut:
+    pending = engine.pending
+    if pending:
         places = {env: place for place, env in enumerate(shown.tolist())}
-        wanted = [env for env in ids.tolist() if env in engine.infos]
+        wanted = [env for env in ids.tolist() if env in pending.infos]
         for env in wanted:
-            infos.add(places[env], engine.infos.pop(env))
-        cut = [env for env in ids.tolist() if env in engine.cut]
+            infos.add(places[env], pending.infos.pop(env))
+        cut = [env for env in ids.tolist() if env in pending.cut]
         mask[cut] = False
-        engine.cut.difference_update(cut)
-        told = {places[env]: engine.told.pop(env) for env in ids.tolist() if env in engine.told}
+        pending.cut.difference_update(cut)
+        told = {places[env]: pending.told.pop(env) for env in ids.tolist() if env in pending.told}
         if told:
             infos.tell(told, mask[shown])
-    objects = [[column[env] for env in shown.tolist()] for column in engine.objects]
-    if copy_observations and objects:
+    objects = [[column[env] for env in shown.tolist()] for column in pending.objects]
+    if copies and objects:
         objects = copy.deepcopy(objects)
-    observations = engine.rows.layout.batch(engine.rows.take(engine.row[shown]), objects)
+    observations = engine.rows.layout.batch(engine.rows.take(pending.row[shown]), objects)
+    found = {}
+    if probes:
+        listed = set(ids.tolist())
+        found = batch(probes, [pending.probed.pop(env, None) if env in listed else None for env in shown.tolist()])
     return Received(
-        shown, observations, slab.reward[shown], slab.terminated[shown], slab.truncated[shown], infos.batch, mask[shown]
+        shown,
+        observations,
+        slab.reward[shown],
+        slab.terminated[shown],
+        slab.truncated[shown],
+        infos.batch,
+        mask[shown],
+        found,
     )

@@ -135,7 +135,7 @@ class InThreads:
         """Give one answer; whether the parent is to be woken."""
         self._marks[seat.number] = -self._marks[seat.number]
         self._phases[seat.number] = Phase.STEP
-        if self._desk.rows.write_plain(row, returned):
+        if not self._desk.talks and self._desk.rows.write_plain(row, returned):
             return self._desk.publish_plain(batch.listed[place], batch.numbers[place], returned)
         where, here = range(row, row + 1), slice(place, place + 1)
         settled = settle(self._desk.rows, where, [returned], (0,) if place in batch.resets else ())

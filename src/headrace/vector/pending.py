@@ -1,0 +1,92 @@
+"""What belongs to answers until they are taken, and is not the same size every time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.vector.events import Answers, Ids
+from headrace.vector.faults import Fault
+from headrace.vector.probes import Stamped
+from headrace.vector.rows import Rows
+from headrace.vector.slab import Slab
+
+
+class Pending:
+    """By environment; one that is not in any of these has an answer without more to say.
+
+    Args:
+        rows: Where observations lie.
+        num_envs: How many environments.
+    """
+
+    def __init__(self, rows: Rows, num_envs: int) -> None:
+        self.infos: dict[int, dict[str, Any]] = {}
+        self.told: dict[int, Fault] = {}
+        """Faults that the answer tells of."""
+        self.probed: dict[int, Stamped] = {}
+        self.cut: set[int] = set()
+        """Whose answer is a cut: no reward, the end of the episode, not valid."""
+        self.row = np.full(num_envs, -1, np.int64)
+        """[N]; where the last valid observation of each environment is; -1: it has none."""
+        self.objects: list[list[Any]] = [[None] * num_envs for _ in rows.layout.objects]
+        """Per part that is no array, the last valid value of each environment."""
+        self._rows = rows
+        self._episode = np.full(num_envs, -1, np.int64)
+        self._step = np.zeros(num_envs, np.int64)
+
+    def __bool__(self) -> bool:
+        """Whether any answer has more to say."""
+        return bool(self.infos or self.told or self.cut or self.probed)
+
+    def last_valid(self, env: int) -> Any:
+        """A copy of the last valid observation of one environment."""
+        arrays = [array[self.row[env]].copy() for array in self._rows.arrays]
+        return self._rows.layout.one(arrays, [column[env] for column in self.objects])
+
+    def take_in(self, ids: Ids, answers: Answers, slab: Slab) -> None:
+        """Remember what was sent along, and make cuts of answers that are to be such.
+
+        Args:
+            ids: Answers that were accepted.
+            answers: What was sent along with all of them.
+            slab: Where their rewards and flags are.
+        """
+        if not (answers.infos or answers.objects or answers.rows or self.cut):
+            return
+        for env in ids.tolist():
+            if env in answers.infos:
+                self.infos[env] = self.infos.get(env, {}) | answers.infos[env]
+            for column, value in zip(self.objects, answers.objects.get(env, ()), strict=False):
+                column[env] = value
+            for own, array in zip(self._rows.arrays, answers.rows.get(env, ()), strict=False):
+                own[self.row[env]] = array
+            if env in self.cut:
+                slab.reward[env], slab.terminated[env], slab.truncated[env] = 0.0, False, True
+
+    def stamp(self, ids: Ids, found: Mapping[int, Any], steps: NDArray[np.bool_], again: NDArray[np.bool_]) -> None:
+        """Say to which step of which episode belongs what probes found.
+
+        Args:
+            ids: Answers that were accepted.
+            found: By environment.
+            steps: Which of them were steps, and not resets.
+            again: Which of them have begun their next episode within the step.
+        """
+        self._episode[ids] += ~steps
+        self._step[ids] = np.where(steps, self._step[ids] + 1, 0)
+        for env in ids.tolist():
+            self.probed[env] = Stamped(found[env], int(self._episode[env]), int(self._step[env]))
+        self._episode[ids] += again
+        self._step[ids[again]] = 0
+
+    def drop(self, ids: Ids) -> None:
+        """Forget these answers."""
+        for env in ids.tolist():
+            self.infos.pop(env, None)
+            self.told.pop(env, None)
+            self.probed.pop(env, None)
+            self.cut.discard(env)

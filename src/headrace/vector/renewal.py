@@ -1,0 +1,67 @@
+"""Environments that are gone, and what their successors begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.core import seeding
+from headrace.vector.events import Ids
+from headrace.vector.faults import Problem
+
+
+class Renewal:
+    """What is remembered of every environment object, for when it has to be replaced.
+
+    The seed of a replacement is `headrace.core.seeding.integer` of the last seed its environment was given, the name
+    ``replacement``, the environment's number, and how often it was replaced; none if it never was given one.
+
+    Args:
+        num_envs: How many environments.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self.broken: dict[int, Problem] = {}
+        """Environments that are gone and not renewed yet, and why."""
+        self.steps = np.zeros(num_envs, np.int64)
+        """[N]; calls of step() of each environment object."""
+        self.options: dict[int, Any] = {}
+        """Of resets that are open."""
+        self._seeds: list[int | None] = [None] * num_envs
+        self._incarnations = [0] * num_envs
+
+    def remember(self, ids: Ids, seeds: Sequence[int | None], options: Any) -> None:
+        """The caller has asked for resets."""
+        for env, seed in zip(ids.tolist(), seeds, strict=True):
+            if seed is not None:
+                self._seeds[env] = seed
+            self.options[env] = options
+
+    def renew(self, env: int, seed: int | None) -> int | None:
+        """An environment that is gone is built anew; the seed it is reset with.
+
+        Args:
+            env: Which.
+            seed: What the caller wants; None: it is derived.
+        """
+        del self.broken[env]
+        self._incarnations[env] += 1
+        self.steps[env] = 0
+        last = self._seeds[env]
+        if seed is not None or last is None:
+            return seed
+        return seeding.integer(last, "replacement", env, self._incarnations[env])
+
+    def count(self, resets: Sequence[int]) -> None:
+        """Everybody makes a step, but those that are reset."""
+        self.steps += 1
+        if resets:
+            self.steps[list(resets)] -= 1
+
+    def settled(self, ids: Ids) -> None:
+        """These resets are answered."""
+        if self.options:
+            for env in ids.tolist():
+                self.options.pop(env, None)
