@@ -290,3 +290,25 @@ def test_every_copy_is_counted_and_notes_what_it_does(tmp_path: Path) -> None:
     assert [(found.env, found.copy, found.what) for found in provocations(tmp_path)] == [
         (4, copy, "raises") for copy in (1, 2, 3)
     ]
+
+
+def test_in_threads_nobody_can_say_who_ended_the_process(tmp_path: Path) -> None:
+    begun = begun_of(tmp_path)
+    first, second = goes_on_after_a_cut(begun)
+    died = dataclasses.replace(first, infos=fault("died"))
+    check = checked(AutoresetMode.NEXT_STEP, begun, [died, second])
+    assert check.unaccounted([], threaded=True) == []
+    assert len(check.unaccounted([])) == 1
+
+
+def test_between_episodes_a_copy_may_be_replaced(tmp_path: Path) -> None:
+    begun = begun_of(tmp_path)
+    first = [Place(*obs).after(4) for obs in begun.tolist()]
+    second = [Place.beginning(0, 2, 0), *(place.after(4) for place in first[1:])]
+    rows = batch([4] * ENVS, second)
+    rows = with_value("rewards", 0, 0.0)(rows)
+    check = checked(AutoresetMode.NEXT_STEP, begun, [batch([4] * ENVS, first), rows])
+    assert check.told == []
+    told = dataclasses.replace(rows, infos={**rows.infos, **fault("hung", at=0)})
+    check = checked(AutoresetMode.NEXT_STEP, begun, [batch([4] * ENVS, first), told])
+    assert [(fault.env, fault.copy, fault.kind) for fault in check.told] == [(0, 1, "hung")]

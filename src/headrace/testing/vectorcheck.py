@@ -23,15 +23,19 @@ from gymnasium.vector import AutoresetMode
 
 from headrace.core import seeding
 from headrace.testing.provoke import ENDS, REWARDS, note
+from headrace.vector.env import VectorEnv
+from headrace.vector.options import FaultBudget
 
 Array = npt.NDArray[Any]
 
 ACTIONS = 1000
 """Of a `CountingEnv`: so many that a row with another row's action is noticed."""
 
+DIED = "died"
+
 KINDS: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("sleep", "loop", "gil", "sigstop"), ("hung",)),
-    **dict.fromkeys(("sigkill", "sigsegv", "exit-0", "exit-3"), ("died",)),
+    **dict.fromkeys(("sigkill", "sigsegv", "exit-0", "exit-3"), (DIED,)),
     **dict.fromkeys(("raises", "unpicklable"), ("raised",)),
     **dict.fromkeys(REWARDS, ("not-finite",)),
 }
@@ -267,8 +271,12 @@ class SuccessorCheck:
             if not rows.valid[at]:
                 self._cut(rows, at)
             elif seen.over and self.mode is AutoresetMode.NEXT_STEP:
-                self._reset(env, rows.observations[at])
-                self._compare(rows, at, self._seen[env].place, (0.0, False, False))
+                fault = _fault(rows, at)
+                if fault is not None:  # its reset failed: a replacement's is as good, and nothing was lost
+                    self.told.append(Told(env, seen.place.copy, *fault))
+                # Between episodes a copy may have gone down with its worker: nothing was lost either.
+                self._reset(env, rows.observations[at], replaced=True)
+                self._compare(rows, at, self._seen[env].place, (0.0, False, False), fault=fault)
             else:
                 self._transition(rows, at, seen)
 
@@ -285,12 +293,14 @@ class SuccessorCheck:
             self._compare(rows, at, successor, ending)
             self._seen[env] = _Seen(successor, over=any(successor.ended))
 
-    def _compare(self, rows: Rows, at: int, place: Place, ending: tuple[float, bool, bool]) -> None:
+    def _compare(
+        self, rows: Rows, at: int, place: Place, ending: tuple[float, bool, bool], fault: tuple[str, str] | None = None
+    ) -> None:
         came = rows.rewards[at], rows.terminations[at], rows.truncations[at]
         self._demand(tuple(rows.observations[at]) == place, f"the observation {place}", rows, at)
         self._demand(came == ending, f"reward and flags {ending}", rows, at)
         self._demand(of_row(rows.infos, "trace", at) == place.info.get("trace"), f"info {place.info}", rows, at)
-        self._demand(_fault(rows, at) is None, "no fault, as the row is valid", rows, at)
+        self._demand(_fault(rows, at) == fault, "no fault, as the row is valid", rows, at)
         self.counts["infos"] += bool(place.info)
 
     def _final(self, rows: Rows, at: int, last: Place, *, info: bool = True) -> None:
@@ -337,11 +347,16 @@ class SuccessorCheck:
                 f"came {came}, valid {rows.valid[at]}, fault {_fault(rows, at)}"
             )
 
-    def unaccounted(self, provoked: Iterable[Provocation]) -> list[str]:
+    def unaccounted(self, provoked: Iterable[Provocation], *, threaded: bool = False) -> list[str]:
         """Faults provoked and not told, told otherwise, or told and not provoked, in words; empty if all is well.
 
         Of copies that never returned a row nothing needs to be told, and nothing yet of the copies that were seen last.
+
+        Args:
+            provoked: What the environments noted.
+            threaded: Whether each has a thread: nobody can say then which of several ended their process.
         """
+        others = {LOST, DIED} if threaded else {LOST}
         tellings: dict[tuple[int, int], list[Told]] = {}
         for fault in self.told:
             tellings.setdefault((fault.env, fault.copy), []).append(fault)
@@ -349,13 +364,13 @@ class SuccessorCheck:
         for cause in provoked:
             key = (cause.env, cause.copy)
             told = tellings.pop(key, [])
-            own = [fault.kind for fault in told if fault.kind != LOST]
+            own = [fault.kind for fault in told if fault.kind not in others]
             if not told and key in self._copies and self._seen[cause.env].place.copy != cause.copy:
                 wrong.append(f"provoked and not told: {cause}")
             elif len(own) > 1 or not set(own) <= set(KINDS[cause.what]):
                 wrong.append(f"provoked: {cause}; told: {own}")
         for told in tellings.values():
-            wrong += [f"told and not provoked: {fault}" for fault in told if fault.kind != LOST]
+            wrong += [f"told and not provoked: {fault}" for fault in told if fault.kind not in others]
         return wrong
 
 
@@ -366,32 +381,77 @@ def _fault(rows: Rows, at: int) -> tuple[str, str] | None:
     return None if kind is None else (str(kind), str(of_row(ours, "message", at)))
 
 
-def step_all(envs: Any, check: SuccessorCheck, batches: int, draws: np.random.Generator) -> None:
-    """Drive a `headrace.VectorEnv` of `CountingFactory` through ``step``, and check every row."""
-    ids = np.arange(envs.num_envs)
-    observations, _ = envs.reset(seed=int(draws.integers(1 << 31)))
-    check.begin(ids.tolist(), observations)
-    for _ in range(batches):
-        actions = draws.integers(ACTIONS, size=len(ids))
-        *returned, infos = envs.step(actions)
-        check.rows(Rows.of(ids, actions, returned, envs.valid, infos))
+@dataclass(frozen=True, slots=True)
+class Soaked:
+    """What came of a soak in which every row was right."""
+
+    counts: Counter[str]
+    """As in `SuccessorCheck`."""
+    provoked: Counter[str]
+    told: Counter[str]
+    unaccounted: list[str]
+    """As `SuccessorCheck.unaccounted` tells; has to be empty."""
 
 
-def take_ready(envs: Any, check: SuccessorCheck, rows: int, draws: np.random.Generator, least: int) -> None:
-    """Drive it through ``send`` and ``receive``, ``least`` or more at a time, until so many rows have come."""
-    ids = np.arange(envs.num_envs)
-    observations, _ = envs.reset(seed=int(draws.integers(1 << 31)))
-    check.begin(ids.tolist(), observations)
-    sent = draws.integers(ACTIONS, size=len(ids))
-    envs.send(sent)
-    open_rows = len(ids)
-    while open_rows:
-        got = envs.receive(min(least, open_rows))
-        returned = got.observations, got.rewards, got.terminations, got.truncations
-        check.rows(Rows.of(got.env_ids, sent[got.env_ids], returned, got.valid, got.infos))
-        rows -= len(got.env_ids)
-        open_rows -= len(got.env_ids)
-        if rows > 0:
-            sent[got.env_ids] = draws.integers(ACTIONS, size=len(got.env_ids))
-            envs.send(sent[got.env_ids], got.env_ids)
-            open_rows += len(got.env_ids)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Soak:
+    """Environments that misbehave at random, driven through a `headrace.VectorEnv`, every row of them checked."""
+
+    rows: int
+    """Of all environments together."""
+    num_envs: int
+    mode: AutoresetMode
+    rates: Mapping[str, float]
+    """What goes wrong, a key of `KINDS`, and how often per step."""
+    as_ready: bool
+    """Through ``send`` and ``receive``, half of the environments or more at a time; otherwise through ``step``."""
+    seed: int = 0
+
+    def run(self, folder: Path, **options: Any) -> Soaked:
+        """Do it.
+
+        Args:
+            folder: Where the environments keep their notes.
+            **options: Of the `headrace.VectorEnv`.
+
+        Raises:
+            NotASuccessor: A row was not what had to come.
+        """
+        factories = [CountingFactory(env, folder, self.rates, self.seed) for env in range(self.num_envs)]
+        check, draws = SuccessorCheck(self.mode), seeding.generator(self.seed, "soak")
+        budget = FaultBudget(per_env=self.rows, total=self.rows, backoff_s=0.0)  # faults are what this is about
+        with VectorEnv(factories, autoreset_mode=self.mode, budget=budget, **options) as envs:
+            ids = np.arange(self.num_envs)
+            observations, _ = envs.reset(seed=int(draws.integers(1 << 31)))
+            check.begin(ids.tolist(), observations)
+            (self._take_ready if self.as_ready else self._step_all)(envs, check, draws)
+        causes = provocations(folder)
+        provoked, told = Counter(cause.what for cause in causes), Counter(fault.kind for fault in check.told)
+        threaded = options.get("threads_per_worker", 1) != 1
+        return Soaked(check.counts, provoked, told, check.unaccounted(causes, threaded=threaded))
+
+    def _step_all(self, envs: VectorEnv, check: SuccessorCheck, draws: np.random.Generator) -> None:
+        ids = np.arange(self.num_envs)
+        for _ in range(self.rows // self.num_envs):
+            actions = draws.integers(ACTIONS, size=self.num_envs)
+            *returned, infos = envs.step(actions)
+            check.rows(Rows.of(ids, actions, returned, envs.valid, infos))
+            over = returned[2] | returned[3]
+            if self.mode is AutoresetMode.DISABLED and over.any():
+                observations, _ = envs.reset(options={"reset_mask": over})
+                check.begin(ids[over].tolist(), observations[over])
+
+    def _take_ready(self, envs: VectorEnv, check: SuccessorCheck, draws: np.random.Generator) -> None:
+        left, open_rows = self.rows, self.num_envs
+        sent = draws.integers(ACTIONS, size=self.num_envs)
+        envs.send(sent)
+        while open_rows:
+            got = envs.receive(min(self.num_envs // 2, open_rows))
+            count, ids = len(got.env_ids), got.env_ids
+            returned = got.observations, got.rewards, got.terminations, got.truncations
+            check.rows(Rows.of(ids, sent[ids], returned, got.valid, got.infos))
+            left, open_rows = left - count, open_rows - count
+            if left > 0:
+                sent[ids] = draws.integers(ACTIONS, size=count)
+                envs.send(sent[ids], ids)
+                open_rows += count
