@@ -16,6 +16,7 @@ from headrace.envs.fuelbreak import Burn, FuelBreakEnv, Landscape, Raster, Raste
 from headrace.envs.fuelbreak import env as module
 from headrace.envs.fuelbreak.observation import CHANNELS, view
 from headrace.envs.fuelbreak.rasters import LAYERS
+from headrace.envs.fuelbreak.rewards import Outcome, reward
 
 SIZE, CELLS = 10, 100  # budget 8, one cell a step
 
@@ -196,13 +197,33 @@ def test_the_second_reward_is_paid_from_the_episodes_own_numbers():
     env = small(reward_version=2, num_simulations=1, rasters=1, budget=2)
     env.reset(seed=4)
     ignition = int(env.fires.cells[0])
-    initial = env.step(at(99 if ignition != 99 else 98))[4]["initial_burned"]
-    _, reward, terminated, _, info = env.step(at(ignition))  # no fire at all
-    before = initial  # a corner far from the fire changed nothing, or else the numbers below fail
+    first = env.step(at(99 if ignition != 99 else 98))[4]
+    initial, before = first["initial_burned"], first["burned"]
+    _, value, terminated, _, info = env.step(at(ignition))  # no fire at all
     assert terminated
     assert info["burned"] == 0
     saved = (0.4 * before + 0.5 * initial + 0.2 * before) / CELLS
-    assert reward == pytest.approx(saved + 0.3 + 0.1 + 2.0 + 1.0)
+    assert value == pytest.approx(saved + 0.3 + 0.1 + 2.0 + 1.0)
+
+
+def test_a_record_is_the_best_of_the_whole_episode():
+    env = small(reward_version=2, common_ignitions=False, budget=40, break_step=4)
+    steps = play(env, 0)
+    burned = [step[-1]["burned"] for step in steps]
+    assert any(burned[t] < burned[t - 1] and burned[t] > min(burned[:t]) for t in range(1, len(burned))), (
+        "choose a seed"
+    )
+    for t, (_, value, terminated, _, info) in enumerate(steps[1:], start=1):
+        now = Outcome(
+            initial=burned[0],
+            previous=burned[t - 1],
+            best=min(burned[:t]),
+            burned=burned[t],
+            coverage=(40 - info["budget_left"]) / CELLS,
+            cells=CELLS,
+            finished=terminated,
+        )
+        assert value == reward(now, 2)
 
 
 def test_a_second_of_two_equal_cuts_is_worth_nothing_when_the_fires_are_the_same():

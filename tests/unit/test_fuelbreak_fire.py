@@ -170,6 +170,14 @@ def test_a_weak_fire_does_not_reach_high_crowns():
     assert high.intensity == pytest.approx(high.rate * fuel_beds(windy).heat[litter == BURNABLE] / 60)
 
 
+def test_crowns_do_not_burn_above_ground_that_does_not():
+    wet = Weather(wind_kmh=60.0, dead_1h_percent=20, dead_10h_percent=41, dead_100h_percent=41)
+    trees = TREES | {"canopy_base_height": 0.0}
+    litter = 183  # goes out at 20 %
+    assert not behavior(plain(fuel=litter, **trees), wet).rate.any()
+    assert not behavior(plain(fuel=litter, **trees), wet).intensity.any()
+
+
 @pytest.mark.parametrize("change", [{"canopy_bulk_density": 0.0}, {"canopy_cover": 0.3}, {"canopy_bulk_density": 0.01}])
 def test_crowns_that_are_thin_or_far_apart_carry_no_fire(change):
     windy = Weather(wind_kmh=40.0, dead_1h_percent=4)
