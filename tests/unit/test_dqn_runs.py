@@ -1,0 +1,63 @@
+"""DQN's learner, lanes and collectors together, in the test's own process: learned, recorded, replayed."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import choice_envs
+from headrace.algorithms.dqn import DQN
+from headrace.lanes.prioritised import PrioritisedSampler
+from headrace.runtime.replayer import Replayer, replay
+from record_here import record_here
+
+PRIORITY = {"algorithm.priority.enabled": True, "algorithm.priority.beta_updates": 300}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "plots": ("choice_envs:plots", {**choice_envs.PLOTS, **PRIORITY, "run.schedule": "async", "replay.capacity": 160}),
+    "gates": ("choice_envs:gates", {**choice_envs.GATES, **PRIORITY, "replay.n_step": 2}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_chooses_is_recorded_and_replayed_bit_for_bit(tmp_path: Path, case: str) -> None:
+    """The environments raise where what cannot be chosen is, or an action is no plain number."""
+    env, settings = CASES[case]
+    run = record_here(tmp_path / "run", env__factory=env, **settings)
+    assert replay(run).ended
+
+
+def test_errors_become_priorities_and_priorities_weights(tmp_path: Path) -> None:
+    env, settings = CASES["plots"]
+    run = record_here(tmp_path / "run", env__factory=env, **settings)
+    with ExitStack() as stack:
+        replayer = stack.enter_context(Replayer(run))
+        learner = replayer.learner
+        sampler, algorithm = learner._parts.sampler, learner.algorithm
+        assert isinstance(sampler, PrioritisedSampler)
+        assert isinstance(algorithm, DQN)
+        update, seen = algorithm.update, []
+
+        def watched(batch: Any) -> Any:
+            expected = sampler.weights(algorithm.updates)
+            np.testing.assert_array_equal(batch.weight, expected)
+            errors = update(batch)
+            seen.append((errors.copy(), *sampler.drawn, expected))
+            return errors
+
+        algorithm.update = watched
+        assert replayer.run() is None
+        assert len(seen) == algorithm.updates > 300
+        errors, lanes, rows, _ = seen[-1]
+        expected = (errors.astype(np.float64) + 1e-6) ** 0.6
+        last = {(lane, row): value for lane, row, value in zip(lanes.tolist(), rows.tolist(), expected, strict=True)}
+        found = sampler.priorities(*(np.array(part) for part in zip(*last, strict=True)))
+        here = found > 0  # what has been evicted since has none
+        np.testing.assert_array_equal(found[here], np.array(list(last.values()))[here])
+        assert here.any()
+        weights = np.concatenate([weight for *_, weight in seen])
+        assert weights.max() == 1.0
+        assert weights.min() < 0.7
