@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import time
@@ -35,8 +36,8 @@ class Sampler(gym.Env[Any, Any]):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 7}
 
     def __init__(self, kind: str = "box", *, infos: str = "none", reward: str = "float", action: str = "discrete"):
-        self.observation_space = _copy(SPACES[kind])
-        self.action_space = _copy(SPACES[action])
+        self.observation_space = copy.deepcopy(SPACES[kind])
+        self.action_space = copy.deepcopy(SPACES[action])
         self.infos, self.reward = infos, reward
         self.render_mode = "rgb_array"
         self.difficulty = 1
@@ -54,7 +55,7 @@ class Sampler(gym.Env[Any, Any]):
         return self.observation_space.sample(), info
 
     def step(self, action: Any) -> Any:
-        assert self.action_space.contains(action) or isinstance(action, int)
+        self.action = action
         self.t += 1
         value = float(self.np_random.normal())
         reward: Any = {
@@ -73,6 +74,7 @@ class Sampler(gym.Env[Any, Any]):
         sparse = {"tag": "wall", "at": self.t} if self.t == 2 else {}
         return {
             "none": {},
+            "echo": {"action": str(plain(self.action))},
             "flat": {"x": value, "n": self.t, "flag": self.t > 1, "f32": np.float32(value)},
             "sparse": sparse,
             "nested": {"outer": {"inner": value, "deep": {"n": self.t}}, **sparse},
@@ -87,10 +89,13 @@ class Sampler(gym.Env[Any, Any]):
         return self.t * by
 
 
-def _copy(space: Any) -> Any:
-    import copy
-
-    return copy.deepcopy(space)
+def plain(value: Any) -> Any:
+    """A value without numpy in it."""
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(plain(one) for one in value)
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 class Sampling:
@@ -159,7 +164,7 @@ class Faulty(gym.Env[Any, Any]):
                 while True:
                     try:
                         _hang()
-                    except BaseException:  # noqa: S110 - that is the point
+                    except BaseException:
                         pass
             case "exit":
                 os._exit(7)
@@ -192,8 +197,3 @@ class Failing:
 
     def __call__(self) -> gym.Env[Any, Any]:
         return Faulty(self.index, **self.how)
-
-
-def two_of(values: Any) -> Any:
-    """A batch without its first entry."""
-    return values[1:]

@@ -86,3 +86,244 @@ def test_every_space(kind: str, mode: AutoresetMode, backend: str) -> None:
         assert ours.single_observation_space == sync.single_observation_space
         assert ours.action_space == sync.action_space
         play(sync, ours, disabled=mode is AutoresetMode.DISABLED)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("infos", ["flat", "sparse", "nested", "array", "mixed"])
+def test_every_kind_of_info(infos: str, mode: AutoresetMode, backend: str) -> None:
+    factories = [Sampling("box", infos=infos) for _ in range(COUNT)]
+    with both(factories, backend, autoreset_mode=mode) as (sync, ours):
+        play(sync, ours, options={"level": "hard"}, disabled=mode is AutoresetMode.DISABLED)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_infos_of_different_kinds(backend: str) -> None:
+    """What one environment tells as a whole number and another as a fraction follows the first, as in Gymnasium."""
+    factories = [Sampling("box", infos=infos) for infos in ("mixed", "flat", "none", "array", "flat")]
+    with both(factories, backend) as (sync, ours):
+        play(sync, ours)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("reward", ["int", "np", "bool", "array0d"])
+def test_every_kind_of_reward(reward: str, backend: str) -> None:
+    with both([Sampling("box", reward=reward) for _ in range(COUNT)], backend) as (sync, ours):
+        play(sync, ours)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_reward_of_shape_1_is_a_number(backend: str) -> None:
+    """Gymnasium raises; the rewards are those of the same environments with plain numbers."""
+    plain = SyncVectorEnv([Sampling("box") for _ in range(COUNT)])
+    with headrace.VectorEnv([Sampling("box", reward="array") for _ in range(COUNT)], **BACKENDS[backend]) as ours:
+        play(plain, ours)
+    plain.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("action", ["box", "box0d", "multi_discrete", "multi_binary", "dict", "tuple", "text", "mixed"])
+def test_every_kind_of_action(action: str, backend: str) -> None:
+    factories = [Sampling("box", action=action, infos="echo") for _ in range(COUNT)]
+    with both(factories, backend) as (sync, ours):
+        play(sync, ours, steps=8)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("seed", [7, [4, 5, 6], [4, None, 6]], ids=["number", "list", "holes"])
+def test_seeds(seed: Any, backend: str) -> None:
+    with both([Sampling("box") for _ in range(COUNT)], backend) as (sync, ours):
+        if None in np.atleast_1d(np.array(seed, object)):
+            sync.reset(seed=1), ours.reset(seed=1)
+        play(sync, ours, seed=seed)
+        assert_same(sync.np_random_seed, ours.np_random_seed)
+        play(sync, ours, seed=None)  # generators go on
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_reset_of_some(mode: AutoresetMode, backend: str) -> None:
+    with both([Sampling("box", infos="flat") for _ in range(COUNT)], backend, autoreset_mode=mode) as (sync, ours):
+        play(sync, ours, steps=0)
+        mask = np.array([True, False, True])
+        for seed in (11, None):
+            options = [{"reset_mask": mask.copy(), "level": 3} for _ in range(2)]
+            assert_same(sync.reset(seed=seed, options=options[0]), ours.reset(seed=seed, options=options[1]))
+            actions = np.zeros(COUNT, np.int64) - 2
+            assert_same(sync.step(actions), ours.step(actions))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_calls_and_attributes(backend: str) -> None:
+    with both([Sampling("box") for _ in range(COUNT)], backend) as (sync, ours):
+        play(sync, ours, steps=1)
+        assert_same(sync.call("double", 3), ours.call("double", 3))
+        assert_same(sync.call("double", by=5), ours.call("double", by=5))
+        assert_same(sync.get_attr("t"), ours.get_attr("t"))
+        assert_same(sync.render(), ours.render())
+        for envs in (sync, ours):
+            envs.set_attr("difficulty", [1, 2, 3])
+        assert ours.get_attr("difficulty") == (1, 2, 3)
+        ours.set_attr("difficulty", 9)
+        assert ours.get_attr("difficulty") == (9, 9, 9)
+        for envs in (sync, ours):
+            with pytest.raises(AttributeError):
+                envs.get_attr("nothing")
+        with pytest.raises(UnknownAttribute, match="environment 0 has no attribute nothing"):
+            ours.set_attr("nothing", 1)
+        assert (sync.render_mode, sync.num_envs, sync.spec) == (ours.render_mode, ours.num_envs, ours.spec)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gymnasiums_wrappers_fit(backend: str) -> None:
+    wrap = gym.wrappers.vector.RecordEpisodeStatistics
+    with both([Sampling("box", infos="sparse") for _ in range(COUNT)], backend) as (sync, ours):
+        one, other = wrap(sync), wrap(ours)
+        one.reset(seed=1), other.reset(seed=1)
+        for _ in range(12):
+            expected, found = one.step(np.zeros(COUNT, np.int64)), other.step(np.zeros(COUNT, np.int64))
+            for infos in (expected[4], found[4]):
+                infos.get("episode", {}).pop("t", None)  # a time
+            assert_same(expected, found)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_differing_spaces(backend: str) -> None:
+    with both([Bounded(high) for high in (1.0, 2.0)], backend, observation_mode="different") as (sync, ours):
+        assert ours.observation_space == sync.observation_space
+        assert_same(sync.reset(seed=0), ours.reset(seed=0))
+    with pytest.raises(ConfigError, match="observation space of environment 1"):
+        headrace.VectorEnv([Bounded(1.0), Bounded(2.0)], **BACKENDS[backend])
+
+
+class Bounded:
+    """Factory of environments whose bounds differ."""
+
+    def __init__(self, high: float) -> None:
+        self.high = high
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        env = Sampling("box")()
+        env.observation_space = gym.spaces.Box(-self.high, self.high, (3,), np.float32)
+        env.unwrapped.observation_space = env.observation_space
+        return env
+
+
+@pytest.mark.parametrize("backend", ["workers", "threads"])
+def test_observations_that_are_not_shared(backend: str) -> None:
+    for kind in ("box", "mixed", "dict"):
+        with both([Sampling(kind) for _ in range(COUNT)], backend, shared=False) as (sync, ours):
+            play(sync, ours)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_wrong_actions_are_refused_before_anything_is_sent(backend: str) -> None:
+    with headrace.VectorEnv([Sampling("box") for _ in range(4)], **BACKENDS[backend]) as ours:
+        ours.reset(seed=1)
+        with pytest.raises(VectorMisused) as told:
+            ours.step(np.zeros(2, np.int64))
+        assert str(told.value) == (
+            "[VEC-001] 2 actions for 4 environments; nothing was sent\n"
+            "  expected: 4\n  found: 2\n  fix: give one action per environment"
+        )
+        for wrong in (np.zeros(4), np.zeros((4, 1), np.int64), ["a"] * 4, None):
+            with pytest.raises(VectorMisused):
+                ours.step(wrong)
+        assert ours.get_attr("t") == (0, 0, 0, 0)
+        ours.step([0, 1, 2, 3])
+        assert ours.get_attr("t") == (1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_closed_is_closed(backend: str) -> None:
+    ours = headrace.VectorEnv([Sampling("box")], **BACKENDS[backend])
+    ours.close()
+    ours.close()
+    for work in (ours.reset, ours.receive, lambda: ours.step([0]), lambda: ours.send([0]), lambda: ours.get_attr("t")):
+        with pytest.raises(VectorMisused, match="closed"):
+            work()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_results_are_the_callers_own(backend: str) -> None:
+    with headrace.VectorEnv([Sampling("box") for _ in range(COUNT)], **BACKENDS[backend]) as ours:
+        first = ours.reset(seed=1)[0]
+        kept = first.copy()
+        second, rewards, *_ = ours.step([0] * COUNT)
+        copies = second.copy(), rewards.copy()
+        second[:] = rewards[:] = 77
+        third = ours.step([0] * COUNT)[0]
+        ours.step([0] * COUNT)
+        np.testing.assert_array_equal(first, kept)
+        assert not (third == 77).any()
+        assert (second == 77).all()
+        assert copies[0].shape == second.shape
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_second_reset_without_steps(backend: str) -> None:
+    with both([Sampling("box") for _ in range(COUNT)], backend) as (sync, ours):
+        play(sync, ours, steps=0)
+        play(sync, ours, steps=3, seed=None)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_sending_and_receiving_is_stepping(mode: AutoresetMode, backend: str) -> None:
+    """Each environment, seen alone, does the same whatever order its answers are taken in."""
+    factories = [Sampling("dict", infos="flat") for _ in range(5)]
+    with both(factories, backend, autoreset_mode=mode) as (sync, ours):
+        sync.reset(seed=2), ours.reset(seed=2)
+        expected = [sync.step(np.full(5, -2)) for _ in range(12)]
+        seen: list[list[Any]] = [[] for _ in range(5)]
+        ours.send(np.full(3, -2), [4, 0, 2])
+        ours.send(np.full(2, -2), [1, 3])
+        while any(len(one) < 12 for one in seen):
+            got = ours.receive(min_envs=2)
+            for place, env in enumerate(got.env_ids.tolist()):
+                seen[env].append((got.observations["b"][place], got.rewards[place], got.terminations[place]))
+            again = [env for env in got.env_ids.tolist() if len(seen[env]) < 12]
+            if again:
+                ours.send(np.full(len(again), -2), again)
+        for env, one in enumerate(seen):
+            for step, (observation, reward, terminated) in enumerate(one):
+                np.testing.assert_array_equal(observation, expected[step][0]["b"][env])
+                assert (reward, terminated) == (expected[step][1][env], expected[step][2][env])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_mixing_is_refused(backend: str) -> None:
+    with headrace.VectorEnv([Sampling("box") for _ in range(3)], **BACKENDS[backend]) as ours:
+        with pytest.raises(VectorMisused, match="environment 0 was never reset"):
+            ours.step([0, 0, 0])
+        ours.reset(seed=1)
+        with pytest.raises(VectorMisused, match="nothing to receive"):
+            ours.receive()
+        ours.send([0, 0], [2, 1])
+        for work in (
+            lambda: ours.step([0, 0, 0]),
+            lambda: ours.send([0], [1]),
+            lambda: ours.get_attr("t"),
+            lambda: ours.reset(),
+        ):
+            with pytest.raises(VectorMisused):
+                work()
+        for wrong in ([1, 1], [3], [-1], [], [0.5], [[0]]):
+            with pytest.raises(VectorMisused, match="env_ids"):
+                ours.send([0] * len(wrong), wrong)
+        assert ours.receive(min_envs=9).env_ids.tolist() == [1, 2]
+        assert ours.step([0, 0, 0])[0].shape == (3, 3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_disabled_refuses_a_step_after_the_end(backend: str) -> None:
+    with headrace.VectorEnv([Sampling("box")], autoreset_mode="Disabled", **BACKENDS[backend]) as ours:
+        ours.reset(seed=0)
+        while True:
+            *_, terminations, truncations, _ = ours.step([0])
+            if terminations.any() or truncations.any():
+                break
+        with pytest.raises(VectorMisused, match="the episode of environment 0 is over and it was not reset"):
+            ours.step([0])
+        ours.reset(options={"reset_mask": np.array([True])})
+        ours.step([0])

@@ -165,11 +165,10 @@ class ActionCodec:
         return columns, []
 
     def decode(self, columns: Sequence[NDArray[Any]]) -> list[Any]:
-        """The actions one by one; numbers without dimensions become Python's own. Arrays are nobody else's."""
+        """The actions one by one; whole numbers without dimensions become ints. Arrays are nobody else's."""
+        leaves = [_one_by_one(column) for column in columns]
         if self.layout.single:
-            column = columns[0]
-            return column.tolist() if column.ndim == 1 else list(column.copy())
-        leaves = [column.tolist() if column.ndim == 1 else list(column.copy()) for column in columns]
+            return leaves[0]
         return [self.layout.merge(values) for values in zip(*leaves, strict=True)]
 
     def _items(self, actions: Any) -> list[Any]:
@@ -202,6 +201,12 @@ class ActionCodec:
                 fix="convert the actions; they are not rounded silently",
             )
         return array.astype(part.dtype)
+
+
+def _one_by_one(column: NDArray[Any]) -> list[Any]:
+    if column.ndim == 1 and column.dtype.kind in "iu":
+        return column.tolist()
+    return list(column.copy())
 
 
 def _wrong_count(found: int, expected: int) -> VectorMisused:
