@@ -56,3 +56,9 @@ def test_every_sixteenth_looks_at_what_was_made_of_the_rows():
     assert batch_print(one, 16)[2] != batch_print(other, 16)[2]
     assert batch_print(one, 16)[2] != 0
     assert batch_print(one, 15)[2] == batch_print(other, 15)[2] == 0
+
+
+def test_the_weights_of_a_batch_are_looked_at_too():
+    one = drawn()
+    weighed = [replace(one, batch=replace(one.batch, weight=np.full(5, weight))) for weight in (1.0, 0.5)]
+    assert len({batch_print(other, 16)[2] for other in (one, *weighed)}) == 3
