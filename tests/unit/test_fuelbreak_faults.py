@@ -66,6 +66,12 @@ def test_the_faults_of_an_environment_follow_from_its_seed_and_number():
     assert len(set(fates)) == 3
 
 
+def test_delays_and_work_do_not_move_the_faults():
+    plain, slow = Watched(p_raise=0.2), Watched(p_raise=0.2, delay_s=0.01, busy_repeats=1.0)
+    for _ in range(100):
+        assert (plain.step() is None) == (slow.step() is None)
+
+
 def test_a_hang_waits_once_and_never_returns_a_step():
     watched = Watched(p_hang=1.0, hang_s=1234.0)
     error = watched.step()
