@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import signal
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -33,7 +34,7 @@ SPACES: dict[str, Any] = {
 class Sampler(gym.Env[Any, Any]):
     """Observations are samples of its space; episodes, rewards and infos are drawn from its own generator."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 7}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 7}
 
     def __init__(self, kind: str = "box", *, infos: str = "none", reward: str = "float", action: str = "discrete"):
         self.observation_space = copy.deepcopy(SPACES[kind])
@@ -162,10 +163,8 @@ class Faulty(gym.Env[Any, Any]):
                 _hang()
             case "stubborn":
                 while True:
-                    try:
+                    with contextlib.suppress(BaseException):
                         _hang()
-                    except BaseException:
-                        pass
             case "exit":
                 os._exit(7)
             case "kill":

@@ -304,7 +304,7 @@ def test_mixing_is_refused(backend: str) -> None:
             lambda: ours.step([0, 0, 0]),
             lambda: ours.send([0], [1]),
             lambda: ours.get_attr("t"),
-            lambda: ours.reset(),
+            ours.reset,
         ):
             with pytest.raises(VectorMisused):
                 work()

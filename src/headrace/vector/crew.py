@@ -20,7 +20,8 @@ from headrace.ipc.child import Failed
 from headrace.ipc.forkserver import ForkServer
 from headrace.ipc.shm import SharedBlock
 from headrace.vector import losses
-from headrace.vector.handle import Handle, Limits
+from headrace.vector.handle import Handle
+from headrace.vector.limits import Limits
 from headrace.vector.messages import Assignment, Attach, Built, Leave, NotBuilt
 from headrace.vector.output import Output
 from headrace.vector.signals import Signal, Waiter
@@ -121,12 +122,32 @@ class Crew:
             handle.tell(self._attach, TELL_S)
         return Slab.over(block, fields)
 
-    def spawn(self, ids: Sequence[int], *, build: bool) -> Handle:
+    def relieve(self, handle: Handle) -> None:
+        """Start a worker to which the environments of another one move when `move` says so."""
+        ids = self.housed(handle)
+        handle.successor = self.spawn(ids, build=False, housed=False)
+
+    def move(self, env: int) -> None:
+        """An environment moves to the successor of its worker; one that nobody is left in is ended."""
+        old = self._home.get(env)
+        if old is None or old.successor is None:
+            return
+        self._home[env] = old.successor
+        self._whole = []
+        if not self.housed(old):
+            old.child.kill()
+
+    def housed(self, handle: Handle) -> list[int]:
+        """Environments that a worker steps."""
+        return [env for env in handle.ids if self._home.get(env) is handle]
+
+    def spawn(self, ids: Sequence[int], *, build: bool, housed: bool = True) -> Handle:
         """Start a worker for these environments.
 
         Args:
-            ids: Of whom; they move to it.
+            ids: Of whom.
             build: Whether it builds them at once, or each when it is first asked.
+            housed: Whether they move to it now.
 
         Raises:
             HeadraceError: It could not be started.
@@ -148,7 +169,8 @@ class Crew:
             raise
         handle = Handle(index, ids, child, mailbox, (ordered, answered), threaded=template.threaded)
         self.handles[index] = handle
-        self._home.update(dict.fromkeys(ids, handle))
+        if housed:
+            self._home.update(dict.fromkeys(ids, handle))
         self._whole = []
         for fd in handle.fds():
             self._waiter.add(fd)
@@ -193,13 +215,19 @@ class Crew:
                 self.alarm = True
 
     def bury(self, handle: Handle) -> None:
-        """A worker has ended: forget it. Its environments have no worker until `spawn` or `home` gives them one."""
+        """A worker has ended: forget it. Its environments move to its successor, or have none until they get one."""
         for fd in handle.fds():
             self._waiter.remove(fd)
         del self.handles[handle.index]
-        for env in handle.ids:
-            if self._home.get(env) is handle:
+        heir = handle.successor
+        for env in self.housed(handle):
+            if heir is not None:
+                self._home[env] = heir
+            else:
                 del self._home[env]
+        for other in self.handles.values():
+            if other.successor is handle:
+                other.successor = None
         self._whole = []
         handle.close()
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.errors import HeadraceError, RestartBudgetSpent, VectorMisused
 from headrace.vector import losses
-from headrace.vector.events import Answers, Backend, Event
+from headrace.vector.events import Answers, Backend, Event, Failure, Moves
 from headrace.vector.faults import Fault, Problem
 from headrace.vector.pending import Pending
 from headrace.vector.renewal import Renewal
@@ -67,7 +67,7 @@ class Engine:
     def calm(self) -> int | None:
         """The number of everybody's newest question, if all are idle and have observations, and nothing is pending."""
         if self._common is None:
-            waiting = self.renewal.broken or self.pending or self._errors or self._spent
+            waiting = self.renewal.broken or self.renewal.moving or self.pending or self._errors or self._spent
             seq = self.slots.seq
             if not waiting and self.slots.idle() and (seq == seq[0]).all() and (self.pending.row >= 0).all():
                 self._common = int(seq[0])
@@ -144,11 +144,12 @@ class Engine:
         slab.kind[ids] = resets
         self.renewal.steps[ids] += ~resets
         broken = self.renewal.broken
-        if not broken:
+        if not broken and not self.renewal.moving:
             self._backend.submit(now, slab.seq[now], {}, actions)
             return
         stepped = self.slots.is_step[now]
         gone = np.array([env in broken for env in now.tolist()], np.bool_)
+        gone |= ~stepped & np.array([env in self.renewal.moving for env in now.tolist()], np.bool_)
         fine = now[~gone]
         if len(fine):
             self._backend.submit(fine, slab.seq[fine], {}, actions)
@@ -194,10 +195,13 @@ class Engine:
     def take_in(self, event: Event) -> None:
         """Make of an event what follows from it."""
         self._common = None
-        if isinstance(event, Answers):
-            self._answered(event)
-        else:
-            self._fail(event.env, event.seq, event.problem)
+        match event:
+            case Answers():
+                self._answered(event)
+            case Failure(env, seq, problem):
+                self._fail(env, seq, problem)
+            case Moves(ids):
+                self.renewal.moving.update(ids)
 
     def interrupted(self) -> None:
         """Ctrl-C came while environments were stepped in this process: what they did is not known."""
@@ -266,7 +270,7 @@ class Engine:
         for env in ids.tolist():
             seed = seeds.get(env)
             slab.kind[env] = Kind.RESET
-            if env in self.renewal.broken:
+            if self.renewal.due(env):
                 slab.kind[env] = Kind.RENEW
                 seed = self.renewal.renew(env, seed)
             resets[env] = (seed, self.renewal.options.get(env))

@@ -55,7 +55,14 @@ class Failure:
     problem: Problem
 
 
-Event = Answers | Failure
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Event: these are still well, but are to begin their next episode elsewhere, as new environments."""
+
+    ids: tuple[int, ...]
+
+
+Event = Answers | Failure | Moves
 
 
 class Backend(Protocol):

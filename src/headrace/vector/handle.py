@@ -14,6 +14,7 @@ from headrace.core.errors import ChannelClosed, ComponentStalled
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.forkserver import Child
 from headrace.ipc.stacks import StackDump
+from headrace.vector.limits import Limits
 from headrace.vector.messages import Abandon, Extras, unpack
 from headrace.vector.signals import Signal
 from headrace.vector.slab import Mailbox
@@ -21,32 +22,6 @@ from headrace.vector.stepping import Phase
 from headrace.vector.watch import Seat, Verdict
 
 _NEVER = 1 << 62
-_GRACE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Seconds each phase of an environment may last."""
-
-    step_s: float
-    reset_s: float
-    construct_s: float
-    close_s: float
-    grace_s: float = _GRACE_S
-    """How long an environment may take to stop once it is interrupted."""
-    dump_s: float = 0.5
-    """How long its process may take to write down where it is."""
-
-    def of(self, phase: int) -> float:
-        """The limit of a `Phase`."""
-        return {Phase.RESET: self.reset_s, Phase.CALL: self.reset_s, Phase.CONSTRUCT: self.construct_s}.get(
-            Phase(phase), self.close_s if phase == Phase.CLOSE else self.step_s
-        )
-
-    @property
-    def look_s(self) -> float:
-        """How often to look."""
-        return min(0.25, max(0.01, min(self.step_s, self.reset_s, self.construct_s, self.grace_s) / 8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +79,10 @@ class Handle:
         """Threads it was told to leave alone."""
         self.giving_up: dict[int, Late] = {}
         """Environments whose threads it was told to leave alone, and has not said that it did."""
+        self.stuck = 0
+        """Threads that were left alone, and may go on for ever."""
+        self.successor: Handle | None = None
+        """The worker that its environments move to when their episodes are over."""
         self._wake_at = -1
         self._seats = [Seat() for _ in (self.ids if threaded else [0])]
         self._begun_s = np.zeros(len(self._seats))
@@ -224,7 +203,8 @@ class Handle:
     def _verdict(
         self, seat: Seat, place: int, env: int | None, limits: Limits, now_s: float
     ) -> list[tuple[Verdict, Late]]:
-        number, phase = self.mailbox.marks[place], Phase(self.mailbox.phases[place])
+        # 0: a worker that has only been started, and has not begun to build anything.
+        number, phase = self.mailbox.marks[place], Phase(self.mailbox.phases[place] or Phase.CONSTRUCT)
         limit_s = limits.of(phase)
         verdict = seat.look(number, float(self._begun_s[place]), (limit_s, limits.grace_s), now_s)
         if verdict is Verdict.FINE:
@@ -243,7 +223,13 @@ class Handle:
         if not self.giving_up or self.mailbox.abandoned < self.abandoned_wanted:
             return {}
         given_up, self.giving_up = self.giving_up, {}
+        self.stuck += len(given_up)
         return given_up
+
+    @property
+    def worn_out(self) -> bool:
+        """Whether so many threads are stuck in it that another worker had better take over."""
+        return self.successor is None and self.stuck >= max(2, len(self.ids) // 4)
 
     def close(self) -> None:
         """Give everything back."""

@@ -19,7 +19,7 @@ from headrace.vector.choosing import Plan
 from headrace.vector.crew import Crew, CrewOptions, start_server
 from headrace.vector.engine import Engine
 from headrace.vector.events import Backend
-from headrace.vector.handle import Limits
+from headrace.vector.limits import Limits
 from headrace.vector.measuring import make_plan
 from headrace.vector.messages import Assignment, Spaces
 from headrace.vector.options import Options
@@ -93,7 +93,7 @@ def open_environments(factories: Sequence[Factory], options: Options) -> Opened:
 
 
 def _open_here(factories: Sequence[Factory], options: Options, chosen: Plan) -> Opened:
-    serial = Serial(factories, options.mode, options.probes or {})
+    serial = Serial(factories, options.mode, options.probes or {}, _limits(options))
     serial.build()
     try:
         made: list[Any] = [body.env for body in serial.bodies]
@@ -188,14 +188,17 @@ def _crew_options(data: dict[int, bytes], options: Options, chosen: Plan) -> Cre
         probes=dict(options.probes or {}),
         build=True,
     )
-    limits = Limits(
+    groups = [list(range(first, end)) for first, end in itertools.pairwise(edges)]
+    return CrewOptions(groups=groups, template=template, limits=_limits(options), log_path=options.log_path)
+
+
+def _limits(options: Options) -> Limits:
+    return Limits(
         step_s=options.step_limit_s,
         reset_s=options.reset_timeout_s,
         construct_s=options.start_timeout_s,
         close_s=options.close_timeout_s,
     )
-    groups = [list(range(first, end)) for first, end in itertools.pairwise(edges)]
-    return CrewOptions(groups=groups, template=template, limits=limits, log_path=options.log_path)
 
 
 def describe(

@@ -17,11 +17,11 @@ from headrace.ipc.child import Failed
 from headrace.ipc.stacks import StackDump
 from headrace.vector import losses
 from headrace.vector.crew import TELL_S, Crew
-from headrace.vector.events import Answers, Event, Failure
+from headrace.vector.events import Answers, Event, Failure, Moves
 from headrace.vector.faults import FaultKind, Problem
 from headrace.vector.handle import Handle, Late
 from headrace.vector.messages import Call, Details, Returned, pack
-from headrace.vector.slab import Slab
+from headrace.vector.slab import Kind, Slab
 from headrace.vector.slots import Slots, SlotState
 from headrace.vector.stepping import Phase
 from headrace.vector.watch import Verdict
@@ -55,6 +55,9 @@ class Pool:
     ) -> None:
         """See `Backend.submit`."""
         now_s = self._clock.now()
+        for env in resets:
+            if self.slab.kind[env] == Kind.RENEW:
+                self._crew.move(env)
         for handle, part in self._crew.grouped(ids):
             if resets or actions:
                 own = part.tolist()
@@ -186,6 +189,9 @@ class Pool:
         for handle in list(self._crew.handles.values()):
             for env, late in handle.given_up().items():
                 events += self._abandoned(handle, env, late)
+            if handle.worn_out:
+                self._crew.relieve(handle)
+                events.append(Moves(tuple(self._crew.housed(handle))))
             busy = [env for env in handle.ids if self._is_busy(env) and env not in handle.giving_up]
             self._watch(handle, busy if handle.open > 0 else [], now_s)
         ended = {child.id: child.exit_code for child in self._crew.server.collect()}
@@ -238,13 +244,15 @@ class Pool:
         guilty = self._guilty(handle, exit_code, said)
         name, pid = handle.name, handle.child.pid
         why = f"which environment {next(iter(guilty))} held up" if len(guilty) == 1 else losses.how_ended(exit_code)
-        for env in handle.ids:
+        housed = self._crew.housed(handle)
+        for env in housed:
             problem = guilty.get(env) or losses.lost_with(name, pid, why)
             asked = self._is_busy(env) and env not in answered
             events.append(Failure(env, int(self._slots.seq[env]) if asked else -1, problem))
-        others = [env for env in handle.ids if env not in guilty or len(guilty) > 1 or len(handle.ids) == 1]
+        others = [env for env in housed if env not in guilty or len(guilty) > 1 or len(housed) == 1]
+        inherited = handle.successor is not None
         self._crew.bury(handle)
-        if others:
+        if others and not inherited:
             self._crew.spawn(others, build=False)
         return events
 

@@ -25,6 +25,8 @@ class Renewal:
     def __init__(self, num_envs: int) -> None:
         self.broken: dict[int, Problem] = {}
         """Environments that are gone and not renewed yet, and why."""
+        self.moving: set[int] = set()
+        """Environments that are well, and are to be renewed when their episode is over."""
         self.steps = np.zeros(num_envs, np.int64)
         """[N]; calls of step() of each environment object."""
         self.options: dict[int, Any] = {}
@@ -39,6 +41,10 @@ class Renewal:
                 self._seeds[env] = seed
             self.options[env] = options
 
+    def due(self, env: int) -> bool:
+        """Whether an environment is to be renewed when it is reset."""
+        return env in self.broken or env in self.moving
+
     def renew(self, env: int, seed: int | None) -> int | None:
         """An environment that is gone is built anew; the seed it is reset with.
 
@@ -46,7 +52,8 @@ class Renewal:
             env: Which.
             seed: What the caller wants; None: it is derived.
         """
-        del self.broken[env]
+        self.broken.pop(env, None)
+        self.moving.discard(env)
         self._incarnations[env] += 1
         self.steps[env] = 0
         last = self._seeds[env]

@@ -17,11 +17,13 @@ from headrace.core.errors import HeadraceError
 from headrace.vector import losses
 from headrace.vector.events import Answers, Event, Failure
 from headrace.vector.faults import from_exception
+from headrace.vector.limits import Limits
 from headrace.vector.probes import Probe
 from headrace.vector.rows import Rows, Settled, settle
 from headrace.vector.slab import Kind, Slab
 from headrace.vector.spaces import ActionCodec
 from headrace.vector.stepping import Body, Factory, Phase
+from headrace.vector.watcher import Watcher
 
 Ids = NDArray[np.int64]
 
@@ -33,18 +35,27 @@ class Serial:
         factories: One per environment.
         mode: The autoreset mode.
         wanted: Values to evaluate beside each step.
+        limits: For a warning about calls that last longer.
     """
 
     slab: Slab
 
-    def __init__(self, factories: Sequence[Factory], mode: AutoresetMode, wanted: Mapping[str, Probe]) -> None:
+    def __init__(
+        self, factories: Sequence[Factory], mode: AutoresetMode, wanted: Mapping[str, Probe], limits: Limits
+    ) -> None:
+        self.running: list[Any] | None = None
+        """What has been returned from the calls that are being made; None: none are."""
+        self.asked: Sequence[int] = ()
+        """Whom these calls belong to."""
         self.probing = bool(wanted)
         """Whether there is anything to evaluate."""
         self._phase = Phase.STEP
         self.bodies = [Body(env, factory, mode, self._on_phase, wanted) for env, factory in enumerate(factories)]
+        self._everybody = range(len(self.bodies))
         self._asked: list[tuple[int, int]] = []
         self._resets: dict[int, tuple[int | None, Any]] = {}
         self._actions: dict[int, Any] = {}
+        self.watcher = Watcher(self.look, limits)
         self._rows: Rows
         self._codec: ActionCodec
 
@@ -63,8 +74,9 @@ class Serial:
                 raise losses.not_built(env, problem) from error
 
     def attach(self, slab: Slab, rows: Rows, codec: ActionCodec) -> None:
-        """Where questions are read and answers laid down."""
+        """Where questions are read and answers laid down; from now on somebody watches."""
         self.slab, self._rows, self._codec = slab, rows, codec
+        self.watcher.start()
 
     def submit(
         self, ids: Ids, seqs: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]
@@ -80,6 +92,7 @@ class Serial:
         if not asked:
             return []
         listed = [env for env, _ in asked]
+        self.asked = listed
         ids = np.array(listed, np.int64)
         seqs = np.array([seq for _, seq in asked], np.int64)
         slab, size = self.slab, len(self.bodies)
@@ -130,6 +143,7 @@ class Serial:
 
     def close(self, timeout_s: float) -> None:
         """See `Backend.close`; here nothing can be ended that does not return."""
+        self.watcher.close()
         for body in self.bodies:
             body.drop(close=True)
 
@@ -149,6 +163,7 @@ class Serial:
             actions: Actions, if they are objects.
         """
         bodies = self.bodies
+        self.asked = self._everybody
         work: list[Any] = [body.step for body in bodies]
         for env in resets:
             work[env] = bodies[env].autoreset
@@ -159,15 +174,18 @@ class Serial:
         returned: list[Any] = []
         append = returned.append
         pending = zip(work, arguments, strict=True)
+        self.running = returned
         while len(returned) < len(work):
             try:
                 for step, argument in pending:
                     append(step(argument))
             except KeyboardInterrupt:
+                self.running = None
                 raise  # not the environment's; the engine sees to what was asked
             except BaseException as error:  # noqa: BLE001 - an environment's own code: its exception is an answer
                 phase, self._phase = self._phase, Phase.STEP
                 append(from_exception(error, phase.label))
+        self.running = None
         return returned
 
     def _arguments(self, listed: list[int], ids: Ids) -> Sequence[Any]:
@@ -189,6 +207,13 @@ class Serial:
             return body.reset(seed, options)
 
         return reset
+
+    def look(self) -> tuple[object, int, Phase]:
+        """For whoever watches: which call is being made, and what it is in; equal while it is the same."""
+        running, asked = self.running, self.asked
+        if running is None or len(running) >= len(asked):
+            return None, -1, Phase.STEP
+        return (id(running), len(running)), asked[len(running)], self._phase
 
     def _on_phase(self, phase: Phase) -> None:
         self._phase = phase

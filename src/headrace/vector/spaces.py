@@ -205,7 +205,8 @@ class ActionCodec:
 
 def _one_by_one(column: NDArray[Any]) -> list[Any]:
     if column.ndim == 1 and column.dtype.kind in "iu":
-        return column.tolist()
+        ints: list[int] = column.tolist()
+        return ints
     return list(column.copy())
 
 
