@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.lanes.layout import LOST
-from headrace.record.events import ChunkCommitted, StepsLost
+from headrace.record.events import ChunkCommitted, GroupSalvaged, StepsLost
 from headrace.runtime.api import Run
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.verifier import verify_run
@@ -166,6 +166,17 @@ def test_the_collector_is_killed_with_all_its_workers(runs, tmp_path, blows):
     assert run.summary["restarts"] == 1
     assert run.summary["faults"] == {"environment_raised": 1, "died": 1}
     assert salvages(recorded(run)) == 3
+
+
+def test_the_collector_is_killed_in_a_chunk_in_which_it_has_lost_an_environment(runs, tmp_path, blows):
+    blows.plan([("collector-0", signal.SIGKILL, 100)])
+    kwargs = {"fault": "fail", "at": 66, "marker": str(tmp_path / "marker"), "step_s": 0.02}
+    run = runs.train(ENV, kwargs=kwargs, run__steps=1200, collect__chunk_steps=64, **WORKERS)
+    assert_sound(runs, run)
+    found = [event for event in recorded(run) if isinstance(event, StepsLost | ChunkCommitted | GroupSalvaged)]
+    (place,) = [place for place, event in enumerate(found) if isinstance(event, StepsLost)]
+    assert isinstance(found[place + 1], GroupSalvaged)
+    assert found[place + 1].group == found[place].group
 
 
 def test_stopped_and_resumed_it_learns_the_same_as_without_workers(runs):

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from acting_support import Drift, SmallRun, configuration
 from headrace.collectors.remote import RemoteEnvs
 from headrace.core.errors import EnvironmentFault
 from headrace.lanes.lane import LaneBlock
-from headrace.record.events import ChunkCommitted, Note, StepsLost
+from headrace.record.events import ChunkCommitted, GroupSalvaged, Note, StepsLost
 from headrace.record.trace import Trace
 from headrace.runtime.payloads import Basics, EnvSpaces, GroupBeginning, build_lane_environment
 from headrace.runtime.recording import TRACE_FILE
@@ -101,3 +102,19 @@ def test_a_replay_that_is_looked_at_has_the_episodes_of_the_run(tmp_path):
         replayer.run()
         cut = replayer.learner.episodes.cut
     assert cut == 4
+
+
+def test_what_is_salvaged_tells_its_losses_too(tmp_path):
+    run = SmallRun(tmp_path / "run", configuration(env__group_size=2))
+    run.publish()
+    run.collect(0)
+    collector = run.collectors[0]
+    collector.rebuild = lambda lane: Drift()
+    collector.collect(1, 5, None, {(0, 3), (1, 0)})  # and is gone
+    run.salvage(0)
+    found = events(run.end().path)
+    lost, salvaged = found[-2:]
+    assert isinstance(lost, StepsLost)
+    assert isinstance(salvaged, GroupSalvaged)
+    assert (lost.group, lost.chunk, lost.steps) == (0, 1, ((0, 3), (1, 0)))
+    assert (salvaged.chunk, [part.salvaged for part in salvaged.lanes]) == (1, [4, 4])

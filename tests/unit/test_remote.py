@@ -116,6 +116,18 @@ def test_nobody_is_woken_before_a_group_can_go_on(bench):
     assert b.vector.asked[0] == 2
 
 
+def test_the_smallest_group_that_is_waited_for_decides(bench):
+    b = bench()
+    b.chunk(0, steps=1)
+    courses = [one.course(1, 1) for one in b.collectors]
+    for course in courses:
+        next(course)
+    b.remote.env(1).take((np.zeros(2), 0.0, False, False, {}))  # of the first group one is left
+    b.vector.asked.clear()
+    b.remote.wait([one.awaited for one in b.collectors])
+    assert b.vector.asked == [1]
+
+
 LOSSES = {(1, 4): "hung", (2, 2): "died"}
 """Lane 1 in its third step; lane 2 in its first."""
 
@@ -262,7 +274,8 @@ def test_what_an_environment_says_beside_a_step_is_counted(bench):
 
 
 def test_chunks_nobody_took_over_are_found_whatever_was_lost_in_them(bench):
-    b = bench(planned={(0, 9): "hung", (1, 4): "hung", (1, 12): "died", (1, 14): "hung"})
+    planned = {(0, 9): "hung", (0, 12): "hung", (1, 4): "hung", (1, 12): "died", (1, 14): "hung"}
+    b = bench(planned=planned)  # lane 0 loses the first step of the second chunk, in the middle of an episode
     made = []
     for number in range(3):
         made += [one.collect(number, 8) for one in b.collectors[:1]]

@@ -144,7 +144,7 @@ class Incidents:
         cut = facts["cut"]
         cost = "no episode was running" if cut is None else f"its episode is cut after {cut} steps"
         then = "another one takes its place" if facts["replaced"] else "it is not replaced again"
-        text = f"{facts['problem']}; {cost}, and {then}"
+        text = f"{facts['problem'].splitlines()[0]}; {cost}, and {then}"
         kept = {name: facts[name] for name in ("how", "lane", "call", "step", "error", "cut", "faults", "allowed")}
         self._say("fault", f"environment of lane {lane}", text, tell=True, collector=component, **kept)
         if facts["file"] is not None:
