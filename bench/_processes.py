@@ -28,6 +28,13 @@ GONE_S = 5.0
 """Seconds in which processes that were told to end must have ended."""
 
 
+def interpreters(named: Sequence[str]) -> list[str]:
+    """Where sides are looked for: in this environment, in those named, and in the checkout's folders ``.peers*``."""
+    beside = sorted(Path(__file__).absolute().parents[1].glob(".peers*/bin/python"))
+    # Not resolved: that would leave the environment. Absolute, because children run in folders of their own.
+    return [sys.executable, *(str(Path(python).absolute()) for python in [*named, *beside])]
+
+
 def _stat(pid: int) -> list[str]:
     """Fields of /proc/PID/stat from the third on; empty if it is gone. The second one may hold blanks."""
     with contextlib.suppress(OSError):

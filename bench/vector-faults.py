@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from _processes import Child, child, end_all, wait_until_gone
+from _processes import Child, child, end_all, interpreters, wait_until_gone
 from _report import machine, options
 from _vector_envs import FAULTS, FAULTY
 from _vector_fault_side import ROUNDS, SIDES
@@ -96,24 +96,27 @@ def verdict(fault: str, stages: dict[str, Any], *, ended: bool) -> tuple[str, bo
     return f"goes on, told: {', '.join(dict.fromkeys(done['told']))}{closing}", not closing
 
 
-def table(pythons: Sequence[str], faults: Sequence[str], step_timeout_s: float) -> dict[str, dict[str, Cell]]:
-    """Fault to side to cell; sides that are installed nowhere are left out."""
-    found: dict[str, dict[str, Cell]] = {fault: {} for fault in faults}
-    for side in SIDES:
-        for fault in faults:
-            cells = (observe(python, side, fault, step_timeout_s) for python in pythons)
-            cell = next((cell for cell in cells if cell is not None), None)
+def table(
+    pythons: Sequence[str], faults: Sequence[str], step_timeout_s: float
+) -> Iterator[tuple[str, dict[str, Cell]]]:
+    """Every fault with a cell for each side; those that are installed nowhere are left out."""
+    absent: set[str] = set()
+    for fault in faults:
+        cells: dict[str, Cell] = {}
+        for side in SIDES:
+            found = (observe(python, side, fault, step_timeout_s) for python in pythons if side not in absent)
+            cell = next((cell for cell in found if cell is not None), None)
             if cell is None:
-                break
-            found[fault][side] = cell
-    return found
+                absent.add(side)
+            else:
+                cells[side] = cell
+        yield fault, cells
 
 
-def print_table(found: dict[str, dict[str, Cell]]) -> None:
-    for fault, cells in found.items():
-        print(fault)
-        for side, cell in cells.items():
-            print(f"  {'+' if cell.good else '-'} {f'{side} {cell.version}':38} {cell.says}")
+def print_cells(fault: str, cells: dict[str, Cell]) -> None:
+    print(fault)
+    for side, cell in cells.items():
+        print(f"  {'+' if cell.good else '-'} {f'{side} {cell.version}':38} {cell.says}", flush=True)
 
 
 def as_rows(found: dict[str, dict[str, Cell]]) -> list[dict[str, Any]]:
@@ -137,13 +140,17 @@ def main() -> None:
     unknown = set(given.faults) - set(FAULTS)
     if unknown:
         parser.error(f"there is no fault {unknown.pop()}")
-    found = table([sys.executable, *given.peers], given.faults or list(FAULTS), given.step_timeout_s)
-    if given.json:
-        cells = {fault: {side: asdict(cell) for side, cell in row.items()} for fault, row in found.items()}
-        print(json.dumps({"machine": machine(), "rows": as_rows(found), "cells": cells}))
-    else:
+    rows = table(interpreters(given.peers), given.faults or list(FAULTS), given.step_timeout_s)
+    found: dict[str, dict[str, Cell]] = {}
+    if not given.json:
         print(", ".join(f"{name} {value}" for name, value in machine().items()))
-        print_table(found)
+    for fault, cells in rows:
+        found[fault] = cells
+        if not given.json:
+            print_cells(fault, cells)
+    if given.json:
+        plain = {fault: {side: asdict(cell) for side, cell in row.items()} for fault, row in found.items()}
+        print(json.dumps({"machine": machine(), "rows": as_rows(found), "cells": plain}))
     if any(not cell.good for row in found.values() for side, cell in row.items() if side in OURS):
         sys.exit(1)
 

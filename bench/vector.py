@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from _processes import busy_neighbour, child
+from _processes import busy_neighbour, child, interpreters
 from _report import Row, compare, less_is_better, options, report
 from _vector_envs import Straggler
 from _vector_sides import CORES
@@ -209,7 +209,7 @@ def main() -> None:
     for name in given.names:
         if name not in NAMES:
             parser.error(f"there is no row {name}")
-    bench = Bench([sys.executable, *given.peers], given.rounds, given.window_s)
+    bench = Bench(interpreters(given.peers), given.rounds, given.window_s)
     found: list[Row] = []
     for name in given.names or NAMES:
         if name == FOOTPRINT.name:
