@@ -171,7 +171,7 @@ def test_a_weak_fire_does_not_reach_high_crowns():
 
 
 def test_crowns_do_not_burn_above_ground_that_does_not():
-    wet = Weather(wind_kmh=60.0, dead_1h_percent=20, dead_10h_percent=41, dead_100h_percent=41)
+    wet = Weather(wind_kmh=120.0, dead_1h_percent=20, dead_10h_percent=41, dead_100h_percent=41)
     trees = TREES | {"canopy_base_height": 0.0}
     litter = 183  # goes out at 20 %
     assert not behavior(plain(fuel=litter, **trees), wet).rate.any()
