@@ -35,6 +35,11 @@ def interpreters(named: Sequence[str]) -> list[str]:
     return [sys.executable, *(str(Path(python).absolute()) for python in [*named, *beside])]
 
 
+def end_tidily() -> None:
+    """Let SIGTERM end this process as Ctrl-C does, so that the processes of a measurement are ended with it."""
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+
+
 def _stat(pid: int) -> list[str]:
     """Fields of /proc/PID/stat from the third on; empty if it is gone. The second one may hold blanks."""
     with contextlib.suppress(OSError):

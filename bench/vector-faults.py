@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from _processes import Child, child, end_all, interpreters, wait_until_gone
+from _processes import Child, child, end_all, end_tidily, interpreters, wait_until_gone
 from _report import machine, options
 from _vector_envs import FAULTS, FAULTY
 from _vector_fault_side import ROUNDS, SIDES
@@ -132,6 +132,7 @@ def as_rows(found: dict[str, dict[str, Cell]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    end_tidily()
     parser = options(__doc__ or "", step_timeout_s=2.0)
     parser.add_argument("--peers", action="append", default=[], metavar="PYTHON",
                         help="an interpreter in whose environment peers are installed; may be given several times")  # fmt: skip

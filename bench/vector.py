@@ -9,14 +9,13 @@ Ours is measured in several ways: "auto" as it comes, with a barrier; "step" wit
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from _processes import busy_neighbour, child, interpreters
+from _processes import busy_neighbour, child, end_tidily, interpreters
 from _report import Row, compare, less_is_better, options, report
 from _vector_envs import Straggler
 from _vector_sides import CORES
@@ -201,6 +200,7 @@ def footprint_rows(found: Found) -> Iterator[Row]:
 
 
 def main() -> None:
+    end_tidily()
     parser = options(__doc__ or "", rounds=3, window_s=2.0)
     parser.add_argument("--peers", action="append", default=[], metavar="PYTHON",
                         help="an interpreter in whose environment peers are installed; may be given several times")  # fmt: skip
