@@ -18,6 +18,7 @@ from headrace.ipc.channel import poll_fds
 from headrace.ipc.child import ChildContext
 from headrace.ipc.shm import SharedBlock
 from headrace.vector.faults import Problem, broken_contract
+from headrace.vector.infos import columns_of
 from headrace.vector.messages import Assignment, Attach, Details, Extras, pack
 from headrace.vector.rows import Returned, Rows, Settled
 from headrace.vector.signals import Signal
@@ -190,14 +191,15 @@ class Desk:
         listed, numbers = ids.tolist(), seqs.tolist()
         rows = self.rows
         places = range(len(listed)) if self.talks else sorted({*settled.infos, *settled.problems})
-        extras = Extras([listed[place] for place in places], [numbers[place] for place in places])
+        infos = {listed[place]: info for place, info in settled.infos.items()}
+        columns = columns_of(infos) if infos else None
+        envs = [listed[place] for place in places]
+        extras = Extras(envs, [numbers[place] for place in places], {} if columns else infos, columns)
         for place in places:
             env = listed[place]
             if place in settled.problems:
                 extras.problems[env] = settled.problems[place]
                 continue
-            if place in settled.infos:
-                extras.infos[env] = settled.infos[place]
             if self.given.probes:
                 extras.probes[env] = self.bodies[env].probed
             if settled.objects:
@@ -253,7 +255,7 @@ def _unsendable(extras: Extras, error: Exception) -> Extras:
     found = f"{type(error).__name__}: {error}"
     problem = broken_contract("step", "info", "values that can be pickled", found)
     sent = Extras(extras.ids, extras.seqs, problems=dict(extras.problems))
-    for env in {*extras.infos, *extras.objects}:
+    for env in {*extras.infos, *extras.objects, *extras.probes}:
         sent.problems.setdefault(env, problem)
     return sent
 

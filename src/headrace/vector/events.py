@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.vector.faults import Problem
+from headrace.vector.infos import Columns
 from headrace.vector.messages import Extras
 from headrace.vector.probes import Evaluated
 from headrace.vector.slab import Slab
@@ -25,6 +26,8 @@ class Answers:
     seqs: Ids
     infos: dict[int, dict[str, Any]] = field(default_factory=dict)
     """By environment; only those that are not empty."""
+    columns: list[Columns] = field(default_factory=list)
+    """Infos of other environments."""
     objects: dict[int, list[Any]] = field(default_factory=dict)
     """By environment: parts of the observation that are no arrays."""
     rows: dict[int, list[Any]] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from headrace.vector.engine import Engine
 from headrace.vector.events import Answers, Event, Failure
-from headrace.vector.infos import Infos
+from headrace.vector.infos import Infos, columns_of
 from headrace.vector.rows import Settled
 from headrace.vector.serial import Serial
 
@@ -69,8 +69,9 @@ class FastLane:
         elif resets:
             ended[:] = False
         infos = Infos(size)
-        for place, info in settled.infos.items():
-            infos.add(place, info)
+        if settled.infos:
+            alike = columns_of(settled.infos)
+            infos.fill({} if alike else settled.infos, [alike] if alike else [], None)
         observations = self._rows.layout.batch([array[first : first + size].copy() for array in self._rows.arrays], [])
         return observations, np.array(settled.rewards, np.float64), terminations, truncations, infos.batch
 

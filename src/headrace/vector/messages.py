@@ -11,6 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from headrace.core.errors import HeadraceError
 from headrace.vector.faults import Problem
+from headrace.vector.infos import Columns
 from headrace.vector.probes import Probe
 from headrace.vector.slab import Field
 
@@ -87,6 +88,8 @@ class Extras:
     ids: list[int]
     seqs: list[int]
     infos: dict[int, Any] = field(default_factory=dict)
+    columns: Columns | None = None
+    """Infos of the others."""
     objects: dict[int, list[Any]] = field(default_factory=dict)
     problems: dict[int, Problem] = field(default_factory=dict)
     rows: dict[int, list[Any]] = field(default_factory=dict)

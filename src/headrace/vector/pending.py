@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from headrace.vector.events import Answers, Ids
 from headrace.vector.faults import Fault
+from headrace.vector.infos import Columns, Info
 from headrace.vector.probes import Stamped
 from headrace.vector.rows import Rows
 from headrace.vector.slab import Slab
@@ -25,6 +26,8 @@ class Pending:
 
     def __init__(self, rows: Rows, num_envs: int) -> None:
         self.infos: dict[int, dict[str, Any]] = {}
+        self.columns: list[Columns] = []
+        """Infos of environments that are not in `infos`."""
         self.told: dict[int, Fault] = {}
         """Faults that the answer tells of."""
         self.probed: dict[int, Stamped] = {}
@@ -40,7 +43,7 @@ class Pending:
 
     def __bool__(self) -> bool:
         """Whether any answer has more to say."""
-        return bool(self.infos or self.told or self.cut or self.probed)
+        return bool(self.infos or self.columns or self.told or self.cut or self.probed)
 
     def last_valid(self, env: int) -> Any:
         """A copy of the last valid observation of one environment."""
@@ -55,6 +58,8 @@ class Pending:
             answers: What was sent along with all of them.
             slab: Where their rewards and flags are.
         """
+        if answers.columns:
+            self._take_columns(ids, answers)
         if not (answers.infos or answers.objects or answers.rows or self.cut):
             return
         for env in ids.tolist():
@@ -66,6 +71,28 @@ class Pending:
                 own[self.row[env]] = array
             if env in self.cut:
                 slab.reward[env], slab.terminated[env], slab.truncated[env] = 0.0, False, True
+
+    def infos_of(self, ids: Ids) -> tuple[dict[int, Info], list[Columns]]:
+        """The infos of these answers, which are taken now."""
+        listed = ids.tolist()
+        if self.columns and not set(listed).issuperset(env for one in self.columns for env in one.envs):
+            self._split()
+        columns, self.columns = self.columns, []
+        return {env: self.infos.pop(env) for env in listed if env in self.infos}, columns
+
+    def _take_columns(self, ids: Ids, answers: Answers) -> None:
+        """Keep infos in columns where all of their environments were accepted, and nothing has to be added to them."""
+        accepted = set(ids.tolist())
+        for one in answers.columns:
+            if accepted.issuperset(one.envs) and self.infos.keys().isdisjoint(one.envs):
+                self.columns.append(one)
+            else:
+                answers.infos |= {env: info for env, info in one.one_by_one().items() if env in accepted}
+
+    def _split(self) -> None:
+        for one in self.columns:
+            self.infos |= one.one_by_one()
+        self.columns = []
 
     def stamp(self, ids: Ids, found: Mapping[int, Any], steps: NDArray[np.bool_], again: NDArray[np.bool_]) -> None:
         """Say to which step of which episode belongs what probes found.
@@ -85,6 +112,7 @@ class Pending:
 
     def drop(self, ids: Ids) -> None:
         """Forget these answers."""
+        self._split()
         for env in ids.tolist():
             self.infos.pop(env, None)
             self.told.pop(env, None)

@@ -166,6 +166,8 @@ class Pool:
                 failures.append(Failure(env, seq, self._problem(handle, env, extras.problems[env])))
             else:
                 answers.note(env, extras)
+                if extras.columns is not None and env == extras.columns.envs[0]:
+                    answers.columns.append(extras.columns)
         answers.ids, answers.seqs = answers.ids[good], answers.seqs[good]
         return [answers, *failures]
 

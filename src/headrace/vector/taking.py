@@ -58,9 +58,9 @@ def take(
     pending = engine.pending
     if pending:
         places = {env: place for place, env in enumerate(shown.tolist())}
-        wanted = [env for env in ids.tolist() if env in pending.infos]
-        for env in wanted:
-            infos.add(places[env], pending.infos.pop(env))
+        told_infos, columns = pending.infos_of(ids)
+        if told_infos or columns:
+            infos.fill(told_infos, columns, places)
         cut = [env for env in ids.tolist() if env in pending.cut]
         mask[cut] = False
         pending.cut.difference_update(cut)

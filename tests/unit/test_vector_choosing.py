@@ -1,0 +1,124 @@
+"""Where environments run: measurements in, a plan out."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from headrace.core.errors import ConfigError
+from headrace.vector.choosing import Machine, Measured, Plan, choose
+from headrace.vector.options import FaultBudget, Options
+from headrace.vector.preloading import modules_of, pickled
+
+TWO = Machine(cores=2)
+
+
+def measured(step_us: float, *, waits: float = 0.0, nbytes: int = 16, steps: int = 100) -> Measured:
+    step_s = step_us * 1e-6
+    return Measured(step_s=step_s, busy_s=step_s * (1 - waits), steps=steps, observation_bytes=nbytes)
+
+
+def plan(what: Measured | None, count: int, machine: Machine = TWO, **asked: Any) -> Plan:
+    return choose(what, machine, count, asked.get("workers"), asked.get("threads"), asked.get("isolate", False))
+
+
+@pytest.mark.parametrize(
+    ("step_us", "count", "workers"),
+    [
+        (6.5, 8, 0),  # CartPole: every isolated design is slower than a loop
+        (6.5, 100, 2),
+        (38.0, 8, 2),  # HalfCheetah
+        (38.0, 32, 2),
+        (1000.0, 2, 2),
+        (1000.0, 1, 0),
+        (0.5, 8, 0),
+    ],
+)
+def test_steps_that_compute(step_us: float, count: int, workers: int) -> None:
+    chosen = plan(measured(step_us), count)
+    assert (chosen.workers, chosen.threads) == (workers, 1), chosen
+
+
+def test_a_busy_neighbour_takes_a_core_away() -> None:
+    assert plan(measured(6.5), 100, Machine(cores=2, busy_cores=1.0)).workers == 0
+    assert plan(measured(6.5), 100, Machine(cores=4, busy_cores=1.0)).workers == 3
+    assert "1 of 2 cores free" in str(plan(measured(38.0), 32, Machine(cores=2, busy_cores=0.9)))
+
+
+def test_steps_that_wait_get_a_thread_each() -> None:
+    chosen = plan(measured(2130, waits=0.98), 100)
+    assert (chosen.workers, chosen.threads) == (2, 50)
+    assert str(chosen) == "2 workers, 50 threads each: a step takes 2.13 ms, of which it waits 98%"
+    assert plan(measured(2130, waits=0.98), 1).workers == 0
+
+
+def test_a_short_wait_is_no_blocking() -> None:
+    assert plan(measured(20, waits=0.9), 8).threads == 1
+
+
+def test_somebody_has_to_enforce_a_time_out() -> None:
+    assert plan(measured(6.5), 8, isolate=True).workers >= 1
+
+
+@pytest.mark.parametrize("what", [None, measured(0, steps=0)])
+def test_what_could_not_be_measured_is_kept_away(what: Measured | None) -> None:
+    chosen = plan(what, 8)
+    assert chosen.workers == 2
+    assert "did not return" in chosen.reason
+
+
+def test_what_is_asked_is_done() -> None:
+    assert plan(None, 8, workers=3, threads=1) == Plan(3, 1, "as asked")
+    assert plan(None, 2, workers=3, threads=1).workers == 2
+    assert plan(None, 10, workers=2, threads=3) == Plan(2, 5, "as asked")
+    assert plan(measured(2130, waits=0.9), 10, workers=2).threads == 5
+    assert repr(plan(None, 8, workers=1, threads=1)) == "1 worker: as asked"
+    assert repr(Plan(0, 1, "as asked")) == "in this process: as asked"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"workers": -1},
+        {"workers": 1.5},
+        {"workers": True},
+        {"threads_per_worker": 0},
+        {"step_timeout_s": 0},
+        {"step_timeout_s": float("nan")},
+        {"reset_timeout_s": -1},
+        {"close_timeout_s": float("inf")},
+        {"on_fault": "ignore"},
+        {"autoreset_mode": "Never"},
+        {"workers": 0, "step_timeout_s": 1.0},
+    ],
+)
+def test_options_that_cannot_be(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Options(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"per_env": -1}, {"total": -1}, {"window_s": -1.0}, {"backoff_s": float("nan")}])
+def test_budgets_that_cannot_be(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        FaultBudget(**wrong)
+
+
+def test_modules_of_factories_are_imported_once_for_all() -> None:
+    def local() -> Any:
+        return json_like
+
+    json_like = functools.partial(pickled)
+    found = modules_of([functools.partial(local), local])
+    assert "headrace.vector.worker" in found
+    assert "headrace.vector.preloading" in modules_of([modules_of])  # type: ignore[list-item]
+    assert __name__ not in found or __name__.startswith("tests")
+
+
+def test_a_factory_that_cannot_be_pickled_is_named() -> None:
+    import threading
+
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match="factory for env 1 cannot be sent to a worker"):
+        pickled([lambda: None, lambda: lock])  # type: ignore[list-item, return-value]

@@ -1,0 +1,234 @@
+"""What environments return, checked and laid down; infos put together; actions taken apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.core.errors import VectorMisused
+from headrace.vector.faults import FaultKind
+from headrace.vector.infos import Infos, columns_of
+from headrace.vector.rows import Rows, settle
+from headrace.vector.spaces import ActionCodec, Layout
+from vector_envs import SPACES, plain
+
+BOX = spaces.Box(-1, 1, (2,), np.float32)
+
+
+def rows_of(space: Any = BOX, *, count: int = 3, finals: bool = False, check_finite: bool = True) -> Rows:
+    rows = Rows.private(Layout(space, "obs"), count, check_finite=check_finite)
+    rows.finals = finals
+    return rows
+
+
+def good(value: float = 0.5, reward: Any = 1.0, info: Any = None) -> tuple[Any, ...]:
+    return np.full(2, value, np.float32), reward, False, True, info or {}
+
+
+def test_what_fits_is_laid_down_in_its_row() -> None:
+    rows = rows_of()
+    settled = settle(rows, range(3, 6), [good(0.1), good(0.2, 2, {"a": 1}), good(0.3, np.float32(3))])
+    np.testing.assert_allclose(rows.arrays[0][3:, 0], [0.1, 0.2, 0.3], rtol=1e-6)
+    assert not rows.arrays[0][:3].any()
+    assert list(settled.rewards) == [1.0, 2.0, 3.0]
+    assert (list(settled.terminated), list(settled.truncated)) == ([False] * 3, [True] * 3)
+    assert (settled.infos, settled.problems) == ({1: {"a": 1}}, {})
+
+
+def test_rows_need_not_be_neighbours() -> None:
+    rows = rows_of()
+    settle(rows, [4, 0], [good(0.1), good(0.2)])
+    np.testing.assert_allclose(rows.arrays[0][[4, 0], 0], [0.1, 0.2], rtol=1e-6)
+
+
+NAN = float("nan")
+BAD: dict[str, tuple[Any, FaultKind, str]] = {
+    "shape": ((np.zeros(3, np.float32), 1.0, False, False, {}), FaultKind.CONTRACT, "obs"),
+    "broadcast": ((np.zeros(1, np.float32), 1.0, False, False, {}), FaultKind.CONTRACT, "obs"),
+    "text": (("no", 1.0, False, False, {}), FaultKind.CONTRACT, "obs"),
+    "none": ((None, 1.0, False, False, {}), FaultKind.CONTRACT, "obs"),
+    "ragged": (([0.0, [1.0]], 1.0, False, False, {}), FaultKind.CONTRACT, "obs"),
+    "complex": ((np.zeros(2, complex), 1.0, False, False, {}), FaultKind.CONTRACT, "obs"),
+    "nan": ((np.array([0, NAN], np.float32), 1.0, False, False, {}), FaultKind.NOT_FINITE, "obs"),
+    "inf": ((np.array([np.inf, 0], np.float32), 1.0, False, False, {}), FaultKind.NOT_FINITE, "obs"),
+    "nan reward": ((np.zeros(2, np.float32), NAN, False, False, {}), FaultKind.NOT_FINITE, "reward"),
+    "inf reward": ((np.zeros(2, np.float32), np.float32("inf"), False, False, {}), FaultKind.NOT_FINITE, "reward"),
+    "two rewards": ((np.zeros(2, np.float32), np.zeros(2), False, False, {}), FaultKind.CONTRACT, "reward"),
+    "no reward": ((np.zeros(2, np.float32), None, False, False, {}), FaultKind.CONTRACT, "reward"),
+    "text reward": ((np.zeros(2, np.float32), "1.0", False, False, {}), FaultKind.CONTRACT, "reward"),
+    "no flag": ((np.zeros(2, np.float32), 1.0, None, False, {}), FaultKind.CONTRACT, "terminated"),
+    "text flag": ((np.zeros(2, np.float32), 1.0, False, "no", {}), FaultKind.CONTRACT, "truncated"),
+    "number flag": ((np.zeros(2, np.float32), 1.0, 2, False, {}), FaultKind.CONTRACT, "terminated"),
+    "no info": ((np.zeros(2, np.float32), 1.0, False, False, None), FaultKind.CONTRACT, "info"),
+    "list info": ((np.zeros(2, np.float32), 1.0, False, False, ["a"]), FaultKind.CONTRACT, "info"),
+    "four": ((np.zeros(2, np.float32), 1.0, False, {}), FaultKind.CONTRACT, "what step() returned"),
+    "six": ((np.zeros(2, np.float32), 1.0, False, False, {}, 1), FaultKind.CONTRACT, "what step() returned"),
+    "nothing": (None, FaultKind.CONTRACT, "what step() returned"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_does_not_fit_has_one_owner(name: str) -> None:
+    bad, kind, field = BAD[name]
+    rows = rows_of()
+    settled = settle(rows, range(3), [good(0.1, info={"a": 1}), bad, good(0.3)])
+    if name == "no info":
+        # Gymnasium itself takes None for no info, where it does not look into it.
+        assert settled.problems.keys() <= {1}
+    else:
+        assert set(settled.problems) == {1}
+        problem = settled.problems[1]
+        assert (problem.kind, problem.error.facts["field"]) == (kind, field)
+    np.testing.assert_allclose(rows.arrays[0][[0, 2], 0], [0.1, 0.3], rtol=1e-6)
+    assert [list(settled.rewards)[place] for place in (0, 2)] == [1.0, 1.0]
+    assert settled.infos[0] == {"a": 1}
+
+
+def test_two_wrong_shapes_do_not_make_up_for_each_other() -> None:
+    short, long = np.zeros(1, np.float32), np.zeros(3, np.float32)
+    settled = settle(rows_of(), range(2), [(short, 1.0, False, False, {}), (long, 1.0, False, False, {})])
+    assert set(settled.problems) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [([0.5, 0.25], [0.5, 0.25]), (np.array([0.5, 0.25]), [0.5, 0.25]), (np.array([1, 0]), [1.0, 0.0])],
+)
+def test_dtypes_of_the_same_kind_are_converted_as_gymnasium_does(value: Any, kept: list[float]) -> None:
+    rows = rows_of()
+    assert not settle(rows, range(1), [(value, 1.0, False, False, {})]).problems
+    assert rows.arrays[0][0].tolist() == kept
+
+
+@pytest.mark.parametrize("reward", [np.array([1.5]), np.array(1.5), np.float64(1.5), 1.5])
+def test_a_reward_of_one_number_is_that_number(reward: Any) -> None:
+    settled = settle(rows_of(), range(2), [good(reward=reward), good(reward=2)])
+    assert (list(settled.rewards), settled.problems) == ([1.5, 2.0], {})
+
+
+def test_values_that_are_not_finite_pass_where_that_is_wanted() -> None:
+    rows = rows_of(check_finite=False)
+    settled = settle(rows, range(1), [(np.array([NAN, np.inf], np.float32), NAN, False, False, {})])
+    assert not settled.problems
+    assert not rows.write_plain(0, None)
+
+
+@pytest.mark.parametrize(
+    "value", [{"b": np.zeros(2)}, {"a": 1, "b": np.zeros(2), "c": 3}, {"a": 0.5, "b": np.zeros(2)}, [1], None]
+)
+def test_a_dict_has_exactly_its_keys(value: Any) -> None:
+    fitting = {"a": 1, "b": np.zeros(2)}
+    settled = settle(rows_of(SPACES["dict"]), range(2), [(o, 1.0, False, False, {}) for o in (fitting, value)])
+    assert set(settled.problems) == {1}
+
+
+@pytest.mark.parametrize("value", [(1,), (1, (np.zeros((2, 2)),), 3), (1, ()), None])
+def test_a_tuple_has_exactly_its_parts(value: Any) -> None:
+    fitting = (1, (np.zeros((2, 2)),))
+    settled = settle(rows_of(SPACES["tuple"]), range(2), [(o, 1.0, False, False, {}) for o in (fitting, value)])
+    assert set(settled.problems) == {1}
+
+
+def test_the_last_observation_of_an_episode_is_checked_too() -> None:
+    last = np.array([NAN, 0], np.float32)
+    ends = (np.zeros(2, np.float32), 1.0, True, False, {"final_obs": last, "final_info": {}})
+    assert set(settle(rows_of(finals=True), range(2), [good(), ends]).problems) == {1}
+    assert set(settle(rows_of(finals=True), [0, 2], [good(), ends]).problems) == {1}
+    assert not settle(rows_of(finals=False), range(2), [good(), ends]).problems
+
+
+def test_the_plain_way_takes_only_the_plainest() -> None:
+    rows = rows_of()
+    assert rows.write_plain(2, good(0.7))
+    assert rows.arrays[0][2, 0] == np.float32(0.7)
+    for bad, _, _ in BAD.values():
+        if bad is None or bad[-1] is not None:
+            assert not rows.write_plain(2, bad), bad
+    assert not rows.write_plain(2, good(info={"a": 1}))
+
+
+def gymnasiums(infos: dict[int, Any], count: int) -> dict[str, Any]:
+    envs: Any = gym.vector.VectorEnv()
+    envs.num_envs = count
+    found: dict[str, Any] = {}
+    for env, info in sorted(infos.items()):
+        found = envs._add_info(found, info, env)
+    return found
+
+
+NUMBERS = st.one_of(st.integers(-5, 5), st.floats(-1, 1), st.booleans(), st.floats(-1, 1).map(np.float32))
+INFOS = st.dictionaries(st.sampled_from("abc"), NUMBERS, min_size=1, max_size=3)
+
+
+@given(st.dictionaries(st.integers(0, 3), INFOS, min_size=1), st.booleans())
+def test_columns_are_what_gymnasium_makes_one_by_one(infos: dict[int, Any], split: bool) -> None:
+    expected = gymnasiums(infos, 4)
+    alike = columns_of(infos)
+    batch = Infos(4)
+    if alike is None:
+        batch.fill(infos, [], None)
+    elif split:
+        parts = [columns_of({env: info}) for env, info in infos.items()]
+        batch.fill({}, [part for part in parts if part is not None], None)
+    else:
+        batch.fill({}, [alike], None)
+    assert list(batch.batch) == list(expected)
+    for key, array in expected.items():
+        assert array.dtype == batch.batch[key].dtype
+        np.testing.assert_array_equal(array, batch.batch[key])
+    if alike is not None:
+        again = alike.one_by_one()
+        assert again == infos
+        assert [list(map(type, info.values())) for info in again.values()] == [
+            list(map(type, info.values())) for info in infos.values()
+        ]
+
+
+@pytest.mark.parametrize("info", [{"a": "text"}, {"a": np.zeros(2)}, {"a": {"b": 1}}, {"a": 2**70}, {"a": None}])
+def test_what_is_no_number_is_no_column(info: Any) -> None:
+    assert columns_of({0: info}) is None
+
+
+@pytest.mark.parametrize("kind", SPACES)
+def test_actions_come_back_one_by_one(kind: str) -> None:
+    single = SPACES[kind]
+    batched = batch_space(single, 3)
+    batched.seed(4)
+    actions = batched.sample()
+    codec = ActionCodec(single, batched)
+    columns, objects = codec.encode(actions, 3)
+    one_by_one = objects if codec.as_objects else codec.decode(columns)
+    expected = list(gym.vector.utils.iterate(batched, actions))
+    assert len(one_by_one) == 3
+    for found, wanted in zip(one_by_one, expected, strict=True):
+        assert str(plain(found)) == str(plain(wanted))
+
+
+def test_decoded_actions_are_nobody_elses() -> None:
+    codec = ActionCodec(BOX, batch_space(BOX, 2))
+    given_ = np.zeros((2, 2), np.float32)
+    columns, _ = codec.encode(given_, 2)
+    decoded = codec.decode(columns)
+    given_[:] = 7
+    assert not np.array(decoded).any()
+
+
+@pytest.mark.parametrize("kind", ["box", "discrete", "dict", "text", "mixed"])
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_wrong_number_of_actions(kind: str, count: int) -> None:
+    codec = ActionCodec(SPACES[kind], batch_space(SPACES[kind], 3))
+    with pytest.raises(VectorMisused):
+        codec.encode(batch_space(SPACES[kind], count).sample(), 3)
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(3), np.zeros((3, 1), int), np.array(["a"] * 3), None, [[1], [2], [3]]])
+def test_actions_that_do_not_fit(wrong: Any) -> None:
+    with pytest.raises(VectorMisused):
+        ActionCodec(SPACES["discrete"], batch_space(SPACES["discrete"], 3)).encode(wrong, 3)
