@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -208,6 +209,15 @@ def test_terminal_transitions_do_not_look_at_their_successor_and_truncated_ones_
         one.update(near)
         other.update(far)
         assert (one.weights_sha256() == other.weights_sha256()) is same
+
+
+def test_rewards_are_scaled_before_anything_is_learned():
+    scaled, plain = learner(target={"reward_scale": 4.0}), learner()
+    for step in range(3):
+        b = batch(step)
+        scaled.update(b)
+        plain.update(replace(b, reward=b.reward * 4.0))
+    assert scaled.weights_sha256() == plain.weights_sha256()
 
 
 # --- what moves when
