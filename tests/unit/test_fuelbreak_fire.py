@@ -374,6 +374,12 @@ def test_how_likely_a_cell_burns_is_the_share_of_the_fires_that_burn_it():
     assert burn.probability.sum() * 3 == burn.burned.sum()
 
 
+@pytest.mark.parametrize("array", ["burnable", "intensity", "edges"])
+def test_a_landscape_cannot_be_written(array):
+    with pytest.raises(ValueError, match="read-only"):
+        getattr(landscape(plain()), array)[..., 0] = 0
+
+
 def test_arrival_times_cannot_be_written():
     with pytest.raises(ValueError, match="read-only"):
         Burn(landscape(plain()), lit(0)).times[0, 0, 0] = 1.0

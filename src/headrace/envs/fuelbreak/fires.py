@@ -57,6 +57,8 @@ class Landscape:
             )
         self.intensity = found.intensity  # kW/m, [4, H, W]
         self.edges = _edges(found, ~np.pad(self.burnable, 1))  # minutes, [8, 4, H + 2, W + 2]
+        for array in (self.burnable, self.intensity, self.edges):
+            array.setflags(write=False)
 
     def draw(self, count: int, rng: np.random.Generator) -> Fires:
         """``count`` fires, lit in cells that burn, each as likely as the other; from ``wind_from`` or any side."""
@@ -93,7 +95,7 @@ class Burn:
             )
         self.fires = fires
         self._horizon = landscape.weather.horizon_h * 60.0
-        self._edges = landscape.edges[:, fires.winds]  # a copy, [8, K, H + 2, W + 2]
+        self._edges = landscape.edges.take(fires.winds, axis=1)  # a copy, [8, K, H + 2, W + 2]
         self._closed = ~np.pad(landscape.burnable, 1)  # [H + 2, W + 2]
         places = fires.cells // columns + 1, fires.cells % columns + 1
         self._ignitions = np.full((len(fires), rows + 2, columns + 2), np.inf, np.float32)
@@ -167,7 +169,7 @@ class Burn:
         # A fastest path holds earlier cells only, so what was reached before the first change stays as it is.
         times = self._times[which]
         kept = np.where(times < reached[which, None, None], times, self._ignitions[which])
-        self._times[which] = arrivals(kept, self._edges[:, which], self._horizon)
+        self._times[which] = arrivals(kept, self._edges.take(which, axis=1), self._horizon)
 
 
 def _edges(found: Behavior, closed: Mask) -> Times:

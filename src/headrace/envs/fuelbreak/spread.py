@@ -34,8 +34,8 @@ def arrivals(start: Times, edges: Times, horizon: float) -> Times:
     """When fire reaches every cell.
 
     Args:
-        start: Times that are known, contiguous float32 [K, H + 2, W + 2]: 0 at ignitions, infinity elsewhere, or an earlier
-            result in which what is no longer right was put back to infinity. Overwritten.
+        start: Times that are known, float32 [K, H + 2, W + 2] in C order: 0 at ignitions, infinity elsewhere, or an
+            earlier result in which what is no longer right was put back to infinity. Overwritten.
         edges: Time to come *into* a cell from its neighbour against ``DIRECTIONS[d]``, float32
             [8, K, H + 2, W + 2], positive, infinity where there is no way, in particular on the border.
         horizon: Later times are reported as infinity.
