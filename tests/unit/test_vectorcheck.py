@@ -84,7 +84,7 @@ def cut(rows: Rows, last: list[int], kind: str = "hung", at: int = 1) -> Rows:
     return dataclasses.replace(rows, infos=fault(kind, at))
 
 
-def goes_on_after_a_cut(begun: np.ndarray, copy: int = 2) -> list[Rows]:
+def goes_on_after_a_cut(begun: np.ndarray, copy: int = 2, episode: int = 0) -> list[Rows]:
     """Two batches: environment 1 hangs in the first and is a new copy in the second."""
     actions = [5, 6, 7]
     first = [Place(*obs).after(action) for obs, action in zip(begun.tolist(), actions, strict=True)]
@@ -92,7 +92,7 @@ def goes_on_after_a_cut(begun: np.ndarray, copy: int = 2) -> list[Rows]:
     rows = batch(actions, first)
     second = [place.after(action) for place, action in zip(first, actions, strict=True)]
     second[0] = first[0].next_episode()
-    second[1] = Place.beginning(1, copy, 0)
+    second[1] = Place.beginning(1, copy, episode)
     resets = with_value("rewards", 0, 0.0)(with_value("rewards", 1, 0.0)(batch(actions, second)))
     return [cut(rows, begun[1].tolist()), with_value("terminations", 0, value=False)(resets)]
 
@@ -216,10 +216,18 @@ def test_a_cut_that_makes_something_up_is_noticed(tmp_path: Path, change: Change
         checked(AutoresetMode.NEXT_STEP, begun, [change(first)])
 
 
-def test_after_a_cut_the_old_copy_is_noticed(tmp_path: Path) -> None:
+def test_a_cut_that_nobody_tells_of_is_noticed(tmp_path: Path) -> None:
     begun = begun_of(tmp_path)
     first, _ = goes_on_after_a_cut(begun)
-    same_copy = goes_on_after_a_cut(begun, copy=1)[1]
+    with pytest.raises(NotASuccessor, match="wanted a fault that is told"):
+        checked(AutoresetMode.NEXT_STEP, begun, [dataclasses.replace(first, infos={})])
+
+
+@pytest.mark.parametrize("episode", [0, 1])
+def test_after_a_cut_the_old_copy_is_noticed(tmp_path: Path, episode: int) -> None:
+    begun = begun_of(tmp_path)
+    first, _ = goes_on_after_a_cut(begun)
+    same_copy = goes_on_after_a_cut(begun, copy=1, episode=episode)[1]
     with pytest.raises(NotASuccessor, match="came as a reset after"):
         checked(AutoresetMode.NEXT_STEP, begun, [first, same_copy])
 
