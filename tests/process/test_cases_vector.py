@@ -357,7 +357,7 @@ def test_l161_l163_whoever_waits_uses_no_processor(tmp_path):
 
 
 def test_l164_many_environments_share_few_processes():
-    with headrace.VectorEnv([Count] * 100, workers=2, threads_per_worker=1) as envs:
+    with headrace.VectorEnv([Inherits] * 100, workers=2, threads_per_worker=1) as envs:
         envs.reset(seed=0)
         assert len(set(envs.worker_pids().values())) == 2
         assert {told["pid"] for told in envs.call("inherited")} == set(envs.worker_pids().values())

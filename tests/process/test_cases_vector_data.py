@@ -1,12 +1,14 @@
 """What others reported about their vector environments, tried on ours: ends of episodes, stacks, seeds, spaces, values.
 
-Named as in the collection of reports. Every test runs in this process, in workers, and in threads of workers.
+Named as in the collection of reports. Every test runs in this process and in workers; with `make test-all` in threads of workers too.
 """
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -22,10 +24,11 @@ from vector_support import BACKENDS, drive_and_pair
 
 pytestmark = pytest.mark.process
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 STAY = np.zeros(4, np.int64)
 
 
-@pytest.fixture(params=list(BACKENDS))
+@pytest.fixture(params=["serial", "worker", pytest.param("threads", marks=pytest.mark.table)])
 def backend(request: pytest.FixtureRequest) -> Any:
     """Keyword arguments of every way to run environments."""
     return BACKENDS[request.param]
@@ -76,34 +79,53 @@ def finished(envs: Any, mode: AutoresetMode) -> list[tuple[float, int]]:
     return found
 
 
-def test_e063_e064_which_end_bootstraps_and_from_what():
-    """The numbers of the reports, by the example's own function."""
-    example = load_example()
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``examples/cleanrl_ppo.py``, with the constants of the reports."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    module = importlib.import_module("cleanrl_ppo")
+    monkeypatch.setattr(module, "GAMMA", 0.9)
+    monkeypatch.setattr(module, "LAMBDA", 0.95)
+    return module
+
+
+def one_episode(example: Any, rewards: list[float], values: list[float]) -> Any:
+    """A rollout of one environment whose last step ends the episode."""
+    columns = {"rewards": rewards, "values": values, "last_values": [0.0] * 3}
+    flags = {"ends": [False, False, True], "valid": [True] * 3}
     rollout = example.Rollout.empty(1)
-    for name in ("rewards", "values", "ends", "last_values", "valid"):
-        setattr(rollout, name, getattr(rollout, name)[:3, :1].clone())
-    rollout.rewards[:], rollout.values[:], rollout.ends[2] = 1.0, 2.0, True
-    example.GAMMA, example.LAMBDA = 0.9, 0.95
-    rollout.last_values[2] = 2.0
-    truncated = example.advantages(rollout, torch.tensor([7.0]))[:, 0]
-    np.testing.assert_allclose(truncated, [2.06882, 1.484, 0.8], rtol=1e-5)
-    rollout.last_values[2] = 0.0
-    terminated = example.advantages(rollout, torch.tensor([7.0]))[:, 0]
-    np.testing.assert_allclose(terminated, [0.752975, -0.055, -1.0], rtol=1e-5)
+    for name, column in (columns | flags).items():
+        setattr(rollout, name, torch.tensor(column)[:, None])
+    return rollout
+
+
+@pytest.mark.parametrize(
+    ("last_value", "expected"),
+    [(2.0, [2.06882, 1.484, 0.8]), (0.0, [0.752975, -0.055, -1.0])],
+    ids=["truncated", "terminated"],
+)
+def test_e063_which_end_bootstraps(example, last_value, expected):
+    rollout = one_episode(example, [1.0] * 3, [2.0] * 3)
+    rollout.last_values[2] = last_value
+    np.testing.assert_allclose(example.advantages(rollout, torch.tensor([7.0]))[:, 0], expected, rtol=1e-5)
+
+
+def test_e064_from_what_it_bootstraps(example):
+    rollout = one_episode(example, [1.0] * 3, [2.0] * 3)
     rollout.last_values[2] = 5.0
     target = example.advantages(rollout, torch.tensor([7.0]))[2, 0] + rollout.values[2, 0]
     np.testing.assert_allclose(target, 5.5)
 
 
-def load_example() -> Any:
-    """``examples/cleanrl_ppo.py`` as a module."""
-    import importlib.util
-    from pathlib import Path
-
-    spec = importlib.util.spec_from_file_location("cleanrl_ppo", Path(__file__).parents[2] / "examples/cleanrl_ppo.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def test_a_cut_row_leaves_no_trace_in_the_advantages_before_it(example):
+    """They are as if the episode had been truncated one step earlier, at the observation that the cut row repeats."""
+    cut = one_episode(example, [1.0, 3.0, 0.0], [2.0, 4.0, 6.0])
+    cut.valid[2], cut.last_values[2] = False, 6.0
+    shorter = one_episode(example, [1.0, 3.0, 0.0], [2.0, 4.0, 0.0])
+    shorter.ends[1], shorter.last_values[1] = True, 6.0
+    ours, theirs = (example.advantages(rollout, torch.tensor([7.0])) for rollout in (cut, shorter))
+    np.testing.assert_allclose(ours[:2], theirs[:2], rtol=1e-6)
+    assert ours[2] == 0
 
 
 def test_e068_a_reward_at_the_very_end_comes_with_its_last_observation(backend):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -18,7 +19,8 @@ def run(name: str, *arguments: str, where: Path) -> str:
     """What it prints."""
     done = subprocess.run(
         [sys.executable, EXAMPLES / name, *arguments],
-        cwd=where, capture_output=True, text=True, timeout=100, check=False,
+        cwd=where,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -1,0 +1,218 @@
+"""`SB3VecEnv` beside SB3's own vector environments: the same numbers, and what SB3 has no word for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+from stable_baselines3 import DQN, PPO
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
+
+import headrace
+from headrace.core.errors import ConfigError, HeadraceError
+from headrace.vector.sb3 import SB3VecEnv
+from told_envs import WORDS, T, Told, Trouble, told
+from vector_cases import Image, Structured, curriculum
+from vector_support import BACKENDS
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(params=["serial", "worker", pytest.param("threads", marks=pytest.mark.table)])
+def backend(request: pytest.FixtureRequest) -> Any:
+    """Keyword arguments of every way to run environments."""
+    return BACKENDS[request.param]
+
+
+def cartpole(limit: int = 20) -> gymnasium.Env[Any, Any]:
+    return Monitor(gymnasium.make("CartPole-v1", max_episode_steps=limit))
+
+
+ENVIRONMENTS = {
+    "cartpole": cartpole,
+    "pendulum": partial(gymnasium.make, "Pendulum-v1", max_episode_steps=9),
+    "image": Image,
+    "dict": lambda: gymnasium.wrappers.FlattenObservation(Structured(3, "dict")),
+    "drawn": partial(gymnasium.make, "CartPole-v1", render_mode="rgb_array"),
+}
+
+
+def same(ours: Any, theirs: Any) -> None:
+    """Arrays, dicts and numbers are equal, whatever type of number."""
+    if isinstance(theirs, dict):
+        assert ours.keys() == theirs.keys()
+        for key in theirs:
+            if key != "t":  # seconds since the start, in the monitor's record
+                same(ours[key], theirs[key])
+    elif isinstance(theirs, list):
+        assert len(ours) == len(theirs)
+        for mine, other in zip(ours, theirs, strict=True):
+            same(mine, other)
+    else:
+        np.testing.assert_array_equal(ours, theirs)
+        assert np.asarray(ours).dtype == np.asarray(theirs).dtype
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_everything_is_as_from_dummy_vec_env(backend, name):
+    make = ENVIRONMENTS[name]
+    theirs, ours = DummyVecEnv([make] * 3), SB3VecEnv([make] * 3, **backend)
+    try:
+        assert ours.seed(5) == theirs.seed(5)
+        same(ours.reset(), theirs.reset())
+        same(ours.reset_infos, theirs.reset_infos)
+        theirs.action_space.seed(1)
+        for _ in range(60):
+            actions = np.array([theirs.action_space.sample() for _ in range(3)])
+            (*mine, infos), (*others, their_infos) = ours.step(actions), theirs.step(actions)
+            for left, right in zip(mine, others, strict=True):
+                same(left, right)
+            same(infos, their_infos)
+            same(ours.reset_infos, theirs.reset_infos)
+        same(ours.reset(), theirs.reset())
+    finally:
+        ours.close()
+
+
+class Optional(Told):
+    """Begins at the t that the options ask for."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        obs, info = super().reset(seed=seed)
+        obs[T] = self._t = (options or {}).get("t", 0)
+        return obs, info
+
+
+def test_options_reach_the_environments_they_are_for(backend):
+    envs = SB3VecEnv([partial(Optional, index) for index in range(4)], **backend)
+    try:
+        envs.set_options([{"t": 1}, {"t": 2}, {"t": 1}, {}])
+        assert envs.reset()[:, T].tolist() == [1, 2, 1, 0]
+        assert envs.reset()[:, T].tolist() == [0] * 4
+        envs.set_options({"t": 3})
+        assert envs.reset()[:, T].tolist() == [3] * 4
+    finally:
+        envs.close()
+
+
+def test_questions_reach_the_environments_they_are_for(backend):
+    envs = SB3VecEnv([curriculum] * 4, **backend)
+    try:
+        envs.set_attr("difficulty", 3, indices=[0, 2])
+        assert envs.get_attr("difficulty") == [3, 0, 3, 0]
+        assert envs.get_attr("difficulty", indices=2) == [3]
+        assert envs.env_method("get_wrapper_attr", "difficulty", indices=(3, 0)) == [0, 3]
+        assert envs.env_is_wrapped(gymnasium.wrappers.TimeLimit) == [True] * 4
+        assert envs.env_is_wrapped(Monitor, indices=[1]) == [False]
+        assert envs.has_attr("difficulty")
+        assert not envs.has_attr("dificulty")
+        with pytest.raises(AttributeError, match="dificulty"):
+            envs.set_attr("dificulty", 1)
+        envs.reset()
+        assert envs.step(np.zeros(4, np.int64))[0][:, 0].tolist() == [3, 0, 3, 0]
+    finally:
+        envs.close()
+
+
+def test_a_cut_looks_like_a_time_limit_and_says_that_it_is_none(backend, tmp_path):
+    trouble = Trouble("raises", at=3, marker=str(tmp_path / "marker"))
+    envs = SB3VecEnv(told(3, 1, trouble), **backend)
+    try:
+        last = envs.reset()
+        for _ in range(3):
+            before, (last, rewards, ends, infos) = last, envs.step(np.full(3, 5))
+        assert ends.tolist() == [False, True, False]
+        assert rewards.tolist() == [5.0, 0.0, 5.0]
+        assert envs.valid.tolist() == [True, False, True]
+        assert infos[1]["TimeLimit.truncated"] is True
+        assert infos[1]["terminal_observation"].tolist() == before[1].tolist()
+        assert last[1][T] == 0
+        assert infos[1]["headrace"]["fault"] == "raised"
+        assert WORDS in infos[1]["headrace"]["message"]
+        assert infos[0] == infos[2] == {"TimeLimit.truncated": False}
+        envs.step(np.full(3, 6))
+        assert envs.valid.all()
+    finally:
+        envs.close()
+
+
+def test_a_vector_in_another_mode_is_refused():
+    with headrace.VectorEnv([cartpole] * 2, workers=0) as envs, pytest.raises(ConfigError, match="SAME_STEP"):
+        SB3VecEnv(envs)
+
+
+def test_options_beside_a_vector_are_refused():
+    with (
+        headrace.VectorEnv([cartpole] * 2, workers=0, autoreset_mode=AutoresetMode.SAME_STEP) as envs,
+        pytest.raises(ConfigError, match="step_timeout_s"),
+    ):
+        SB3VecEnv(envs, step_timeout_s=1.0)
+
+
+def test_a_factory_that_fails_leaves_nothing(backend):
+    with pytest.raises(HeadraceError, match=WORDS):
+        SB3VecEnv(told(2, 1, Trouble("raises", at=1, place="construct")), **backend)
+
+
+def test_pictures_are_tiled(backend):
+    envs = SB3VecEnv([ENVIRONMENTS["drawn"]] * 4, **backend)
+    try:
+        envs.reset()
+        one = envs.get_images()[0]
+        assert envs.render().shape == (2 * one.shape[0], 2 * one.shape[1], 3)
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("wrap", [VecNormalize, VecMonitor, partial(VecFrameStack, n_stack=3)])
+def test_sb3s_wrappers_fit_around_it(wrap):
+    make = partial(gymnasium.make, "CartPole-v1", max_episode_steps=20)
+    theirs, ours = wrap(DummyVecEnv([make] * 2)), wrap(SB3VecEnv([make] * 2, workers=0))
+    try:
+        ours.seed(3)
+        theirs.seed(3)
+        same(ours.reset(), theirs.reset())
+        for _ in range(50):
+            actions = np.array([0, 1])
+            (*mine, infos), (*others, their_infos) = ours.step(actions), theirs.step(actions)
+            for left, right in zip(mine, others, strict=True):
+                same(left, right)
+            assert [info.keys() for info in infos] == [info.keys() for info in their_infos]
+    finally:
+        ours.close()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads of torch that wait for each other take for ever where others use the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("algorithm", [PPO, DQN])
+def test_training_is_the_same_as_with_dummy_vec_env(algorithm, backend):
+    """Bit for bit, from the same seed."""
+    settings = {"n_steps": 32, "n_epochs": 2} if algorithm is PPO else {"learning_starts": 50, "batch_size": 16}
+    found = []
+    for vec_env, options in ((DummyVecEnv, {}), (SB3VecEnv, backend)):
+        envs = make_vec_env("CartPole-v1", 2, seed=1, vec_env_cls=vec_env, vec_env_kwargs=options)
+        model = algorithm("MlpPolicy", envs, seed=1, device="cpu", **settings)
+        model.learn(128)
+        found.append((model.policy.state_dict(), evaluate_policy(model, envs, n_eval_episodes=3)))
+        envs.close()
+    (ours, our_score), (theirs, their_score) = found
+    assert our_score == their_score
+    for name, value in theirs.items():
+        assert ours[name].equal(value), name
