@@ -66,7 +66,7 @@ class Watch:
         if obs.shape != (4,) or obs.dtype != np.float32 or not np.isfinite(obs).all() or obs[0] != env:
             return f"env {env} returned {np.array2string(obs, separator=', ')}"
         self.last[env] = step = float(obs[1])
-        if before is not None and step != before + 1 and not (reset and step == before):
+        if before is not None and step != before + 1 and not (reset and step in (before, 0.0)):  # 0: of a replacement
             return f"env {env} went from step {before:g} to step {step:g}"
         if reward != step and not reset:
             return f"env {env} returned the observation of step {step:g} with the reward of step {reward:g}"

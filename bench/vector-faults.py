@@ -27,7 +27,7 @@ LOOK_S = 0.05
 OURS = tuple(side for side in SIDES if side.startswith("headrace"))
 PEERS = tuple(side for side in SIDES if side not in OURS)
 ROWS = 50
-"""Right rows that each environment must have returned, of `ROUNDS` rounds, if it went on."""
+"""Right rows that each environment must have returned, of `ROUNDS` rounds, unless a fault of it was told."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ def verdict(fault: str, stages: dict[str, Any], *, ended: bool) -> tuple[str, bo
     done = stages["done"]
     if done["garbage"]:
         return f"in silence: {done['garbage'][0]}{closing}", False
-    if any(rows < ROWS for rows in done["rows"]):
+    named = {env for env in range(len(done["rows"])) if any(words.startswith(f"env {env} ") for words in done["told"])}
+    if any(rows < ROWS for env, rows in enumerate(done["rows"]) if env not in named):
         return f"goes on without some: rows {done['rows']} of {ROUNDS}{closing}", False
     if not done["told"]:
         return f"goes on in silence{closing}", fault == "env is late" and not closing  # who has no deadline may wait
