@@ -48,7 +48,7 @@ def test_environments_that_die(tmp_path: Path, mode: AutoresetMode, as_ready: bo
     ("mode", "as_ready"),
     [
         pytest.param(NEXT_STEP, False, id="step", marks=pytest.mark.table),
-        pytest.param(SAME_STEP, True, id="receive"),
+        pytest.param(SAME_STEP, True, id="receive", marks=pytest.mark.table),
     ],
 )
 def test_environments_that_hang(tmp_path: Path, mode: AutoresetMode, as_ready: bool) -> None:
