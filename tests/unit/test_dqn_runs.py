@@ -61,3 +61,21 @@ def test_errors_become_priorities_and_priorities_weights(tmp_path: Path) -> None
         weights = np.concatenate([weight for *_, weight in seen])
         assert weights.max() == 1.0
         assert weights.min() < 0.7
+
+
+def test_priorities_are_part_of_the_learners_state(tmp_path: Path) -> None:
+    env, settings = CASES["plots"]
+    run = record_here(tmp_path / "run", env__factory=env, **settings)
+    with Replayer(run) as replayer:
+        assert replayer.run() is None
+        learner = replayer.learner
+        sampler = learner._parts.sampler
+        assert isinstance(sampler, PrioritisedSampler)
+        state, lanes, rows = learner.state().copy(), *sampler.drawn
+        before, drew = sampler.priorities(lanes, rows), sampler.generator.bit_generator.state
+        sampler.sample(8)
+        sampler.reprioritise(lanes, rows, np.full(len(rows), 77.0))
+        assert not np.array_equal(sampler.priorities(lanes, rows), before)
+        learner._load(state, same_rows=True)
+        np.testing.assert_array_equal(sampler.priorities(lanes, rows), before)
+        assert sampler.generator.bit_generator.state == drew
