@@ -144,7 +144,6 @@ SCHEDULES = {
     "inline": {"run__schedule": "inline", "run__collectors": 1},
     "lockstep": {"run__schedule": "lockstep", "run__collectors": 2},
     "async": {"run__schedule": "async", "run__collectors": 2, "learn__publish_every": 20},
-    "workers": {"run__schedule": "lockstep", "run__collectors": 2, "env__workers": 1},
 }
 
 
@@ -178,6 +177,6 @@ def test_four_kills(nursery, tmp_path):
 
 @pytest.mark.table
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("schedule", "kills"), [("inline", 16), ("lockstep", 17), ("async", 17), ("workers", 4)])
-def test_fifty_kills_and_some_with_workers(nursery, tmp_path, schedule, kills):
+@pytest.mark.parametrize(("schedule", "kills"), [("inline", 16), ("lockstep", 17), ("async", 17)])
+def test_fifty_kills(nursery, tmp_path, schedule, kills):
     check(nursery, tmp_path, schedule, kills, seed=kills)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.core.clock import MonotonicClock
 from headrace.lanes.layout import LOST
 from headrace.record.events import ChunkCommitted, GroupSalvaged, StepsLost
 from headrace.runtime.api import Run
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.verifier import verify_run
 from headrace.testing.reproduce import reproduce
-from replay_support import HERE, blows, recorded, salvages
-from run_support import Runs, assert_books, assert_gapless, events
-from session_support import assert_replays, go_on, outcome
+from kill_support import kill_family
+from replay_support import HERE, SCRIPT, blows, headrace, recorded, salvages
+from run_support import SMALL, Runs, assert_books, assert_gapless, events, summary
+from session_support import assert_replays, board_updates, go_on, options, outcome
 
 __all__ = ["blows"]
 
@@ -150,7 +155,7 @@ def test_a_worker_is_killed_from_outside(runs, tmp_path, blows):
         [("collector-0", signal.SIGKILL, 30)],
         send=lambda _, number: os.kill(int(pids.read_text().split()[-1]), number),
     )
-    run = runs.train("run_envs:noted", kwargs={"pids": str(pids), **SLOW}, run__steps=1000, **WORKERS)
+    run = runs.train("run_envs:noted", kwargs={"pids": str(pids), **SLOW}, run__steps=4000, **WORKERS)
     assert_sound(runs, run)
     assert len(blows.sent) == 1
     assert run.summary["restarts"] == 0
@@ -186,6 +191,49 @@ def test_stopped_and_resumed_it_learns_the_same_as_without_workers(runs):
     run = go_on(run, run__steps=480)
     assert outcome(run) == outcome(whole)
     assert_replays(run)
+
+
+def test_everything_is_killed_and_resumed(tmp_path):
+    """In the middle of episodes, an environment lost before."""
+    path, marker = tmp_path / "run", tmp_path / "marker"
+    given = {
+        **SMALL, "env.factory": ENV, "env.workers": 1, "env.group_size": 3,
+        "env.kwargs": {"limit": 40, "fault": "fail", "at": 20, "marker": str(marker), "step_s": 0.005},
+        "run.schedule": "lockstep", "run.collectors": 2, "checkpoint.every_steps": 96,
+    }  # fmt: skip
+    command = [
+        *SCRIPT,
+        "train",
+        "--resume",
+        "--quiet",
+        "--run-dir",
+        str(path),
+        *options({**given, "run.steps": 100_000}),
+    ]
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(command, cwd=HERE, stdout=log, stderr=log) as process:
+        reached(path, process, updates=400)
+        kill_family(process.pid)
+        assert process.wait(timeout=20.0) == -signal.SIGKILL
+    assert marker.exists()
+    again = headrace("train", "--resume", "--quiet", "--run-dir", path, "--steps", "2000")
+    assert again.returncode == 0, again.stderr
+    run = Run(path, summary(path))
+    assert_books(run)
+    (resumed,) = events(path, "resumed", "supervisor")
+    assert resumed["env_steps"] >= 300
+    assert not events(path, "not_restored")
+    assert run.summary["faults"]["environment_raised"] == 1
+    assert_replays(run)
+
+
+def reached(path: Path, process: subprocess.Popen[bytes], updates: int) -> None:
+    """Wait until a run's learner has made so many updates."""
+    clock = MonotonicClock()
+    due_s = clock.now() + 120.0
+    while not path.exists() or board_updates(path) < updates:
+        assert process.poll() is None
+        assert clock.now() < due_s
+        select.select([], [], [], 0.02)
 
 
 def test_actions_of_a_run_with_losses_are_verified(runs, tmp_path):

@@ -61,7 +61,7 @@ def weights(run: Path) -> str:
 
 SETTINGS = [
     {},
-    {"env__group_size": 2, "algorithm__exploration": {"kind": "ornstein-uhlenbeck"}},
+    {"env__group_size": 2, "env__max_episode_steps": 5, "algorithm__exploration": {"kind": "ornstein-uhlenbeck"}},
     {"run__schedule": "async", "env__group_size": 4, "env__frame_stack": 3, "replay__n_step": 3},
     {"run__schedule": "async", "replay__capacity": 160, "record__rows": "none"},
 ]
