@@ -211,26 +211,3 @@ class WithHelper(Told):
         super().close()
         self._helper.kill()
         self._helper.wait(10.0)
-
-
-class Wild(Told):
-    """Now and then something goes wrong, at random but by its own seeded draws.
-
-    Args:
-        index: Which environment of the vector this is.
-        chances: Probability per step of each kind of trouble.
-    """
-
-    def __init__(self, index: int, chances: Mapping[str, float]) -> None:
-        super().__init__(index, limit=40)
-        self._draws = np.random.default_rng([index, self.build])
-        self._chances = dict(chances)
-
-    def step(self, action: Any) -> Any:
-        draw = self._draws.random()
-        for what, chance in self._chances.items():
-            draw -= chance
-            if draw < 0:
-                self._trouble = Trouble(what, at=self._calls["step"] + 1)
-                break
-        return super().step(action)

@@ -50,7 +50,7 @@ def test_ppo_of_sb3_trains_and_is_evaluated(tmp_path):
 
     steps, episodes, mean = numbers(r"(\d+) steps, the last (\d+) episodes returned ([\d.]+)", said)
     assert steps == 2048  # whole rollouts
-    assert episodes == 100
+    assert 20 < episodes <= 100
     assert 15 < mean < 100
     assert numbers(r"evaluation of 8 episodes: ([\d.]+)", said)[0] > 9
 
@@ -60,7 +60,7 @@ def test_dqn_of_sb3_trains_and_its_books_are_right(tmp_path):
 
     steps, episodes, finished = numbers(r"(\d+) steps, (\d+) episodes of (\d+) steps", said)
     [cut] = numbers(r"(\d+) episodes cut: \{'raised': \1\}", said)
-    assert steps == 1500
+    assert steps == 1504  # whole rounds of training
     assert episodes > 20
     assert 1 <= cut < 60
     # What is not in a finished episode is in one that was cut, is a row of a cut, or goes on.

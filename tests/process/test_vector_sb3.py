@@ -19,6 +19,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMoni
 
 import headrace
 from headrace.core.errors import ConfigError, HeadraceError
+from headrace.vector.options import FaultBudget
 from headrace.vector.sb3 import SB3VecEnv
 from told_envs import WORDS, T, Told, Trouble, told
 from vector_cases import Image, Structured, curriculum
@@ -143,6 +144,39 @@ def test_a_cut_looks_like_a_time_limit_and_says_that_it_is_none(backend, tmp_pat
         assert envs.valid.all()
     finally:
         envs.close()
+
+
+class Flaky(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Raises in one of twenty steps."""
+
+    def step(self, action: Any) -> Any:
+        if self.env.unwrapped.np_random.random() < 0.05:
+            raise RuntimeError(WORDS)
+        return self.env.step(action)
+
+
+def test_every_row_is_in_an_episode_that_finished_was_cut_or_goes_on(backend):
+    """The monitor's lengths are those that were counted outside, and a cut episode is in no statistics."""
+    make = partial(lambda: Monitor(Flaky(gymnasium.make("CartPole-v1"))))
+    envs = SB3VecEnv([make] * 4, budget=FaultBudget(per_env=1000, total=4000, backoff_s=0.0), **backend)
+    lengths, finished, cuts = [0] * 4, [], 0
+    try:
+        envs.seed(1)
+        envs.reset()
+        for _ in range(300):
+            _, _, ends, infos = envs.step(np.array([0, 1, 0, 1]))
+            for env, info in enumerate(infos):
+                cuts += "headrace" in info
+                lengths[env] += "headrace" not in info
+                assert ("episode" in info) == (ends[env] and "headrace" not in info)
+                if "episode" in info:
+                    assert info["episode"]["l"] == lengths[env]
+                    finished.append(lengths[env])
+                lengths[env] *= not ends[env]
+    finally:
+        envs.close()
+    assert cuts > 20
+    assert len(finished) > 20
 
 
 def test_a_vector_in_another_mode_is_refused():
