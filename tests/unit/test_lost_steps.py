@@ -24,6 +24,7 @@ from remote_support import FakeVector, Planned
 
 PLANNED = {
     (0, 3): "hung",
+    (0, 11): "hung",
     (1, 30): "raised",
     (1, 31): "died",
     (1, 32): "hung",
@@ -79,7 +80,7 @@ def test_workers_do_not_change_what_is_learned(tmp_path, settings):
 def test_a_run_with_losses_replays_bit_for_bit(tmp_path, settings):
     run = record_here(tmp_path / "run", lends(PLANNED), **settings)
     told = [event for event in events(run) if isinstance(event, StepsLost)]
-    assert sorted(lane for event in told for lane, _ in event.steps) == [0, 1, 3, 3]
+    assert sorted(lane for event in told for lane, _ in event.steps) == [0, 0, 1, 3, 3]
     found = replay(run)
     assert (found.ended, found.weights_sha256) == (True, weights(run))
 
@@ -101,7 +102,7 @@ def test_a_replay_that_is_looked_at_has_the_episodes_of_the_run(tmp_path):
     with Replayer(run) as replayer:
         replayer.run()
         cut = replayer.learner.episodes.cut
-    assert cut == 4
+    assert cut == 5
 
 
 def test_what_is_salvaged_tells_its_losses_too(tmp_path):
