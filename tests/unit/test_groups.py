@@ -142,6 +142,8 @@ def test_wait_goes_on_while_somebody_moves(bench, monkeypatch):
 
 
 class FakeCollector:
+    remote = None
+
     def __init__(self, group: int, log: list[tuple[int, int, int]]) -> None:
         self.group, self.log = group, log
 
