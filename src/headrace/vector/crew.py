@@ -108,7 +108,8 @@ class Crew:
                 raise self.server.error
             if left and deadline.passed:
                 late = next(iter(left.values()))
-                raise losses.not_built_in_time(late.mailbox.env_of(late.mailbox.marks[0]), late.name, limit_s)
+                inside = late.inside(lambda _env: True)
+                raise losses.not_built_in_time(inside[0][0] if inside else None, late.name, limit_s)
         return [message for _, message in sorted(built.items())]
 
     def attach(self, observation: Any, action: Any, fields: list[Field], nbytes: int) -> Slab:

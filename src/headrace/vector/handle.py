@@ -75,10 +75,14 @@ class Handle:
         self.culprit: Late | None = None
         """Why it is being ended."""
         self.dump: StackDump | None = None
-        self.abandoned_wanted = 0
-        """Threads it was told to leave alone."""
+        self.was_stopped = False
+        """Whether its process was found stopped by a signal."""
+        self._abandons = 0
+        """How often it was told to leave a thread alone."""
         self.giving_up: dict[int, Late] = {}
         """Environments whose threads it was told to leave alone, and has not said that it did."""
+        self._left_alone: dict[int, int] = {}
+        """How often the thread of each environment was left alone, as far as told of."""
         self.stuck = 0
         """Threads that were left alone, and may go on for ever."""
         self.successor: Handle | None = None
@@ -200,6 +204,15 @@ class Handle:
             found += self._verdict(self._seats[place], place, env, limits, now_s)
         return found
 
+    def longest(self, busy: Callable[[int], bool], limits: Limits, now_s: float) -> Late | None:
+        """Of all calls it is in, the one that lasts longest; None if it is in none. With threads only."""
+        found = []
+        for env, phase in self.inside(busy):
+            place = int(self._places[env])
+            age_s = self._seats[place].age_s(now_s)
+            found.append(Late(env, Phase(phase), age_s, limits.of(phase), self.mailbox.marks[place]))
+        return max(found, key=lambda late: late.for_s, default=None)
+
     def _verdict(
         self, seat: Seat, place: int, env: int | None, limits: Limits, now_s: float
     ) -> list[tuple[Verdict, Late]]:
@@ -215,14 +228,17 @@ class Handle:
         """Tell a worker with threads to leave one of them alone."""
         assert late.env is not None
         self.giving_up[late.env] = late
-        self.abandoned_wanted += 1
-        self.tell(Abandon(late.env), timeout_s)
+        self._abandons += 1
+        self.tell(Abandon(late.env, late.number), timeout_s)
 
     def given_up(self) -> dict[int, Late]:
-        """Environments whose threads it now leaves alone, each once."""
-        if not self.giving_up or self.mailbox.abandoned < self.abandoned_wanted:
+        """Environments whose threads it now leaves alone, each once; others had answered in the last moment."""
+        if not self.giving_up or self.mailbox.heard < self._abandons:
             return {}
-        given_up, self.giving_up = self.giving_up, {}
+        told, self.giving_up = self.giving_up, {}
+        counts = {env: self.mailbox.left_alone[int(self._places[env])] for env in told}
+        given_up = {env: late for env, late in told.items() if counts[env] > self._left_alone.get(env, 0)}
+        self._left_alone |= counts
         self.stuck += len(given_up)
         return given_up
 

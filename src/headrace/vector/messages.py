@@ -126,6 +126,8 @@ class Abandon:
     """To a worker with threads: leave the one that is stuck in this environment alone, and do not take its answer."""
 
     env: int
+    number: int
+    """Of the call that is meant; if it is over by now, nothing is to be done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from headrace.core.clock import MonotonicClock
 from headrace.core.errors import HeadraceError
 from headrace.ipc.child import Failed
-from headrace.ipc.stacks import StackDump
+from headrace.ipc.stacks import StackDump, is_stopped
 from headrace.vector import losses
 from headrace.vector.crew import TELL_S, Crew
 from headrace.vector.events import Answers, Event, Failure, Moves
@@ -205,21 +205,25 @@ class Pool:
         return events
 
     def _watch(self, handle: Handle, busy: list[int], now_s: float) -> None:
-        if handle.dump is not None:
-            if handle.dump.finished():
+        if handle.culprit is not None:
+            if handle.dump is None or handle.dump.finished():
                 handle.child.kill()
             return
         if not busy and not handle.giving_up:
             return
-        for verdict, late in handle.look([*busy, *handle.giving_up], self._limits, now_s):
+        found = handle.look([*busy, *handle.giving_up], self._limits, now_s)
+        for verdict, late in sorted(found, key=lambda one: one[1].number <= 0):  # who is in a call is to blame first
             if verdict is Verdict.INTERRUPT:
                 self._interrupt(handle, late)
-            elif handle.dump is None:
+            elif handle.culprit is None:
+                if handle.threaded and late.number <= 0:  # it has not begun: somebody else holds the process up
+                    late = handle.longest(self._is_busy, self._limits, now_s) or late  # noqa: PLW2901
                 self._condemn(handle, late)
 
     def _interrupt(self, handle: Handle, late: Late) -> None:
         if handle.threaded:
-            handle.give_up(late, TELL_S)
+            if late.number > 0:  # others wait for the process, and not the process for them
+                handle.give_up(late, TELL_S)
         elif late.env is not None:
             self._interrupted[late.env] = late
             handle.mailbox.interrupt(late.number)
@@ -227,12 +231,14 @@ class Pool:
 
     def _condemn(self, handle: Handle, late: Late) -> None:
         handle.culprit = late
+        if is_stopped(handle.child.pid):  # it would have to be woken to write down where it is
+            handle.was_stopped = True
+            handle.child.kill()
+            return
         handle.dump = StackDump(handle.child.send_signal, handle.child.pid, self._crew.stacks, self._limits.dump_s)
 
     def _abandoned(self, handle: Handle, env: int, late: Late) -> list[Event]:
         """A thread was left alone: its question is answered by that."""
-        if not self._is_busy(env):
-            return []
         seq = int(self._slots.seq[env])
         handle.written_off.add((env, seq))
         return [Failure(env, seq, losses.abandoned(env, handle.name, handle.child.pid, late))]
@@ -262,11 +268,10 @@ class Pool:
         """Environments their worker was in when it ended, with what is wrong with each."""
         name, pid, late = handle.name, handle.child.pid, handle.culprit
         if late is not None:
-            assert handle.dump is not None
-            if late.env is None:
+            if late.env is None or late.number <= 0:
                 return {}
-            stuck_in, stopped = handle.dump.where(), handle.dump.was_stopped
-            return {late.env: losses.culprit_ended(late.env, name, pid, late, stuck_in, stopped=stopped)}
+            stuck_in = None if handle.dump is None else handle.dump.where()
+            return {late.env: losses.culprit_ended(late.env, name, pid, late, stuck_in, stopped=handle.was_stopped)}
         return {
             env: losses.died(env, name, pid, exit_code, Phase(phase).label, said)
             for env, phase in handle.inside(self._is_busy)

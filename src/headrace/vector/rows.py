@@ -82,7 +82,13 @@ class Rows:
         if part is None or type(returned) is not tuple or len(returned) != 5:
             return False
         observation, reward, terminated, truncated, info = returned
-        if info or type(reward) not in _NUMBERS or type(terminated) not in _FLAGS or type(truncated) not in _FLAGS:
+        if (
+            info
+            or type(info) is not dict
+            or type(reward) not in _NUMBERS
+            or type(terminated) not in _FLAGS
+            or type(truncated) not in _FLAGS
+        ):
             return False
         if type(observation) is not np.ndarray or observation.dtype != part.dtype or observation.shape != part.shape:
             return False
@@ -225,11 +231,11 @@ def _columns(rows: Rows, returned: Sequence[Any]) -> tuple[Settled, Sequence[Any
         raise _Doubt
     if rows.check_finite and not math.isfinite(sum(rewards)):
         raise _Doubt
+    if set(map(type, infos)) != {dict}:
+        raise _Doubt
     settled = Settled(rewards, terminated, truncated)
     if any(infos):
         settled.infos = {place: info for place, info in enumerate(infos) if info}
-        if {*map(type, settled.infos.values())} != {dict}:
-            raise _Doubt
     return settled, observations
 
 
@@ -285,7 +291,9 @@ def _settle_one(rows: Rows, row: int, returned: Any, phase: str) -> Returned | P
         ends.append(end)
     if not isinstance(info, Mapping):
         return broken_contract(phase, "info", "a dict", _describe(info))
-    problem = rows.write(row, info["final_obs"], phase) if rows.finals and "final_obs" in info else None
+    problem = None
+    if rows.finals and "final_obs" in info:
+        problem, phase = rows.write(row, info["final_obs"], phase), "reset"
     problem = problem or rows.write(row, observation, phase)
     return problem if problem is not None else (observation, number, ends[0], ends[1], dict(info))
 

@@ -113,7 +113,7 @@ class Slab:
 
 _HEADER = 8  # numbers
 _OTHER = 1 << 40
-_ORDERED, _COMPLETED, _WAKE_AT, _TARGET, _ABANDONED = range(5)
+_ORDERED, _COMPLETED, _WAKE_AT, _TARGET, _HEARD = range(5)
 
 
 class Mailbox:
@@ -140,6 +140,9 @@ class Mailbox:
         self.phases = block.buf[at : at + 8 * seats].cast("q")
         """[N + 1]; per seat a `headrace.vector.stepping.Phase`. The worker's."""
         at += 8 * seats
+        self.left_alone = block.buf[at : at + 8 * seats].cast("q")
+        """[N + 1]; per seat how often its thread was left alone, and another one took its place. The worker's."""
+        at += 8 * seats
         self._orders = block.array(np.int64, (self.room,), at)
         at += 8 * self.room
         self._answers = block.array(np.int64, (self.room,), at)
@@ -148,7 +151,7 @@ class Mailbox:
     @staticmethod
     def nbytes(num_envs: int) -> int:
         """How much memory one needs."""
-        return 8 * (_HEADER + 2 * (num_envs + 1) + 2 * (2 * num_envs + 2))
+        return 8 * (_HEADER + 3 * (num_envs + 1) + 2 * (2 * num_envs + 2))
 
     # The parent's side
 
@@ -221,18 +224,18 @@ class Mailbox:
         target, self._numbers[_TARGET] = self._numbers[_TARGET], 0
         return target
 
-    def note_abandoned(self) -> None:
-        """One more environment was given up as the parent wanted."""
-        self._numbers[_ABANDONED] += 1
+    def note_heard(self) -> None:
+        """One more `Abandon` was heard, and done if there was something to do."""
+        self._numbers[_HEARD] += 1
 
     @property
-    def abandoned(self) -> int:
-        """How many environments were given up as the parent wanted."""
-        return self._numbers[_ABANDONED]
+    def heard(self) -> int:
+        """How many were heard."""
+        return self._numbers[_HEARD]
 
     def close(self) -> None:
         """Give the memory back. Views that somebody else has keep it alive."""
-        for view in (self._numbers, self.marks, self.phases, self._answer_numbers):
+        for view in (self._numbers, self.marks, self.phases, self.left_alone, self._answer_numbers):
             view.release()
         del self._orders, self._answers
         self._block.close()

@@ -90,17 +90,19 @@ class InThreads:
         first = min(problems, default=None)
         return {env: values[env] for env in ids if env in values}, None if first is None else (first, problems[first])
 
-    def abandon(self, env: int) -> None:
-        """Leave the thread of this environment alone; the next question makes a new one."""
+    def abandon(self, env: int, number: int) -> None:
+        """Leave the thread of this environment alone, if it is still in that call; the next question makes a new one."""
+        place = self._desk.seats[env]
         self._enter()
         try:
-            seat = self._seats.pop(self._desk.seats[env], None)
-            if seat is not None:
-                seat.abandoned = True
-            self._desk.renew(env)
+            if self._marks[place] == number:
+                self._seats.pop(place).abandoned = True
+                self._marks[place] = -number
+                self._desk.renew(env)
+                self._desk.mailbox.left_alone[place] += 1
         finally:
             self._publishing.release()
-        self._desk.mailbox.note_abandoned()
+        self._desk.mailbox.note_heard()
 
     def close(self) -> None:
         """Let the threads end that can."""

@@ -107,7 +107,7 @@ class InTurn:
     def close(self) -> None:
         """Nothing runs on its own here."""
 
-    def abandon(self, env: int) -> None:
+    def abandon(self, env: int, number: int) -> None:
         """Not here: what is stuck is interrupted."""
 
     def _publish(self, batch: Batch, start: int, returned: list[Any]) -> None:
@@ -173,8 +173,8 @@ class _Worker:
                 self._take(unpack(message))
             case Call():
                 self._call(message)
-            case Abandon(env):
-                self._seats.abandon(env)
+            case Abandon(env, number):
+                self._seats.abandon(env, number)
             case Leave():
                 self._leave = True
 
