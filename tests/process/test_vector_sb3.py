@@ -21,7 +21,7 @@ import headrace
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.vector.options import FaultBudget
 from headrace.vector.sb3 import SB3VecEnv
-from told_envs import WORDS, T, Told, Trouble, told
+from told_envs import WORDS, T, Trouble, told
 from vector_cases import Image, Structured, curriculum
 from vector_support import BACKENDS
 
@@ -38,7 +38,25 @@ def cartpole(limit: int = 20) -> gymnasium.Env[Any, Any]:
     return Monitor(gymnasium.make("CartPole-v1", max_episode_steps=limit))
 
 
+class Telling(gymnasium.Env[Any, Any]):
+    """Tells in a reset what it was given; its third step ends both ways at once."""
+
+    observation_space = gymnasium.spaces.Box(0, 9, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    _t = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self._t = 0
+        return np.zeros(1, np.float32), {"seed": -1 if seed is None else seed, "t": (options or {}).get("t", 0)}
+
+    def step(self, action: Any) -> Any:
+        self._t += 1
+        return np.full(1, self._t, np.float32), 0.5, self._t == 3, self._t == 3, {"late": self._t}
+
+
 ENVIRONMENTS = {
+    "telling": Telling,
     "cartpole": cartpole,
     "pendulum": partial(gymnasium.make, "Pendulum-v1", max_episode_steps=9),
     "image": Image,
@@ -84,25 +102,21 @@ def test_everything_is_as_from_dummy_vec_env(backend, name):
         ours.close()
 
 
-class Optional(Told):
-    """Begins at the t that the options ask for."""
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        obs, info = super().reset(seed=seed)
-        obs[T] = self._t = (options or {}).get("t", 0)
-        return obs, info
-
-
-def test_options_reach_the_environments_they_are_for(backend):
-    envs = SB3VecEnv([partial(Optional, index) for index in range(4)], **backend)
+def test_seeds_and_options_reach_the_environments_they_are_for(backend):
+    envs = SB3VecEnv([Telling] * 4, **backend)
     try:
+        envs.seed(7)
         envs.set_options([{"t": 1}, {"t": 2}, {"t": 1}, {}])
-        assert envs.reset()[:, T].tolist() == [1, 2, 1, 0]
-        assert envs.reset()[:, T].tolist() == [0] * 4
+        envs.reset()
+        assert envs.reset_infos == [{"seed": 7 + env, "t": t} for env, t in enumerate((1, 2, 1, 0))]
+        envs.reset()
+        assert envs.reset_infos == [{"seed": -1, "t": 0}] * 4
         envs.set_options({"t": 3})
-        assert envs.reset()[:, T].tolist() == [3] * 4
+        envs.reset()
+        assert envs.reset_infos == [{"seed": -1, "t": 3}] * 4
     finally:
         envs.close()
+    assert envs.envs.closed
 
 
 def test_questions_reach_the_environments_they_are_for(backend):
