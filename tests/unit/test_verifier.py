@@ -455,7 +455,8 @@ def test_policy_that_acts_in_the_random_phase_is_named(small):
     run = small(collect__random_steps=16, env__group_size=2)
     run.publish()
     collector = run.make(0)
-    collector.group = type(collector.group)(0, (0, 1), 11)
+    for lane in collector._lanes:
+        lane._group = type(collector.group)(0, (0, 1), 11)
     run.round()
     error = differs(run)
     assert error.facts["cause"] == "exploration_differs"

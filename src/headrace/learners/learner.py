@@ -284,7 +284,9 @@ class Learner:
     def _load(self, state: LearnerState, *, same_rows: bool) -> None:
         facts, sampler = state.facts, self._parts.sampler
         ours = {name.removeprefix(_SAMPLER): array for name, array in state.arrays.items() if name.startswith(_SAMPLER)}
-        self.algorithm.load_state({name: array for name, array in state.arrays.items() if not name.startswith(_SAMPLER)})
+        self.algorithm.load_state(
+            {name: array for name, array in state.arrays.items() if not name.startswith(_SAMPLER)}
+        )
         sampler.generator.bit_generator.state = facts["generator"]
         sampler.load_state(ours, same_rows=same_rows)
         self.episodes.load_state(facts["episodes"])
