@@ -14,10 +14,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from headrace.vector.sb3 import SB3VecEnv
 from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
+
+from headrace.vector.sb3 import SB3VecEnv
 
 ENVS = 4
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import sys
 
-from headrace.vector.sb3 import SB3VecEnv
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
+
+from headrace.vector.sb3 import SB3VecEnv
 
 
 def main(steps: int) -> None:
