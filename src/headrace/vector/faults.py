@@ -6,6 +6,8 @@ import traceback
 from dataclasses import dataclass
 from enum import StrEnum
 
+import gymnasium
+
 from headrace.core.errors import (
     ComponentStalled,
     EnvironmentNotBuilt,
@@ -15,6 +17,10 @@ from headrace.core.errors import (
     ObservationMismatch,
 )
 
+_UNREGISTERED = (
+    "what only the main script registers is not known in a worker: name the module that registers it, "
+    'gymnasium.make("module:Id-v0"), or import it in the factory'
+)
 _TAIL_FRAMES = 8
 _TAIL_CHARACTERS = 4000
 
@@ -93,7 +99,9 @@ def from_exception(error: BaseException, phase: str) -> Problem:
             else EnvironmentNotBuilt(
                 f"the environment's factory raised {text}",
                 **facts,
-                fix="correct what the message names; the factory can be tried alone by calling it",
+                fix=_UNREGISTERED
+                if isinstance(error, gymnasium.error.UnregisteredEnv)
+                else "correct what the message names; the factory can be tried alone by calling it",
             )
         )
         return Problem(FaultKind.RAISED, phase, found)
