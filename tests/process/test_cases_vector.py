@@ -234,7 +234,7 @@ def test_d048_an_id_that_only_the_main_script_has_registered_is_found_or_explain
         "    print(error)\n"
     )
     assert (done.returncode, done.stderr) == (0, "")
-    explained = "Mine-v0" in done.stdout and "module:" in done.stdout
+    explained = "`Mine`" in done.stdout and "module:" in done.stdout.partition("fix: ")[2]
     assert done.stdout.startswith("works") or explained, done.stdout
 
 
