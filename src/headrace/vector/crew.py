@@ -108,8 +108,8 @@ class Crew:
                 raise self.server.error
             if left and deadline.passed:
                 late = next(iter(left.values()))
-                inside = late.inside(lambda _env: True)
-                raise losses.not_built_in_time(inside[0][0] if inside else None, late.name, limit_s)
+                inside = [env for env, _ in late.seats.inside(lambda _env: True)]
+                raise losses.not_built_in_time(inside or late.ids, late.name, limit_s)
         return [message for _, message in sorted(built.items())]
 
     def attach(self, observation: Any, action: Any, fields: list[Field], nbytes: int) -> Slab:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.errors import HeadraceError, RestartBudgetSpent, VectorMisused
 from headrace.vector import losses
+from headrace.vector.complaints import Complaints
 from headrace.vector.events import Answers, Backend, Event, Failure, Moves
 from headrace.vector.faults import Fault, Problem
 from headrace.vector.pending import Pending
@@ -55,7 +56,7 @@ class Engine:
         self._mode = mode
         self._disabled = mode is AutoresetMode.DISABLED
         self._clock = clock or MonotonicClock()
-        self._errors: deque[Fault] = deque()
+        self._complaints = Complaints()
         self._spent: HeadraceError | None = None
         self._size = size
         self._everybody = np.arange(size)
@@ -67,7 +68,7 @@ class Engine:
     def calm(self) -> int | None:
         """The number of everybody's newest question, if all are idle and have observations, and nothing is pending."""
         if self._common is None:
-            waiting = self.renewal.broken or self.renewal.moving or self.pending or self._errors or self._spent
+            waiting = self.renewal.broken or self.renewal.moving or self.pending or self._complaints or self._spent
             seq = self.slots.seq
             if not waiting and self.slots.idle() and (seq == seq[0]).all() and (self.pending.row >= 0).all():
                 self._common = int(seq[0])
@@ -178,7 +179,7 @@ class Engine:
                 self._ask_resets(due, {})
             missing = enough - self.slots.count_done(ids)
             self._raise_if_spent()
-            if missing <= 0 or now_s > until_s or (self._errors and ids is None and enough < self._size):
+            if missing <= 0 or now_s > until_s or (self._complaints and ids is None and enough < self._size):
                 return
             wait_s = until_s - now_s
             due_s = self.slots.next_due_s()
@@ -212,9 +213,10 @@ class Engine:
 
     def raise_fault(self) -> None:
         """Raise the oldest fault that the caller is to be told by an exception, once; the others are kept."""
-        if self._errors:
+        error = self._complaints.next()
+        if error is not None:
             self._passing_over = True
-            raise self._errors.popleft().error
+            raise error
 
     def pass_over(self) -> None:
         """After an exception: forget answers that were ready beside the fault, and that nobody received."""
@@ -223,7 +225,7 @@ class Engine:
             ready = self.slots.where(SlotState.READY)
             self.slots.take(ready)
             self.pending.drop(ready)
-            self._errors.clear()
+            self._complaints.clear()
 
     def check_idle(self, what: str) -> None:
         """Whether nothing is asked.
@@ -292,9 +294,11 @@ class Engine:
 
     def _fail(self, env: int, seq: int, problem: Problem) -> None:
         """An environment is gone."""
-        self.renewal.broken[env] = problem
         stepped = bool(self.slots.is_step[env])
         instruction = self.slots.failed(env, seq, self._clock.now())
+        if instruction is None and seq >= 0:
+            return  # of a question that is not awaited any more
+        self.renewal.broken[env] = problem
         if instruction is None:
             return  # it was asked nothing; whoever steps it next is told
         fault = problem.of(env, int(self.renewal.steps[env]))
@@ -313,7 +317,7 @@ class Engine:
                 pending.told[env] = fault
             case Raise():
                 self.ended[env] = False
-                self._errors.append(fault)
+                self._complaints.add(fault)
             case GiveUp(faults=faults, of_all=of_all):
                 self._spent = _spent(fault, faults, of_all)
 

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.errors import ChannelClosed, ComponentStalled
+from headrace.core.errors import ChannelClosed, ComponentError
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.forkserver import Child
 from headrace.ipc.stacks import StackDump
-from headrace.vector.limits import Limits
 from headrace.vector.messages import Abandon, Extras, unpack
+from headrace.vector.seats import Late, Seats
 from headrace.vector.signals import Signal
 from headrace.vector.slab import Mailbox
-from headrace.vector.stepping import Phase
-from headrace.vector.watch import Seat, Verdict
 
 _NEVER = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class Late:
-    """A call that has lasted too long."""
-
-    env: int | None
-    """None: the worker is in none."""
-    phase: Phase
-    for_s: float
-    limit_s: float
-    number: int
 
 
 class Handle:
@@ -72,6 +58,8 @@ class Handle:
         self.extras: dict[int, Extras] = {}
         self.replies: list[Any] = []
         """Other messages, in order."""
+        self.unreadable: ComponentError | None = None
+        """Why the newest message that could not be read cannot be."""
         self.culprit: Late | None = None
         """Why it is being ended."""
         self.dump: StackDump | None = None
@@ -88,10 +76,7 @@ class Handle:
         self.successor: Handle | None = None
         """The worker that its environments move to when their episodes are over."""
         self._wake_at = -1
-        self._seats = [Seat() for _ in (self.ids if threaded else [0])]
-        self._begun_s = np.zeros(len(self._seats))
-        self._places = np.full(max(self.ids) + 1, -1)
-        self._places[self.ids] = np.arange(len(self.ids))
+        self.seats = Seats(self.ids, mailbox, threaded=threaded)
 
     @property
     def open(self) -> int:
@@ -108,24 +93,9 @@ class Handle:
         fds = (self.answered.reader_fd, self.child.control.fileno(), self.child.pidfd)
         return [fd for fd in fds if fd >= 0]
 
-    def begin(self, now_s: float) -> None:
-        """It is given something to do while it has nothing."""
-        self._begun_s[:] = now_s
-
-    def inside(self, busy: Callable[[int], bool]) -> list[tuple[int, int]]:
-        """Environments it is in a call of, with the phase; of threads only those for which ``busy`` holds."""
-        if not self.threaded:
-            env = self.mailbox.env_of(self.mailbox.marks[0])
-            return [] if env is None else [(env, self.mailbox.phases[0])]
-        marks, phases = self.mailbox.marks, self.mailbox.phases
-        return [(env, phases[place]) for place, env in enumerate(self.ids) if marks[place] > 0 and busy(env)]
-
     def order(self, ids: NDArray[np.int64], now_s: float) -> None:
         """Ask these; it wakes us when all are answered, unless `wake_after` says otherwise."""
-        if self.threaded:
-            self._begun_s[self._places[ids]] = now_s
-        elif not self.open:
-            self._begun_s[0] = now_s
+        self.seats.begin(ids if self.threaded or not self.open else ids[:0], now_s)
         self._set_wake(self.mailbox.ordered + len(ids))
         self.mailbox.order(ids)
         self.ordered.set()
@@ -150,79 +120,44 @@ class Handle:
 
     def read(self) -> None:
         """Take in what it has said; never waits."""
-        try:
-            messages = self.child.control.receive_all()
-        except ChannelClosed:
+        while True:
+            try:
+                messages = self.child.control.receive_all()
+            except ChannelClosed:
+                return
+            except ComponentError as error:
+                self.unreadable = error  # it is dropped; who waits for it is told why it does not come
+                continue
+            for packed in messages:
+                message = unpack(packed)
+                if isinstance(message, Extras):
+                    self.extras.update(dict.fromkeys(message.ids, message))
+                else:
+                    self.replies.append(message)
             return
-        for packed in messages:
-            message = unpack(packed)
-            if isinstance(message, Extras):
-                self.extras.update(dict.fromkeys(message.ids, message))
-            else:
-                self.replies.append(message)
 
     def tell(self, message: object, timeout_s: float) -> None:
         """Say something to it; reads meanwhile, for it may be waiting for us to.
 
+        If it is gone nothing happens: whoever looks for its end finds that. If it makes no room in time it is ended.
+
         Raises:
-            ComponentStalled: It made no room in time.
-            ChannelClosed: It is gone.
             ComponentError: The message cannot be pickled.
         """
-        control, deadline = self.child.control, Deadline(timeout_s)
+        with contextlib.suppress(ChannelClosed):
+            self._tell(message, Deadline(timeout_s))
+        self.ordered.set()
+
+    def _tell(self, message: object, deadline: Deadline) -> None:
+        control = self.child.control
         accepted = control.try_send(message)
         while not (accepted and control.flush()):
             poll_fds({control.fileno(): select.POLLIN | select.POLLOUT}, min(0.1, deadline.left_s()))
             self.read()
             if deadline.passed:
-                raise ComponentStalled(
-                    f"{self.name} did not take a message within {timeout_s:g} s",
-                    pid=self.child.pid,
-                    fix="see what its environments are doing; send smaller actions and options",
-                )
+                self.child.kill()
+                return
             accepted = accepted or control.try_send(message)
-        self.ordered.set()
-
-    def look(self, busy: Iterable[int], limits: Limits, now_s: float) -> list[tuple[Verdict, Late]]:
-        """Whose call has lasted too long; only what leads to something.
-
-        Args:
-            busy: Environments that were asked and have not answered.
-            limits: See there.
-            now_s: The time.
-        """
-        if self.threaded:
-            return self._look_at_threads(busy, limits, now_s)
-        number = self.mailbox.marks[0]
-        env = self.mailbox.env_of(number)
-        return self._verdict(self._seats[0], 0, env, limits, now_s)
-
-    def _look_at_threads(self, busy: Iterable[int], limits: Limits, now_s: float) -> list[tuple[Verdict, Late]]:
-        found = []
-        for env in busy:
-            place = int(self._places[env])
-            found += self._verdict(self._seats[place], place, env, limits, now_s)
-        return found
-
-    def longest(self, busy: Callable[[int], bool], limits: Limits, now_s: float) -> Late | None:
-        """Of all calls it is in, the one that lasts longest; None if it is in none. With threads only."""
-        found = []
-        for env, phase in self.inside(busy):
-            place = int(self._places[env])
-            age_s = self._seats[place].age_s(now_s)
-            found.append(Late(env, Phase(phase), age_s, limits.of(phase), self.mailbox.marks[place]))
-        return max(found, key=lambda late: late.for_s, default=None)
-
-    def _verdict(
-        self, seat: Seat, place: int, env: int | None, limits: Limits, now_s: float
-    ) -> list[tuple[Verdict, Late]]:
-        # 0: a worker that has only been started, and has not begun to build anything.
-        number, phase = self.mailbox.marks[place], Phase(self.mailbox.phases[place] or Phase.CONSTRUCT)
-        limit_s = limits.of(phase)
-        verdict = seat.look(number, float(self._begun_s[place]), (limit_s, limits.grace_s), now_s)
-        if verdict is Verdict.FINE:
-            return []
-        return [(verdict, Late(env, phase, seat.age_s(now_s), limit_s, number))]
 
     def give_up(self, late: Late, timeout_s: float) -> None:
         """Tell a worker with threads to leave one of them alone."""
@@ -236,7 +171,7 @@ class Handle:
         if not self.giving_up or self.mailbox.heard < self._abandons:
             return {}
         told, self.giving_up = self.giving_up, {}
-        counts = {env: self.mailbox.left_alone[int(self._places[env])] for env in told}
+        counts = {env: self.mailbox.left_alone[self.seats.place(env)] for env in told}
         given_up = {env: late for env, late in told.items() if counts[env] > self._left_alone.get(env, 0)}
         self._left_alone |= counts
         self.stuck += len(given_up)

@@ -8,10 +8,11 @@ from headrace.core.errors import (
     EnvironmentNotBuilt,
     EnvironmentRaised,
     HeadraceError,
+    ObservationMismatch,
 )
 from headrace.supervision.spec import describe_exit
 from headrace.vector.faults import FaultKind, Problem
-from headrace.vector.handle import Late
+from headrace.vector.seats import Late
 
 _FIX = "raise the time-out if it is only slow, or repair the call that is named above"
 
@@ -94,9 +95,9 @@ def died_starting(worker: str, exit_code: int, ids: list[int], error: HeadraceEr
     )
 
 
-def not_built_in_time(env: int | None, worker: str, limit_s: float) -> ComponentStalled:
-    """An environment whose constructor does not return."""
-    what = f"environment {env} is" if env is not None else f"environments of {worker} are"
+def not_built_in_time(ids: list[int], worker: str, limit_s: float) -> ComponentStalled:
+    """Environments whose constructors do not return."""
+    what = f"environment {ids[0]} is" if len(ids) == 1 else f"environments {', '.join(map(str, ids))} are"
     return ComponentStalled(
         f"{what} not built within {limit_s:g} s", worker=worker, fix="raise start_timeout_s, or repair its constructor"
     )
@@ -111,6 +112,17 @@ def call_failed(name: str, env: int, problem: Problem | HeadraceError) -> Headra
         **{key: value for key, value in problem.error.facts.items() if key != "phase"},
         fix=problem.error.fix,
     )
+
+
+def unreadable(said: HeadraceError | None) -> Problem:
+    """The problem of an answer whose infos cannot be read in this process."""
+    error = ObservationMismatch(
+        "infos of the environment cannot be read in this process",
+        field="info",
+        error=str(said),
+        fix="put only numbers, arrays and objects of importable classes into infos",
+    )
+    return Problem(FaultKind.CONTRACT, "step", error)
 
 
 def call_lost() -> HeadraceError:

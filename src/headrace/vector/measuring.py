@@ -88,7 +88,7 @@ def _await(server: ForkServer, child: Child, start_s: float) -> tuple[Measured, 
         if isinstance(message, Failed) or child.ended():
             return Measured(step_s=0.0, busy_s=0.0, steps=0), 0.0
         if deadline.passed:
-            raise losses.not_built_in_time(0, "trial", start_s)
+            raise losses.not_built_in_time([0], "trial", start_s)
         samples += _running()
         poll_fds({child.control.fileno(): select.POLLIN}, min(_SAMPLE_S, deadline.left_s()))
 

@@ -19,8 +19,9 @@ from headrace.vector import losses
 from headrace.vector.crew import TELL_S, Crew
 from headrace.vector.events import Answers, Event, Failure, Moves
 from headrace.vector.faults import FaultKind, Problem
-from headrace.vector.handle import Handle, Late
+from headrace.vector.handle import Handle
 from headrace.vector.messages import Call, Details, Returned, pack
+from headrace.vector.seats import Late
 from headrace.vector.slab import Kind, Slab
 from headrace.vector.slots import Slots, SlotState
 from headrace.vector.stepping import Phase
@@ -49,6 +50,7 @@ class Pool:
         self._calls = 0
         self._look_at_s = 0.0
         self._wants_all = False
+        self._later: list[Event] = []
 
     def submit(
         self, ids: Ids, seqs: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]
@@ -69,7 +71,8 @@ class Pool:
 
     def poll(self, missing: int, timeout_s: float) -> list[Event]:
         """See `Backend.poll`."""
-        events = self._collect()
+        events = [*self._collect(), *self._later]
+        self._later = []
         if events:
             return events
         until_s = self._clock.now() + timeout_s
@@ -95,7 +98,7 @@ class Pool:
         wanted: dict[int, list[int]] = {}
         now_s = self._clock.now()
         for handle, part in self._crew.grouped(np.array(sorted(ids), np.int64)):
-            handle.begin(now_s)
+            handle.seats.begin(part, now_s)
             handle.tell(Call(self._calls, part.tolist(), name, packed, sets), TELL_S)
             wanted[handle.index] = part.tolist()
         values: dict[int, Any] = {}
@@ -107,6 +110,7 @@ class Pool:
                 if reply is not None:
                     values.update(reply.values)
                     problems += [reply.problem] if reply.problem else []
+                    self._later += _broken_by(reply)
                     del wanted[index]
         if problems:
             env, problem = min(problems, key=lambda found: found[0])
@@ -160,7 +164,8 @@ class Pool:
             env, seq, handle = listed[place], numbers[place], owners[place]
             extras = handle.extras_of(env, seq)
             if extras is None:
-                good[place] = False  # of a question that was given up; there is a newer one
+                good[place] = False
+                failures.append(Failure(env, seq, losses.unreadable(handle.unreadable)))
             elif env in extras.problems:
                 good[place] = False
                 failures.append(Failure(env, seq, self._problem(handle, env, extras.problems[env])))
@@ -211,13 +216,13 @@ class Pool:
             return
         if not busy and not handle.giving_up:
             return
-        found = handle.look([*busy, *handle.giving_up], self._limits, now_s)
+        found = handle.seats.look([*busy, *handle.giving_up], self._limits, now_s)
         for verdict, late in sorted(found, key=lambda one: one[1].number <= 0):  # who is in a call is to blame first
             if verdict is Verdict.INTERRUPT:
                 self._interrupt(handle, late)
             elif handle.culprit is None:
                 if handle.threaded and late.number <= 0:  # it has not begun: somebody else holds the process up
-                    late = handle.longest(self._is_busy, self._limits, now_s) or late  # noqa: PLW2901
+                    late = handle.seats.longest(self._is_busy, self._limits, now_s) or late
                 self._condemn(handle, late)
 
     def _interrupt(self, handle: Handle, late: Late) -> None:
@@ -253,7 +258,7 @@ class Pool:
         name, pid = handle.name, handle.child.pid
         why = f"which environment {next(iter(guilty))} held up" if len(guilty) == 1 else losses.how_ended(exit_code)
         housed = self._crew.housed(handle)
-        for env in housed:
+        for env in sorted(housed, key=lambda env: env not in guilty):  # who is to blame is told of first
             problem = guilty.get(env) or losses.lost_with(name, pid, why)
             asked = self._is_busy(env) and env not in answered
             events.append(Failure(env, int(self._slots.seq[env]) if asked else -1, problem))
@@ -274,7 +279,7 @@ class Pool:
             return {late.env: losses.culprit_ended(late.env, name, pid, late, stuck_in, stopped=handle.was_stopped)}
         return {
             env: losses.died(env, name, pid, exit_code, Phase(phase).label, said)
-            for env, phase in handle.inside(self._is_busy)
+            for env, phase in handle.seats.inside(self._is_busy)
         }
 
     def _reply(self, index: int, own: list[int]) -> Returned | None:
@@ -290,3 +295,11 @@ class Pool:
             return Returned(self._calls, {}, (own[0], losses.call_lost()))
         self._watch(handle, own, self._clock.now())
         return None
+
+
+def _broken_by(reply: Returned) -> list[Event]:
+    """A call that had to be interrupted leaves an environment in an unknown state."""
+    match reply.problem:
+        case (env, Problem(kind=FaultKind.HUNG) as problem):
+            return [Failure(env, -1, problem)]
+    return []

@@ -134,9 +134,13 @@ class InThreads:
             self._desk.wake()
 
     def _publish(self, seat: _Seat, batch: Batch, place: int, row: int, returned: Any) -> bool:
-        """Give one answer; whether the parent is to be woken."""
-        self._marks[seat.number] = -self._marks[seat.number]
+        """Give one answer; whether the parent is to be woken. Until then, it counts as being in its call."""
+        wake = self._lay_down(batch, place, row, returned)
         self._phases[seat.number] = Phase.STEP
+        self._marks[seat.number] = -self._marks[seat.number]
+        return wake
+
+    def _lay_down(self, batch: Batch, place: int, row: int, returned: Any) -> bool:
         if not self._desk.talks and self._desk.rows.write_plain(row, returned):
             return self._desk.publish_plain(batch.listed[place], batch.numbers[place], returned)
         where, here = range(row, row + 1), slice(place, place + 1)
