@@ -1,0 +1,317 @@
+"""What only real processes show: probes, plans, threads that are left alone, calls that do not return, starts and ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode
+
+import headrace
+from headrace import Probe
+from headrace.core import seeding
+from headrace.core.errors import ConfigError, EnvironmentNotBuilt, EnvironmentRaised, HeadraceError, VectorMisused
+from headrace.vector.options import FaultBudget
+from vector_envs import Failing, Faulty, Sampling
+
+pytestmark = pytest.mark.process
+
+BACKENDS: dict[str, dict[str, Any]] = {
+    "here": {"workers": 0},
+    "workers": {"workers": 2, "threads_per_worker": 1},
+    "threads": {"workers": 2, "threads_per_worker": 4},
+}
+ISOLATED = ("workers", "threads")
+COUNT = 4
+
+
+def actions(value: int = 1) -> np.ndarray:
+    return np.full(COUNT, value)
+
+
+# Probes
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_probes_belong_to_the_step_they_were_evaluated_in(backend: str, mode: AutoresetMode) -> None:
+    probes = {
+        "n": Probe.info("n"),
+        "t": Probe.attribute("unwrapped.t"),
+        "double": Probe.method("double", every=2),
+        "end": Probe.info("x", at="episode_end"),
+        "none": Probe.info("x.y"),
+    }
+    factories = [Sampling("box", infos="flat") for _ in range(COUNT)]
+    with headrace.VectorEnv(factories, probes=probes, autoreset_mode=mode, **BACKENDS[backend]) as envs:
+        envs.reset(seed=1)
+        assert envs.probes["t"].values.tolist() == envs.probes["t"].step.tolist() == [0] * COUNT
+        episodes = np.zeros(COUNT, int)
+        ended = np.zeros(COUNT, bool)
+        for _ in range(12):
+            *_, terminated, truncated, _ = envs.step(actions())
+            found = envs.probes
+            episodes += ended
+            ended = terminated | truncated
+            assert found["t"].episode.tolist() == episodes.tolist()
+            assert found["t"].values.tolist() == found["t"].step.tolist()
+            steps = found["t"].step
+            np.testing.assert_array_equal(found["double"].mask, steps % 2 == 0)
+            np.testing.assert_array_equal(found["double"].values, np.where(steps % 2 == 0, 2 * steps, 0))
+            np.testing.assert_array_equal(found["end"].mask, ended)
+            np.testing.assert_array_equal(found["n"].mask, steps > 0)
+            assert not found["none"].mask.any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "probe", [Probe.attribute("nothing"), Probe.method("unwrapped.nothing"), Probe.method("difficulty")]
+)
+def test_a_probe_of_nothing_is_told_at_the_start(backend: str, probe: Probe) -> None:
+    with pytest.raises(ConfigError, match="probe q: "):
+        headrace.VectorEnv([Sampling("box")] * 2, probes={"q": probe}, **BACKENDS[backend])
+
+
+# Plans
+
+
+def test_cheap_environments_stay_here_and_the_plan_says_why() -> None:
+    with headrace.VectorEnv([Sampling("box")] * 2) as envs:
+        assert envs.plan.workers == 0
+        assert envs.worker_pids() == {}
+        assert "\n" not in repr(envs.plan)
+        assert envs.reset(seed=1)[0].shape == (2, 3)
+
+
+def test_environments_that_wait_get_threads() -> None:
+    with headrace.VectorEnv([Waiting] * 6) as envs:
+        assert envs.plan.threads * envs.plan.workers >= 6, envs.plan
+        assert "waits" in envs.plan.reason
+        envs.reset(seed=1)
+        envs.step(np.zeros(6, int))
+
+
+class Waiting(Faulty):
+    """Waits in every step, and uses no processor."""
+
+    def step(self, action: Any) -> Any:
+        select.select([], [], [], 0.003)
+        return super().step(action)
+
+
+def test_a_time_out_that_is_given_is_enforced() -> None:
+    with headrace.VectorEnv([Sampling("box")] * 2, step_timeout_s=30.0) as envs:
+        assert envs.plan.workers >= 1
+
+
+def test_auto_tells_a_constructor_that_fails() -> None:
+    with pytest.raises(EnvironmentNotBuilt, match="license file missing"):
+        headrace.VectorEnv([Broken()] * 2)
+
+
+class Broken:
+    """Factory that fails."""
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        raise RuntimeError("license file missing: /opt/sim/key-1")
+
+
+# Seeds of replacements
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_seed_of_a_replacement_is_the_documented_one(backend: str, tmp_path: Path) -> None:
+    factories = [Failing(env, at=2 * (env == 1), once=str(tmp_path / "once")) for env in range(COUNT)]
+    with headrace.VectorEnv(factories, **BACKENDS[backend]) as envs:
+        envs.reset(seed=40)
+        envs.step(actions())
+        envs.step(actions())
+        assert envs.valid.tolist() == [True, False, True, True]
+        infos = envs.step(actions())[4]
+        assert infos["seed"][1] == seeding.integer(41, "replacement", 1, 1)
+        assert infos["_seed"].tolist() == [False, True, False, False]
+
+
+# Threads that are left alone
+
+
+def test_a_worker_with_many_stuck_threads_is_relieved_without_loss(tmp_path: Path) -> None:
+    """Episodes of those who are well go on to their end; then they begin anew in another process."""
+    factories = [Failing(env, how="hang", at=2 * (env < 2), once=str(tmp_path / f"once{env}")) for env in range(COUNT)]
+    with headrace.VectorEnv(factories, workers=1, threads_per_worker=COUNT, step_timeout_s=0.4) as envs:
+        envs.reset(seed=1)
+        [first] = envs.worker_pids().values()
+        seen = []
+        for _ in range(25):
+            observations, _, _, truncated, _ = envs.step(actions())
+            seen.append((observations[:, 1].copy(), truncated.copy(), envs.valid.copy()))
+        assert {fault.env for fault in envs.faults} == {0, 1}
+        assert all(fault.kind == "hung" for fault in envs.faults)
+        for env in (2, 3):  # episodes of ten steps, each whole
+            steps = [int(one[0][env]) for one in seen]
+            assert steps == [*range(1, 11), 0, *range(1, 11), 0, *range(1, 4)]
+            assert all(one[2][env] for one in seen)
+        assert observations[2, 2] < 25 - 10  # in the other process they count from the beginning
+        for _ in range(1000):  # its end is seen in passing
+            if first not in envs.worker_pids().values():
+                break
+            envs.step(actions())
+        assert len(envs.worker_pids()) == 1
+
+
+# Calls
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_method_that_raises_names_its_environment_and_breaks_nothing(backend: str) -> None:
+    with headrace.VectorEnv([Sampling("box")] * COUNT, **BACKENDS[backend]) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(EnvironmentRaised, match=r"double of environment 0: .*TypeError"):
+            envs.call("double", "text", 3)
+        envs.step(actions())
+        assert envs.get_attr("t") == (1,) * COUNT
+
+
+@pytest.mark.parametrize("backend", ISOLATED)
+def test_a_method_that_does_not_return_costs_one_environment(backend: str) -> None:
+    with headrace.VectorEnv(
+        [Stuck(env) for env in range(COUNT)], step_timeout_s=9.0, reset_timeout_s=0.5, **BACKENDS[backend]
+    ) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(HeadraceError):
+            envs.call("stick")
+        for _ in range(3):
+            envs.step(actions())
+        assert 1 in {fault.env for fault in envs.faults}
+        observations = envs.step(actions())[0]
+        assert observations[:, 0].tolist() == [0, 1, 2, 3]
+        assert envs.valid.all()
+
+
+class Stuck:
+    """Factory; environment 1 has a method that never returns."""
+
+    def __init__(self, env: int) -> None:
+        self.env = env
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        made = Faulty(self.env)
+        made.stick = _stick if self.env == 1 else int  # type: ignore[attr-defined]
+        return made
+
+
+def _stick() -> None:
+    while True:
+        time.monotonic()
+
+
+@pytest.mark.parametrize("backend", ISOLATED)
+def test_what_cannot_leave_its_process_is_told_and_does_not_hang(backend: str) -> None:
+    with headrace.VectorEnv([Secretive], budget=FaultBudget(per_env=1, backoff_s=0.0), **BACKENDS[backend]) as envs:
+        envs.reset(seed=1)
+        infos = envs.step([0])[4]
+        assert infos["headrace"]["fault"][0] == "contract"
+        assert "pickled" in infos["headrace"]["message"][0]
+
+
+class Secretive(Faulty):
+    """Its infos hold a generator."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return observation, reward, terminated, truncated, {"later": (number for number in range(3))}
+
+
+# As ready
+
+
+@pytest.mark.parametrize("backend", ISOLATED)
+def test_a_time_out_of_receive_loses_nothing(backend: str, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    with headrace.VectorEnv([Gated(env, str(gate)) for env in range(COUNT)], **BACKENDS[backend]) as envs:
+        envs.reset(seed=1)
+        envs.send(actions(3))
+        assert len(envs.receive(min_envs=COUNT, timeout_s=0.3)) < COUNT
+        assert len(envs.receive(min_envs=1, timeout_s=0.0)) == 0
+        with pytest.raises(VectorMisused, match="still busy"):
+            envs.send([3], [0])
+        with gate.open("w") as writer:
+            writer.write("go")
+        got = envs.receive(min_envs=COUNT)
+        assert 0 in got.env_ids.tolist()
+        assert got.rewards[got.env_ids.tolist().index(0)] == 3.0
+
+
+class Gated:
+    """Factory; environment 0 waits in its first step until somebody writes into a pipe."""
+
+    def __init__(self, env: int, gate: str) -> None:
+        self.env, self.gate = env, gate
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        made = Faulty(self.env)
+        if self.env == 0:
+            step = made.step
+
+            def gated(action: Any) -> Any:
+                Path(self.gate).read_text()
+                made.step = step  # type: ignore[method-assign]
+                return step(action)
+
+            made.step = gated  # type: ignore[method-assign]
+        return made
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_reset_is_sent_and_received_too(backend: str) -> None:
+    with headrace.VectorEnv(
+        [Failing(env) for env in range(COUNT)], autoreset_mode="Disabled", **BACKENDS[backend]
+    ) as envs:
+        envs.send_reset([3, 1], [7, 8])
+        got = envs.receive(min_envs=2)
+        assert got.env_ids.tolist() == [1, 3]
+        assert got.infos["seed"].tolist() == [8, 7]
+        envs.send([2], [3])
+        assert envs.receive().rewards.tolist() == [2.0]
+
+
+# The rest
+
+
+def test_a_worker_that_is_killed_between_steps_costs_its_own() -> None:
+    with headrace.VectorEnv([Failing(env) for env in range(COUNT)], **BACKENDS["workers"]) as envs:
+        envs.reset(seed=1)
+        envs.step(actions())
+        os.kill(envs.worker_pids()[1], signal.SIGKILL)
+        for _ in range(3):
+            observations = envs.step(actions())[0]
+        assert [fault.env for fault in envs.faults] == [2, 3]
+        assert {fault.kind for fault in envs.faults} == {"lost-with-worker"}
+        assert observations[:2, 1].tolist() == [4, 4]
+        assert observations[:, 0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_results_may_be_views_if_that_is_wanted(backend: str) -> None:
+    with headrace.VectorEnv([Sampling("box")] * 3, copy=False, **BACKENDS[backend]) as envs:
+        first = envs.reset(seed=1)[0]
+        assert first.shape == (3, 3)
+        envs.step([0, 0, 0])
+
+
+def test_no_environment_is_an_error_and_an_unknown_option_is_named() -> None:
+    with pytest.raises(ConfigError, match="no environments"):
+        headrace.VectorEnv([])
+    with pytest.raises(ConfigError, match="no option wokers") as told:
+        headrace.VectorEnv([Sampling("box")], wokers=2)
+    assert "nearest: workers" in str(told.value)
+    with pytest.raises(ConfigError, match="factory for env 1 cannot be called"):
+        headrace.VectorEnv([Sampling("box"), Sampling("box")()])  # type: ignore[list-item]
