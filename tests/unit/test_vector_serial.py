@@ -1,0 +1,147 @@
+"""Environments in this very process: the fast lane and the ordinary way say the same, and Ctrl-C loses nothing silently."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import headrace
+from headrace.core.errors import EnvironmentNotBuilt, RestartBudgetSpent
+from headrace.vector.limits import Limits
+from headrace.vector.options import FaultBudget
+from headrace.vector.stepping import Phase
+from headrace.vector.watcher import Watcher
+from vector_envs import Failing, Faulty, Sampling
+
+COUNT = 3
+
+
+class InPlace(Faulty):
+    """Always returns the same array, changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = np.zeros(3, np.float32)
+
+    def _seen(self) -> Any:
+        self.own[:] = self.index, self.t, self.total
+        return self.own
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_environments_that_change_what_they_returned(mode: str) -> None:
+    with headrace.VectorEnv([InPlace, InPlace], workers=0, autoreset_mode=mode) as envs:
+        before = envs.reset(seed=0)[0]
+        for step in range(1, 10):
+            observations = envs.step([0, 0])[0]
+            assert before[:, 1].tolist() == [step - 1] * 2
+            before = observations
+        *_, infos = envs.step([0, 0])
+        if mode == "SameStep":
+            assert [one[1] for one in infos["final_obs"]] == [10, 10]
+
+
+class Interrupting(Faulty):
+    """Ctrl-C comes in its third step."""
+
+    def step(self, action: Any) -> Any:
+        if self.total == 2 and self.index == 1:
+            self.total += 1
+            raise KeyboardInterrupt
+        return super().step(action)
+
+
+@pytest.mark.parametrize("as_ready", [False, True])
+def test_ctrl_c_within_a_step_ends_the_episodes_that_were_stepped(as_ready: bool) -> None:
+    def made(env: int) -> Any:
+        return lambda: Interrupting(env)
+
+    with headrace.VectorEnv([made(env) for env in range(COUNT)], workers=0) as envs:
+        envs.reset(seed=0)
+        envs.step([1] * COUNT)
+        envs.step([1] * COUNT)
+        if as_ready:
+            envs.send([1] * COUNT)
+        with pytest.raises(KeyboardInterrupt):
+            envs.receive() if as_ready else envs.step([1] * COUNT)
+        observations, rewards, terminated, truncated, infos = envs.step([1] * COUNT)
+        assert not envs.valid.any()
+        assert (rewards.tolist(), terminated.any(), truncated.all()) == ([0.0] * COUNT, False, True)
+        assert observations[:, 1].tolist() == [2] * COUNT  # the last that were returned
+        assert "Ctrl-C" in infos["headrace"]["message"][0]
+        assert envs.step([1] * COUNT)[0][:, 1].tolist() == [0] * COUNT
+        assert envs.valid.all()
+
+
+def test_a_fault_in_the_fast_lane_concerns_one_and_is_paid_from_its_budget() -> None:
+    factories = [Failing(env, at=3 * (env == 1)) for env in range(COUNT)]
+    with headrace.VectorEnv(factories, workers=0, budget=FaultBudget(per_env=2, backoff_s=0.0)) as envs:
+        envs.reset(seed=0)
+        seen: list[Any] = []
+
+        def go_on() -> None:
+            for _ in range(30):
+                observations = envs.step([1] * COUNT)[0]
+                seen.append((envs.valid.tolist(), observations[:, 1].tolist()))
+
+        with pytest.raises(RestartBudgetSpent) as told:
+            go_on()
+        assert [valid for valid, _ in seen].count([True, False, True]) == 2
+        assert all(valid[0] and valid[2] for valid, _ in seen)
+        assert [steps[0] for _, steps in seen] == list(range(1, len(seen) + 1))
+        text = str(told.value)
+        assert text.startswith(
+            "[SUP-003] environment 1 failed 3 times, which is more than its budget allows\n  env: 1\n"
+        )
+        assert "burn map corrupt, tile 7" in text
+        with pytest.raises(RestartBudgetSpent):
+            envs.step([1] * COUNT)
+
+
+def test_the_two_ways_say_the_same() -> None:
+    """One vector takes the fast lane; a probe keeps the other one from it."""
+    factories = [Sampling("box", infos="flat") for _ in range(COUNT)]
+    probes = {"n": headrace.Probe.info("n")}
+    with (
+        headrace.VectorEnv(factories, workers=0) as fast,
+        headrace.VectorEnv(factories, workers=0, probes=probes) as ordinary,
+    ):
+        fast.reset(seed=3), ordinary.reset(seed=3)
+        for _ in range(20):
+            for one, other in zip(fast.step([0] * COUNT)[:4], ordinary.step([0] * COUNT)[:4], strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+def test_an_exception_while_building_closes_what_was_built() -> None:
+    closed: list[int] = []
+
+    class Closing(Faulty):
+        def close(self) -> None:
+            closed.append(self.index)
+
+    def failing() -> gym.Env[Any, Any]:
+        raise RuntimeError("no license")
+
+    with pytest.raises(EnvironmentNotBuilt, match="environment 2 raised RuntimeError: no license"):
+        headrace.VectorEnv([lambda: Closing(0), lambda: Closing(1), failing], workers=0)
+    assert closed == [0, 1]
+
+
+def test_a_call_that_does_not_return_is_logged_with_its_stack(caplog: pytest.LogCaptureFixture) -> None:
+    logged = threading.Event()
+    logging.getLogger("headrace.vector").addFilter(lambda _record: logged.set() or True)
+    watcher = Watcher(lambda: ("call", 5, Phase.STEP), Limits(step_s=0.02, reset_s=9.0, construct_s=9.0, close_s=9.0))
+    try:
+        with caplog.at_level(logging.WARNING, "headrace.vector"):
+            watcher.start()
+            assert logged.wait(timeout=20.0)
+    finally:
+        watcher.close()
+        logging.getLogger("headrace.vector").filters.clear()
+    assert "environment 5 has been inside step()" in caplog.text
+    assert "test_vector_serial.py" in caplog.text
