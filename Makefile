@@ -17,7 +17,7 @@ test:
 	@scripts/test
 
 test-all:
-	@scripts/test --all
+	@scripts/test --all $(ARGS)
 
 check:
 	@scripts/check

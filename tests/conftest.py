@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
 
@@ -39,3 +40,28 @@ def no_leaks(_session_processes: None) -> Iterator[None]:
     added = leaks.settled(before, leaks.SETTLE_S)
     leaks.end_processes(before)
     assert not added, leaks.describe(added)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part",
+        metavar="K/N",
+        help="of the tests marked table or learning only every N-th, from the K-th on; K counts from 0 and may exceed N",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the other parts; which test is in which depends on its name alone, so that each is run in its turn."""
+    part = config.getoption("--part")
+    if part is None:
+        return
+    number, parts = map(int, part.split("/"))
+    others = [
+        item
+        for item in items
+        if (item.get_closest_marker("table") or item.get_closest_marker("learning"))
+        and zlib.crc32(item.nodeid.encode()) % parts != number % parts
+    ]
+    config.hook.pytest_deselected(items=others)
+    left_out = set(others)
+    items[:] = [item for item in items if item not in left_out]
