@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from headrace.core.errors import (
     ComponentDied,
     ComponentStalled,
@@ -64,13 +66,16 @@ def died(env: int, worker: str, pid: int, exit_code: int, phase: str, error: Hea
     return Problem(FaultKind.DIED, phase, found)
 
 
-def lost_with(worker: str, pid: int, why: str) -> Problem:
-    """The problem of an environment whose process ended because of another one."""
-    error = ComponentDied(
-        f"lost with {worker}, {why}",
-        pid=pid,
-        fix="see the environment that is named; it has a process of its own from now on",
-    )
+def lost_with(worker: str, pid: int, exit_code: int, culprits: Collection[int]) -> Problem:
+    """The problem of an environment whose process ended because of another one, or nobody knows why."""
+    if len(culprits) == 1:
+        why = f"which environment {next(iter(culprits))} held up"
+        fix = "see the environment that is named; it has a process of its own from now on"
+    else:
+        listed = f"one of environments {', '.join(map(str, sorted(culprits)))}" if culprits else "no environment"
+        why = f"which ended ({describe_exit(exit_code)}), and {listed} is known to have caused that"
+        fix = "see what ended it: the system's log tells of a lack of memory, a crash leaves its stack in the output"
+    error = ComponentDied(f"lost with {worker}, {why}", pid=pid, fix=fix)
     return Problem(FaultKind.LOST_WITH_WORKER, "step", error)
 
 
@@ -130,11 +135,6 @@ def call_lost() -> HeadraceError:
     return ComponentDied(
         "its worker ended before it returned", fix="see the fault of the environment that held it up; reset it"
     )
-
-
-def how_ended(exit_code: int) -> str:
-    """For a sentence about a worker whose end no environment is known to have caused."""
-    return f"which ended ({describe_exit(exit_code)}), and no environment is known to have caused that"
 
 
 def interrupted_here() -> Problem:

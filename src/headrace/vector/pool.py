@@ -256,10 +256,9 @@ class Pool:
         said = next((message.error for message in handle.replies if isinstance(message, Failed)), None)
         guilty = self._guilty(handle, exit_code, said)
         name, pid = handle.name, handle.child.pid
-        why = f"which environment {next(iter(guilty))} held up" if len(guilty) == 1 else losses.how_ended(exit_code)
         housed = self._crew.housed(handle)
         for env in sorted(housed, key=lambda env: env not in guilty):  # who is to blame is told of first
-            problem = guilty.get(env) or losses.lost_with(name, pid, why)
+            problem = guilty.get(env) or losses.lost_with(name, pid, exit_code, guilty)
             asked = self._is_busy(env) and env not in answered
             events.append(Failure(env, int(self._slots.seq[env]) if asked else -1, problem))
         others = [env for env in housed if env not in guilty or len(guilty) > 1 or len(housed) == 1]
