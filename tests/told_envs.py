@@ -6,8 +6,10 @@ The module lies beside the tests, and is imported in child processes too.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +44,8 @@ def _raise() -> None:
 CALLS: Mapping[str, Callable[[], object]] = {
     **provoke.ENDS,
     "raises": _raise,
+    # For the process, but taken by this very thread: it does not get on before all are stopped.
+    "sigstop": lambda: signal.pthread_kill(threading.get_ident(), signal.SIGSTOP),
     "swallow": _swallow,
 }
 """What happens inside a call, before it does its work."""
