@@ -95,9 +95,7 @@ def test_a_fault_in_the_fast_lane_concerns_one_and_is_paid_from_its_budget() -> 
         assert all(valid[0] and valid[2] for valid, _ in seen)
         assert [steps[0] for _, steps in seen] == list(range(1, len(seen) + 1))
         text = str(told.value)
-        assert text.startswith(
-            "[SUP-003] environment 1 failed 3 times, which is more than its budget allows\n  env: 1\n"
-        )
+        assert text.startswith("[SUP-003] environment 1 failed 3 times; the budget allows 2 replacements\n  env: 1\n")
         assert "burn map corrupt, tile 7" in text
         with pytest.raises(RestartBudgetSpent):
             envs.step([1] * COUNT)

@@ -120,7 +120,7 @@ def test_the_budget_of_one_environment() -> None:
     for now_s in (0.0, 1.0):
         slots.failed(0, int(asked(slots, 0, now_s=now_s)[0]), now_s)
         slots.take(ids(0))
-    assert slots.failed(0, int(asked(slots, 0, now_s=2.0)[0]), 2.0) == GiveUp(0, 3, of_all=False)
+    assert slots.failed(0, int(asked(slots, 0, now_s=2.0)[0]), 2.0) == GiveUp(0, 3, 2, of_all=False)
     assert slots.state[0] == SlotState.LOST
     with pytest.raises(VectorMisused, match="environment 0 is lost"):
         asked(slots, 0)
@@ -137,7 +137,7 @@ def test_the_budget_of_all() -> None:
     slots = Slots(COUNT, policy(total=2))
     for env in (0, 1):
         assert slots.failed(env, int(asked(slots, env)[0]), 0.0) == Cut(env)
-    assert slots.failed(2, int(asked(slots, 2)[0]), 0.0) == GiveUp(2, 3, of_all=True)
+    assert slots.failed(2, int(asked(slots, 2)[0]), 0.0) == GiveUp(2, 3, 2, of_all=True)
 
 
 def test_whoever_wants_to_be_told_by_an_exception_has_to_reset() -> None:

@@ -64,6 +64,9 @@ class Engine:
         self._passing_over = False
         self._common: int | None = None
         """Number of everybody's newest question while all are idle and nothing is pending; None: not known."""
+        self._unwritten = 0
+        """Steps that were made since, and are not in the slots yet."""
+        self._first = 0
 
     def calm(self) -> int | None:
         """The number of everybody's newest question, if all are idle and have observations, and nothing is pending."""
@@ -84,9 +87,19 @@ class Engine:
         """
         assert self._common is not None
         self._common += 1
-        self.slots.seq += 1
-        self.renewal.count(resets)
-        np.add(self._everybody, first, out=self.pending.row)
+        self._unwritten += 1
+        self._first = first
+        if resets:
+            self.renewal.steps[list(resets)] -= 1
+
+    def leave_calm(self) -> None:
+        """From here on things go the ordinary way: what happened outside of the slots is written into them."""
+        self._common = None
+        if self._unwritten:
+            self.slots.seq += self._unwritten
+            self.renewal.steps += self._unwritten
+            np.add(self._everybody, self._first, out=self.pending.row)
+            self._unwritten = 0
 
     def reset(self, ids: Ids, seeds: Sequence[int | None], options: Any) -> None:
         """Ask for a reset.
@@ -97,7 +110,7 @@ class Engine:
             options: For all of them.
         """
         self._raise_if_spent()
-        self._common = None
+        self.leave_calm()
         now = self.slots.send(ids, self._none[ids], self._clock.now())
         self.renewal.remember(ids, seeds, options)
         self._ask_resets(now, dict(zip(ids.tolist(), seeds, strict=True)))
@@ -114,7 +127,7 @@ class Engine:
         slab, slots = self._backend.slab, self.slots
         by_env = dict(zip(ids.tolist(), actions, strict=True)) if actions else {}
         if len(ids) == self._size and self.calm() is not None and not (self.any_ended and self._disabled):
-            self._common = None
+            self.leave_calm()
             resets = self.ended if self._mode is AutoresetMode.NEXT_STEP else self._none
             slots.send_all()
             slots.is_step ^= resets
@@ -125,7 +138,7 @@ class Engine:
             self.renewal.steps += slots.is_step
             self._backend.submit(ids, slab.seq, {}, by_env)
             return
-        self._common = None
+        self.leave_calm()
         self._step_some(ids, columns, by_env)
 
     def _step_some(self, ids: Ids, columns: Sequence[NDArray[Any]], actions: Mapping[int, Any]) -> None:
@@ -195,7 +208,7 @@ class Engine:
 
     def take_in(self, event: Event) -> None:
         """Make of an event what follows from it."""
-        self._common = None
+        self.leave_calm()
         match event:
             case Answers():
                 self._answered(event)
@@ -206,7 +219,7 @@ class Engine:
 
     def interrupted(self) -> None:
         """Ctrl-C came while environments were stepped in this process: what they did is not known."""
-        self._common = None
+        self.leave_calm()
         self.slots.forget()
         for env in range(self._size):
             self.renewal.broken[env] = losses.interrupted_here()
@@ -318,18 +331,18 @@ class Engine:
             case Raise():
                 self.ended[env] = False
                 self._complaints.add(fault)
-            case GiveUp(faults=faults, of_all=of_all):
-                self._spent = _spent(fault, faults, of_all)
+            case GiveUp():
+                self._spent = _spent(fault, instruction)
 
     def _raise_if_spent(self) -> None:
         if self._spent is not None:
             raise self._spent
 
 
-def _spent(fault: Fault, faults: int, of_all: bool) -> RestartBudgetSpent:
-    whose = "environments failed" if of_all else f"environment {fault.env} failed"
+def _spent(fault: Fault, given_up: GiveUp) -> RestartBudgetSpent:
+    whose = "environments failed" if given_up.of_all else f"environment {fault.env} failed"
     return RestartBudgetSpent(
-        f"{whose} {faults} times, which is more than its budget allows",
+        f"{whose} {given_up.faults} times; the budget allows {given_up.allowed} replacements",
         env=fault.env,
         kind=fault.kind.value,
         step=fault.step,

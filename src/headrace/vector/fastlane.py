@@ -59,7 +59,7 @@ class FastLane:
             self.asked = True
             return None
         engine.went(first, resets)
-        terminations, truncations = np.array(settled.terminated, np.bool_), np.array(settled.truncated, np.bool_)
+        terminations, truncations = np.array((settled.terminated, settled.truncated), np.bool_)
         engine.any_ended = False
         if self._mode is AutoresetMode.SAME_STEP:
             pass  # nobody's episode is over: it was reset already
@@ -78,6 +78,7 @@ class FastLane:
     def _go_round(self, settled: Settled, resets: list[int]) -> None:
         """Something is wrong with some: let the engine believe that all were asked in the ordinary way."""
         engine, slab = self._engine, self._engine.slab
+        engine.leave_calm()
         ids = np.arange(self._size)
         engine.slots.send_all()
         engine.slots.is_step[resets] = False

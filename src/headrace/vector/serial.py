@@ -13,7 +13,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from headrace.core.errors import HeadraceError
+from headrace.core.errors import ComponentError, HeadraceError
+from headrace.ipc.channel import poll_fds
 from headrace.vector import losses
 from headrace.vector.events import Answers, Event, Failure
 from headrace.vector.faults import from_exception
@@ -26,6 +27,7 @@ from headrace.vector.stepping import Body, Factory, Phase
 from headrace.vector.watcher import Watcher
 
 Ids = NDArray[np.int64]
+_LONGEST_PAUSE_S = 80_000.0  # whoever waits for no pause waits for longer
 
 
 class Serial:
@@ -50,6 +52,8 @@ class Serial:
         self.probing = bool(wanted)
         """Whether there is anything to evaluate."""
         self._phase = Phase.STEP
+        self._steps: list[Any] | None = None
+        """What steps each environment; None: it has to be looked up."""
         self.bodies = [Body(env, factory, mode, self._on_phase, wanted) for env, factory in enumerate(factories)]
         self._everybody = range(len(self.bodies))
         self._asked: list[tuple[int, int]] = []
@@ -90,6 +94,11 @@ class Serial:
         """See `Backend.poll`: here the work is done, all of it."""
         asked, self._asked = self._asked, []
         if not asked:
+            if timeout_s > _LONGEST_PAUSE_S:
+                raise ComponentError(
+                    "answers are awaited that nobody was asked for", fix="file a bug: nothing here would ever come"
+                )
+            poll_fds({}, timeout_s)  # a replacement has to wait
             return []
         listed = [env for env, _ in asked]
         self.asked = listed
@@ -164,9 +173,13 @@ class Serial:
         """
         bodies = self.bodies
         self.asked = self._everybody
-        work: list[Any] = [body.step for body in bodies]
-        for env in resets:
-            work[env] = bodies[env].autoreset
+        if self._steps is None:
+            self._steps = [body.step for body in bodies]
+        work: list[Any] = self._steps
+        if resets:
+            work = list(work)
+            for env in resets:
+                work[env] = bodies[env].autoreset
         arguments = actions if self._codec.as_objects else self._codec.decode(columns)
         return settle(self._rows, range(first, first + len(bodies)), self._run(work, arguments), resets)
 
@@ -217,3 +230,5 @@ class Serial:
 
     def _on_phase(self, phase: Phase) -> None:
         self._phase = phase
+        if phase in (Phase.CONSTRUCT, Phase.CLOSE):
+            self._steps = None

@@ -69,6 +69,7 @@ class GiveUp:
 
     env: int
     faults: int
+    allowed: int
     of_all: bool
     """Whether the common budget is the one that is spent, and not the environment's own."""
 
@@ -196,7 +197,7 @@ class Slots:
         faults, of_all = self._note(env, now_s)
         if faults:
             self.state[env] = _LOST
-            return GiveUp(env, faults, of_all)
+            return GiveUp(env, faults, self._policy.total if of_all else self._policy.per_env, of_all)
         pause_s = self._pause_s(len(self._faults_s[env]))
         self._not_before_s[env] = now_s + pause_s
         if self.is_step[env] and self._policy.cuts:

@@ -165,8 +165,9 @@ class ActionCodec:
         return columns, []
 
     def decode(self, columns: Sequence[NDArray[Any]]) -> list[Any]:
-        """The actions one by one; whole numbers without dimensions become ints. Arrays are nobody else's."""
-        leaves = [_one_by_one(column) for column in columns]
+        """The actions one by one, of the types Gymnasium hands out; arrays are nobody else's."""
+        # Not Python's own numbers: Gymnasium's Discrete checks those more slowly than numpy's.
+        leaves = [list(column if column.ndim == 1 else column.copy()) for column in columns]
         if self.layout.single:
             return leaves[0]
         return [self.layout.merge(values) for values in zip(*leaves, strict=True)]
@@ -201,13 +202,6 @@ class ActionCodec:
                 fix="convert the actions; they are not rounded silently",
             )
         return array.astype(part.dtype)
-
-
-def _one_by_one(column: NDArray[Any]) -> list[Any]:
-    if column.ndim == 1 and column.dtype.kind in "iu":
-        ints: list[int] = column.tolist()
-        return ints
-    return list(column.copy())
 
 
 def _wrong_count(found: int, expected: int) -> VectorMisused:
