@@ -187,7 +187,7 @@ def test_a_spent_budget_ends_it_with_the_last_cause(tmp_path, backend):
     assert [cut.env for cut in follower.cuts] == [CULPRIT] * 2
     assert f"environment {CULPRIT}" in str(caught.value)
     assert WORDS in str(caught.value)
-    assert "2" in str(caught.value)
+    assert "failed 3 times" in str(caught.value)
 
 
 RAISED = {
