@@ -144,7 +144,7 @@ class Engine:
     def _step_some(self, ids: Ids, columns: Sequence[NDArray[Any]], actions: Mapping[int, Any]) -> None:
         """Any of them, in any state."""
         slab = self._backend.slab
-        self.check_observed(ids)
+        self.pending.check_observed(ids)
         if self._disabled and self.ended[ids].any():
             raise VectorMisused(
                 f"the episode of environment {ids[self.ended[ids]][0]} is over and it was not reset; nothing was sent",
@@ -254,19 +254,6 @@ class Engine:
                 f"{what} cannot be asked of environments that were sent actions",
                 open=f"{len(open_ids)} environments, the first is {open_ids[0]}",
                 fix="receive() their answers first",
-            )
-
-    def check_observed(self, ids: Ids) -> None:
-        """Whether each of these environments has an observation.
-
-        Raises:
-            VectorMisused: One has none.
-        """
-        missing = ids[self.pending.row[ids] < 0]
-        if len(missing):
-            raise VectorMisused(
-                f"environment {missing[0]} was never reset, so it has no observation",
-                fix="reset it first",
             )
 
     def _polled(self, missing: int, wait_s: float) -> list[Event]:

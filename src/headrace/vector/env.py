@@ -96,7 +96,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         engine.reset(ids, [seeds[env] for env in ids.tolist()], options)
         engine.gather(ids, len(ids))
         engine.raise_fault()
-        engine.check_observed(self._all)
+        engine.pending.check_observed(self._all)
         batch = self._taken(ids, self._all)
         return batch.observations, batch.infos
 

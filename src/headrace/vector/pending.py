@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core.errors import VectorMisused
 from headrace.vector.events import Answers, Ids
 from headrace.vector.faults import Fault
 from headrace.vector.infos import Columns, Info
@@ -44,6 +45,19 @@ class Pending:
     def __bool__(self) -> bool:
         """Whether any answer has more to say."""
         return bool(self.infos or self.columns or self.told or self.cut or self.probed)
+
+    def check_observed(self, ids: Ids) -> None:
+        """Whether each of these environments has an observation.
+
+        Raises:
+            VectorMisused: One has none.
+        """
+        missing = ids[self.row[ids] < 0]
+        if len(missing):
+            raise VectorMisused(
+                f"environment {missing[0]} was never reset, so it has no observation",
+                fix="reset it first",
+            )
 
     def last_valid(self, env: int) -> Any:
         """A copy of the last valid observation of one environment."""
