@@ -225,6 +225,7 @@ def library(name, threads, version=None):
             changed(libraries=[*RECORDED["libraries"], library("libgomp", 4, "5")]),
             ["another libgomp 5 with 4 threads is here, and was not recorded"],
         ),
+        (changed(libraries=[*RECORDED["libraries"], RECORDED["libraries"][0]]), []),
         (
             changed(libraries=[RECORDED["libraries"][0]]),
             ["libopenblas 0.3.31 Haswell with 1 thread was recorded, and is not here"],

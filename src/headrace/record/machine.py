@@ -207,10 +207,11 @@ def _sayings(found: Mapping[str, Any]) -> dict[str, str]:
     for library in found.get("libraries", ()):
         threads = library["threads"]
         words = [library["version"], library["kernels"], f"with {threads} thread{'s' * (threads != 1)}"]
-        name = library["name"]
-        while name in sayings:  # numpy and another package bring the same one
+        said, name = " ".join(filter(None, words)), library["name"]
+        # Packages bring copies of one library. One that is set up like another computes the same, whoever calls it.
+        while sayings.get(name, said) != said:
             name = f"another {name}"
-        sayings[name] = " ".join(filter(None, words))
+        sayings[name] = said
     for name in ("processor", "system"):
         if name in found:
             sayings[name] = str(found[name])
