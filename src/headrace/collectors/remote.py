@@ -15,7 +15,7 @@ from headrace.core.errors import ComponentError, EnvironmentLost, HeadraceError
 from headrace.lanes.layout import INFO_KEYS
 from headrace.telemetry.board import Activity, Slot
 from headrace.vector.env import Received
-from headrace.vector.faults import Fault
+from headrace.vector.faults import Fault, FaultKind
 
 _LOOK_S = 0.25
 """Longest wait after which whoever waits looks after everything else."""
@@ -243,11 +243,27 @@ class RemoteEnvs:
         try:
             self._take(self._vector.receive(max(1, need), _LOOK_S))
         except HeadraceError as error:
-            fault = next((fault for fault in reversed(self._vector.faults) if fault.error is error), None)
-            if fault is None:
+            incident = self._incident(error)
+            if not incident:
                 raise
-            env = self._envs[fault.env]
-            env.take(env.lost(fault))
+            for fault in incident:
+                env = self._envs[fault.env]
+                if env.busy:
+                    env.take(env.lost(fault))
+
+    def _incident(self, error: HeadraceError) -> list[Fault]:
+        """The fault that an error tells of, and those of environments that went down with the same process."""
+        faults = list(self._vector.faults)
+        first = next((place for place in reversed(range(len(faults))) if faults[place].error is error), None)
+        if first is None:
+            return []
+        pid = error.facts.get("pid")
+        others = [
+            fault
+            for fault in faults[first + 1 :]
+            if fault.kind is FaultKind.LOST_WITH_WORKER and fault.error.facts.get("pid") == pid
+        ]
+        return [faults[first], *others]
 
     def _show(self, env: RemoteEnv) -> None:
         """Put on the board who is waited for, once, so that it shows since when."""
