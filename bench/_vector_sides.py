@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +53,7 @@ class Work:
             burn(self.policy_us * rows)
 
 
-class Side:
+class Side(ABC):
     """Steps environments, some at a time.
 
     Args:
@@ -67,11 +68,11 @@ class Side:
         self.actions: Iterator[np.ndarray] = itertools.cycle(work.action_batches())
         self.over = np.zeros(work.count, bool)  # [N]: the next row is a reset
 
+    @abstractmethod
     def steps(self) -> int:
         """Step some environments; how many."""
-        raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most hold nothing
         """Leave nothing behind."""
 
     def count(self, ids: Any, over: np.ndarray) -> int:
