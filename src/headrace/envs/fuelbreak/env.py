@@ -18,6 +18,7 @@ from headrace.envs.fuelbreak.observation import Observation
 from headrace.envs.fuelbreak.rewards import Outcome, reward
 from headrace.envs.fuelbreak.sets import RasterSet
 from headrace.envs.fuelbreak.settings import Keywords, split
+from headrace.envs.rendering import require_render_mode
 
 
 class FuelBreakEnv(gymnasium.Env[Observation, Action]):
@@ -150,12 +151,7 @@ class FuelBreakEnv(gymnasium.Env[Observation, Action]):
             ConfigError: If the environment was built without render_mode="rgb_array".
             HeadraceError: If reset() was never called, or close() was.
         """
-        if self.render_mode is None:
-            raise ConfigError(
-                "FuelBreakEnv.render() was called on an environment without a render_mode",
-                fix='Build it with render_mode="rgb_array".',
-                allowed="'rgb_array'",
-            )
+        require_render_mode("FuelBreakEnv", self.render_mode)
         return render.draw(self.landscape, self._current().probability, self._broken)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.errors import HeadraceError
 from headrace.envs.hockey import actions, views
 from headrace.envs.hockey.actions import Action
 from headrace.envs.hockey.field import FPS
@@ -18,6 +18,7 @@ from headrace.envs.hockey.physics import Rink
 from headrace.envs.hockey.render import draw
 from headrace.envs.hockey.settings import TWO_PLAYER, Settings, reset_options
 from headrace.envs.hockey.starts import NORMAL, STEP_LIMITS, draw_start
+from headrace.envs.rendering import require_render_mode
 
 Observation = NDArray[np.floating]
 
@@ -176,14 +177,7 @@ class HockeyEnv(gymnasium.Env[Observation, Action]):
             ConfigError: If the environment was built without render_mode="rgb_array".
             HeadraceError: If reset() was never called, or close() was.
         """
-        if self.render_mode is None:
-            raise ConfigError(
-                "HockeyEnv.render() was called on an environment without a render_mode",
-                fix='Build it with render_mode="rgb_array".',
-                keyword="render_mode",
-                value=None,
-                allowed="'rgb_array'",
-            )
+        require_render_mode("HockeyEnv", self.render_mode)
         self._current()
         return draw(*self._rink.outlines())
 
