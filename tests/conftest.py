@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import zlib
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
@@ -25,6 +26,7 @@ def clock() -> FakeClock:
 @pytest.fixture(scope="session", autouse=True)
 def _session_processes() -> None:
     """What starts once and stays is started here, so that no test is blamed for it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
     resource_tracker.ensure_running()
     adopt_orphans()  # a grandchild whose parent is killed stays in the family, and is seen
 

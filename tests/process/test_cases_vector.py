@@ -28,7 +28,7 @@ from told_envs import WORDS, Trouble, WithHelper, told
 from vector_cases import Count, Inherits, Locking, SlowReset, SlowStep, SparseInfo
 from vector_support import BACKENDS, Follower, drive
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lent_server")]
 
 HERE = Path(__file__).resolve().parents[1]
 ISOLATED = ("worker", "threads")
@@ -171,6 +171,7 @@ def test_c036_the_environments_own_error_is_shown(backend, tmp_path):
         assert (caught.value.facts["env"], caught.value.facts["step"]) == (1, 7)
 
 
+@pytest.mark.own_server
 def test_c037_c040_a_module_that_cannot_be_imported_in_the_worker_is_told_at_once(isolated, tmp_path):
     """The factory's module is there when it is pickled, and fails in the worker."""
     (tmp_path / "license_server.py").write_text(

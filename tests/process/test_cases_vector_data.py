@@ -22,7 +22,7 @@ from headrace.core.errors import HeadraceError
 from vector_cases import Count, Draws, Image, Masked, Painted, Precise, Rewards, Structured, curriculum
 from vector_support import BACKENDS, drive_and_pair
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lent_server")]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STAY = np.zeros(4, np.int64)

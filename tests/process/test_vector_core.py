@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import signal
@@ -18,10 +19,11 @@ import headrace
 from headrace import Probe
 from headrace.core import seeding
 from headrace.core.errors import ConfigError, EnvironmentNotBuilt, EnvironmentRaised, HeadraceError, VectorMisused
+from headrace.ipc.channel import Deadline, poll_fds
 from headrace.vector.options import FaultBudget
 from vector_envs import Failing, Faulty, Sampling
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lent_server")]
 
 BACKENDS: dict[str, dict[str, Any]] = {
     "here": {"workers": 0},
@@ -297,6 +299,35 @@ def test_a_worker_that_is_killed_between_steps_costs_its_own() -> None:
         assert {fault.kind for fault in envs.faults} == {"lost-with-worker"}
         assert observations[:2, 1].tolist() == [4, 4]
         assert observations[:, 0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("backend", ISOLATED)
+@pytest.mark.parametrize("unseen", [0, 1], ids=["seen while looking", "seen before"])
+def test_answers_of_workers_that_ended_since_count_and_their_environments_are_gone(
+    backend: str, unseen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent takes answers in at the same moment as it sees that both workers have ended."""
+    with headrace.VectorEnv([Failing(env) for env in range(COUNT)], **BACKENDS[backend]) as envs:
+        envs.reset(seed=1)
+        envs.send(actions())
+        pool: Any = envs._opened.backend
+        deadline = Deadline(20.0)
+        while any(handle.unanswered for handle in pool._crew.handles.values()):
+            assert not deadline.passed
+            poll_fds({}, 0.002)
+        for handle in pool._crew.handles.values():
+            handle.child.kill()
+            assert poll_fds({handle.child.pidfd: select.POLLIN}, 20.0)
+        collect, calls = pool._collect, itertools.count()
+        pool._look_at_s = 0.0
+        monkeypatch.setattr(pool, "_collect", lambda: collect() if next(calls) > unseen else [])
+        assert envs.receive(min_envs=COUNT).valid.tolist() == [True] * COUNT
+        envs.step(actions())
+        assert envs.valid.tolist() == [False] * COUNT
+        assert [(fault.env, fault.kind) for fault in envs.faults] == [(env, "lost-with-worker") for env in range(COUNT)]
+        for _ in range(3):
+            envs.step(actions())
+        assert envs.valid.all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

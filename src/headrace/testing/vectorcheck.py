@@ -175,8 +175,10 @@ class CountingFactory:
         return CountingEnv(Place.beginning(self._env, copy, 0), due, what, self._tell)
 
     def _tell(self, provocation: Provocation) -> None:
-        name = f"provoked-{provocation.env}-{provocation.copy}.json"
-        Path(self._folder, name).write_text(json.dumps({at: getattr(provocation, at) for at in provocation.__slots__}))
+        target = Path(self._folder, f"provoked-{provocation.env}-{provocation.copy}.json")
+        written = target.with_suffix(".part")
+        written.write_text(json.dumps({at: getattr(provocation, at) for at in provocation.__slots__}))
+        written.rename(target)  # whole or not there: another thread may end this process at any moment
 
 
 def provocations(folder: Path) -> list[Provocation]:

@@ -85,7 +85,7 @@ class Pool:
             armed = self._waits_for_more()
         events = self._collect()
         if self._crew.alarm or self._clock.now() >= self._look_at_s:
-            events += self._look()
+            self._look(events)
         return events
 
     def call(self, name: str, data: Any, ids: list[int], *, sets: bool) -> dict[int, Any]:
@@ -187,12 +187,15 @@ class Pool:
         problem.error.place(worker=handle.name, pid=handle.child.pid)
         return problem
 
-    def _look(self) -> list[Event]:
-        """Who has ended, and who is late."""
+    def _look(self, events: list[Event]) -> None:
+        """Who has ended, and who is late.
+
+        Args:
+            events: What is known and not taken in yet; what is found is added.
+        """
         now_s = self._clock.now()
         self._look_at_s = now_s + self._limits.look_s
         self._crew.alarm = False
-        events: list[Event] = []
         for handle in list(self._crew.handles.values()):
             for env, late in handle.given_up().items():
                 events += self._abandoned(handle, env, late)
@@ -204,10 +207,9 @@ class Pool:
         ended = {child.id: child.exit_code for child in self._crew.server.collect()}
         for handle in list(self._crew.handles.values()):
             if handle.name in ended:
-                events += self._ended(handle, ended[handle.name] or 0)
+                self._ended(handle, ended[handle.name] or 0, events)
         if self._crew.server.error is not None:
             raise self._crew.server.error
-        return events
 
     def _watch(self, handle: Handle, busy: list[int], now_s: float) -> None:
         if handle.culprit is not None:
@@ -248,10 +250,10 @@ class Pool:
         handle.written_off.add((env, seq))
         return [Failure(env, seq, losses.abandoned(env, handle.name, handle.child.pid, late))]
 
-    def _ended(self, handle: Handle, exit_code: int) -> list[Event]:
+    def _ended(self, handle: Handle, exit_code: int, events: list[Event]) -> None:
         """A worker has ended: what it had answered counts, everything else is lost."""
         handle.read()
-        events = self._collect()
+        events += self._collect()
         answered = {env for event in events if isinstance(event, Answers) for env in event.ids.tolist()}
         said = next((message.error for message in handle.replies if isinstance(message, Failed)), None)
         guilty = self._guilty(handle, exit_code, said)
@@ -266,7 +268,6 @@ class Pool:
         self._crew.bury(handle)
         if others and not inherited:
             self._crew.spawn(others, build=False)
-        return events
 
     def _guilty(self, handle: Handle, exit_code: int, said: HeadraceError | None) -> dict[int, Problem]:
         """Environments their worker was in when it ended, with what is wrong with each."""
