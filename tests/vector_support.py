@@ -18,8 +18,9 @@ BACKENDS: Mapping[str, Mapping[str, Any]] = {
     "serial": {"workers": 0},
     "worker": {"workers": 2, "threads_per_worker": 1},
     "threads": {"workers": 2, "threads_per_worker": 4},
+    "split": {"workers": 1, "threads_per_worker": 1, "here": 2},
 }
-"""In this process; in two workers, in turn; in two workers, each environment in a thread of its own."""
+"""In this process; in two workers, in turn; in two workers, each environment in a thread of its own; half and half."""
 
 
 @dataclass(slots=True)

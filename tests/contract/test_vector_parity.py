@@ -21,6 +21,7 @@ BACKENDS: dict[str, dict[str, Any]] = {
     "here": {"workers": 0},
     "workers": {"workers": 2, "threads_per_worker": 1},
     "threads": {"workers": 2, "threads_per_worker": 4},
+    "split": {"workers": 1, "threads_per_worker": 1, "here": 2},
 }
 MODES = list(AutoresetMode)
 COUNT = 3

@@ -190,7 +190,7 @@ def test_c037_c040_a_module_that_cannot_be_imported_in_the_worker_is_told_at_onc
 
 
 def test_c039_a_factory_that_returns_none_is_told(backend):
-    with pytest.raises(EnvironmentNotBuilt, match="factory for env 0 returned None"):
+    with pytest.raises(EnvironmentNotBuilt, match=r"factory for env [01] returned None"):
         headrace.VectorEnv([lambda: None] * 2, **backend)
 
 

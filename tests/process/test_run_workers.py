@@ -173,6 +173,7 @@ def test_the_collector_is_killed_with_all_its_workers(runs, tmp_path, blows):
     assert salvages(recorded(run)) == 3
 
 
+@pytest.mark.table
 def test_the_collector_is_killed_in_a_chunk_in_which_it_has_lost_an_environment(runs, tmp_path, blows):
     blows.plan([("collector-0", signal.SIGKILL, 100)])
     kwargs = {"fault": "fail", "at": 66, "marker": str(tmp_path / "marker"), "step_s": 0.02}
@@ -193,6 +194,7 @@ def test_stopped_and_resumed_it_learns_the_same_as_without_workers(runs):
     assert_replays(run)
 
 
+@pytest.mark.table
 def test_everything_is_killed_and_resumed(tmp_path):
     """In the middle of episodes, an environment lost before."""
     path, marker = tmp_path / "run", tmp_path / "marker"

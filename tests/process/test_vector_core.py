@@ -29,6 +29,7 @@ BACKENDS: dict[str, dict[str, Any]] = {
     "here": {"workers": 0},
     "workers": {"workers": 2, "threads_per_worker": 1},
     "threads": {"workers": 2, "threads_per_worker": 4},
+    "split": {"workers": 1, "threads_per_worker": 1, "here": 2},
 }
 ISOLATED = ("workers", "threads")
 COUNT = 4
@@ -312,14 +313,14 @@ def test_answers_of_workers_that_ended_since_count_and_their_environments_are_go
         envs.send(actions())
         pool: Any = envs._opened.backend
         deadline = Deadline(20.0)
-        while any(handle.unanswered for handle in pool._crew.handles.values()):
+        while any(handle.unanswered for handle in pool.crew.handles.values()):
             assert not deadline.passed
             poll_fds({}, 0.002)
-        for handle in pool._crew.handles.values():
+        for handle in pool.crew.handles.values():
             handle.child.kill()
             assert poll_fds({handle.child.pidfd: select.POLLIN}, 20.0)
         collect, calls = pool._collect, itertools.count()
-        pool._look_at_s = 0.0
+        pool.look_at_s = 0.0
         monkeypatch.setattr(pool, "_collect", lambda: collect() if next(calls) > unseen else [])
         assert envs.receive(min_envs=COUNT).valid.tolist() == [True] * COUNT
         envs.step(actions())
@@ -346,3 +347,42 @@ def test_no_environment_is_an_error_and_an_unknown_option_is_named() -> None:
     assert "nearest: workers" in str(told.value)
     with pytest.raises(ConfigError, match="factory for env 1 cannot be called"):
         headrace.VectorEnv([Sampling("box"), Sampling("box")()])  # type: ignore[list-item]
+
+
+# In this process and in a worker
+
+
+def test_an_interrupt_in_this_process_makes_nothing_of_what_workers_answer_later() -> None:
+    """Their answers have numbers that no question after it has."""
+    factories = [Interrupted(env) for env in range(COUNT)]
+    with headrace.VectorEnv(factories, **BACKENDS["split"]) as envs:
+        envs.reset(seed=1)
+        envs.step(actions(1))
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(actions(2))
+        for _ in range(2):  # the first tells that all were lost, the second resets them
+            envs.step(actions(3))
+        observations, rewards, *_ = envs.step(actions(1))
+        assert envs.valid.all()
+        assert rewards.tolist() == [1.0] * COUNT
+        assert observations[:, 1].tolist() == [1] * COUNT
+
+
+class Interrupted:
+    """Factory; the first copy of environment 0 is interrupted by Ctrl-C in its second step."""
+
+    def __init__(self, env: int) -> None:
+        self.env, self.copies = env, 0
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        made, self.copies = Faulty(self.env), self.copies + 1
+        if self.env == 0 and self.copies == 1:
+            step = made.step
+
+            def interrupted(action: Any) -> Any:
+                if action == 2:
+                    raise KeyboardInterrupt
+                return step(action)
+
+            made.step = interrupted  # type: ignore[method-assign]
+        return made

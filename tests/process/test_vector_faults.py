@@ -51,7 +51,7 @@ class Scene:
 
     def __init__(self, tmp_path: Path, backend: str, mode: AutoresetMode, what: str, **options: Any) -> None:
         trouble = Trouble(what, at=AT, marker=str(tmp_path / "marker"))
-        limits = {} if backend == "serial" else {"step_timeout_s": STEP_S}
+        limits = {} if backend in ("serial", "split") else {"step_timeout_s": STEP_S}
         self.envs = headrace.VectorEnv(
             told(COUNT, CULPRIT, trouble), autoreset_mode=mode, **{**limits, **BACKENDS[backend], **options}
         )
@@ -160,7 +160,7 @@ def test_what_is_ready_is_handed_out_while_one_hangs(tmp_path):
 
 
 @pytest.mark.parametrize("backend", ISOLATED)
-@pytest.mark.parametrize("what", ["gil", "sigkill"])
+@pytest.mark.parametrize("what", [pytest.param("gil", marks=pytest.mark.table), "sigkill"])
 def test_who_took_others_down_once_does_it_no_second_time(tmp_path, what, backend):
     """It fails in every life: the first costs its housemates their episodes, later ones only its own."""
     trouble = Trouble(what, at=AT)

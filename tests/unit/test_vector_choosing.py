@@ -21,30 +21,55 @@ def measured(step_us: float, *, waits: float = 0.0, nbytes: int = 16, steps: int
 
 
 def plan(what: Measured | None, count: int, machine: Machine = TWO, **asked: Any) -> Plan:
-    return choose(what, machine, count, asked.get("workers"), asked.get("threads"), asked.get("isolate", False))
+    how = (asked.get("workers"), asked.get("threads"), asked.get("isolate", False), asked.get("here"))
+    return choose(what, machine, count, *how)
 
 
 @pytest.mark.parametrize(
-    ("step_us", "count", "workers"),
+    ("step_us", "count", "workers", "here"),
     [
-        (6.5, 8, 0),  # CartPole: every isolated design is slower than a loop
-        (6.5, 24, 0),  # a tenth faster is not worth the memory
-        (6.5, 100, 2),
-        (38.0, 8, 2),  # HalfCheetah
-        (38.0, 32, 2),
-        (1000.0, 2, 2),
-        (1000.0, 1, 0),
-        (0.5, 8, 0),
+        (6.5, 8, 0, 0),  # CartPole: every isolated design is slower than a loop
+        (6.5, 32, 0, 0),
+        (6.5, 100, 1, 59),
+        (38.0, 8, 0, 0),  # HalfCheetah
+        (38.0, 32, 1, 17),
+        (38.0, 400, 2, 0),  # this process would not help enough to give up that a hang can be ended
+        (1000.0, 2, 2, 0),
+        (1000.0, 1, 0, 0),
+        (0.5, 8, 0, 0),
     ],
 )
-def test_steps_that_compute(step_us: float, count: int, workers: int) -> None:
+def test_steps_that_compute(step_us: float, count: int, workers: int, here: int) -> None:
     chosen = plan(measured(step_us), count)
-    assert (chosen.workers, chosen.threads) == (workers, 1), chosen
+    assert (chosen.workers, chosen.threads, chosen.here) == (workers, 1, here), chosen
+
+
+def test_with_more_cores_every_one_steps_its_share() -> None:
+    chosen = plan(measured(6.5), 200, Machine(cores=4))
+    assert chosen.workers == 3
+    assert 50 < chosen.here < 75
+    assert str(chosen).startswith(f"{chosen.here} in this process and the others in 3 workers: a step takes 6.5 us")
+
+
+def test_this_process_steps_none_if_that_is_asked() -> None:
+    assert plan(measured(6.5), 100, here=0).here == 0
+    assert plan(measured(6.5), 200, here=0).workers == 2
+    assert plan(measured(6.5), 8, here=0).workers == 0
+    assert plan(measured(6.5), 100, isolate=True).here == 0
+    assert plan(measured(6.5), 100, Machine(cores=2, busy_cores=1.0)).here == 0
+
+
+def test_this_process_steps_as_many_as_are_asked_and_leaves_one() -> None:
+    assert plan(None, 8, workers=2, threads=1, here=3) == Plan(2, 1, "as asked", 3)
+    assert plan(None, 8, workers=2, threads=1, here=9) == Plan(1, 1, "as asked", 7)
+    assert plan(measured(6.5), 8, here=3).here == 3
+    assert plan(measured(6.5), 8, here=3).workers >= 1
+    assert plan(None, 8, workers=0, threads=1, here=3).here == 0
 
 
 def test_a_busy_neighbour_takes_a_core_away() -> None:
     assert plan(measured(6.5), 100, Machine(cores=2, busy_cores=1.0)).workers == 0
-    assert plan(measured(6.5), 100, Machine(cores=4, busy_cores=1.0)).workers == 3
+    assert plan(measured(6.5), 100, Machine(cores=4, busy_cores=1.0)).workers == 2
     assert "1 of 2 cores free" in str(plan(measured(38.0), 32, Machine(cores=2, busy_cores=0.9)))
 
 
@@ -93,6 +118,9 @@ def test_what_is_asked_is_done() -> None:
         {"on_fault": "ignore"},
         {"autoreset_mode": "Never"},
         {"workers": 0, "step_timeout_s": 1.0},
+        {"here": -1},
+        {"here": 1.5},
+        {"here": 2, "step_timeout_s": 1.0},
     ],
 )
 def test_options_that_cannot_be(wrong: dict[str, Any]) -> None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-_LOOP_S = 0.4e-6
-"""What a step in this process costs beside the environment's own work."""
-_WORKER_LOOP_S = 0.9e-6
-"""The same in a worker."""
-_BATCH_S = 15e-6
-"""Per batch, wherever it runs."""
-_WAKE_S = 30e-6
-"""Per worker and batch: two processes wake each other."""
+_LOOP_S = 0.5e-6
+"""What a step costs beside the environment's own work."""
+_BATCH_S = 60e-6
+"""What a batch costs beside its steps: taking actions apart, putting answers together."""
+_ANSWER_S = 75e-6
+"""More of that, for what this process steps while workers step the rest."""
+_WORKER_S = 210e-6
+"""A worker is woken, answers, and wakes this process; all workers at once."""
+_ASK_S = 45e-6
+"""To ask one worker, and then the next."""
 _COPY_S_PER_BYTE = 0.5e-9
 _WORTH_IT = 1.15
 """Workers have to be so much faster, or they are not worth their memory."""
+_WORTH_IT_BESIDE = 1.05
+"""So much faster than workers alone this process has to be with them: in a worker a call that hangs can be ended."""
 _BLOCKING = 0.5
 """A step that waits for more than this part of its time blocks."""
 _SHORTEST_BLOCK_S = 100e-6
@@ -53,6 +57,8 @@ class Plan:
     threads: int
     """Per worker; 1: its environments are stepped in turn."""
     reason: str
+    here: int = 0
+    """How many environments this process steps while workers step the others."""
 
     def __str__(self) -> str:
         """In one line."""
@@ -60,6 +66,8 @@ class Plan:
         if self.workers:
             each = f", {self.threads} threads each" if self.threads > 1 else ""
             where = f"{self.workers} worker{'s' if self.workers > 1 else ''}{each}"
+        if self.here:
+            where = f"{self.here} in this process and the others in {where}"
         return f"{where}: {self.reason}"
 
     __repr__ = __str__
@@ -72,6 +80,7 @@ def choose(
     workers: int | None,
     threads: int | None,
     isolate: bool,
+    here: int | None = None,
 ) -> Plan:
     """Where environments had best run.
 
@@ -82,6 +91,7 @@ def choose(
         workers: As asked; None: to be chosen.
         threads: As asked; None: to be chosen.
         isolate: Whether somebody has to be able to end a call that does not return.
+        here: How many environments this process is to step beside workers, as asked; None: to be chosen.
     """
     reason = "as asked"
     if measured is not None and _blocks(measured):
@@ -89,34 +99,54 @@ def choose(
         threads = threads or (2 if num_envs > (workers or 1) else 1)
     threads = threads or 1
     if workers is None:
-        workers, reason = _workers(measured, machine, num_envs, threads, isolate)
-    workers = min(workers, num_envs)
+        plan = _workers(measured, machine, num_envs, threads, isolate or bool(here), may_split=here is None)
+        if plan.here:
+            return plan
+        workers, reason = plan.workers, plan.reason
+    beside = min(here or 0, num_envs - 1) if workers else 0
+    workers = min(workers, num_envs - beside)
     if threads > 1 and workers:
-        threads = max(threads, math.ceil(num_envs / workers))
-    return Plan(workers, threads if workers else 1, reason)
+        threads = max(threads, math.ceil((num_envs - beside) / workers))
+    return Plan(workers, threads if workers else 1, reason, beside)
 
 
 def _workers(
-    measured: Measured | None, machine: Machine, num_envs: int, threads: int, isolate: bool
-) -> tuple[int, str]:
+    measured: Measured | None, machine: Machine, num_envs: int, threads: int, isolate: bool, *, may_split: bool
+) -> Plan:
     free = max(1, round(machine.cores - machine.busy_cores))
     if measured is None or measured.steps == 0:
-        return max(
-            1, min(free, num_envs)
-        ), "its first step did not return in time, so it is kept away from this process"
+        reason = "its first step did not return in time, so it is kept away from this process"
+        return Plan(max(1, min(free, num_envs)), threads, reason)
     said = f"a step takes {_time(measured.step_s)}"
     if threads > 1:
-        return min(machine.cores, num_envs), f"{said}, of which it waits {1 - _share(measured):.0%}"
+        return Plan(min(machine.cores, num_envs), threads, f"{said}, of which it waits {1 - _share(measured):.0%}")
     alone_s = _here_s(measured, num_envs)
     times = {count: _workers_s(measured, num_envs, count) for count in range(1, min(free, num_envs) + 1)}
     best = min(times, key=lambda count: times[count])
-    ratio = alone_s / times[best]
-    cores = f"{free} of {machine.cores} cores free" if free < machine.cores else f"{machine.cores} cores"
-    if ratio >= _WORTH_IT and best > 1:
-        return best, f"{said}, {cores}; {best} workers are expected to be {ratio:.2g} times as fast as this process"
+    said += f", {free} of {machine.cores} cores free" if free < machine.cores else f", {machine.cores} cores"
     if isolate:
-        return max(1, best if ratio >= 1.0 else 1), f"{said}, {cores}; a worker, so that step_timeout_s can be enforced"
-    return 0, f"{said}, {cores}; workers would not be faster ({ratio:.2g} times)"
+        reason = f"{said}; workers, so that step_timeout_s can be enforced"
+        return Plan(best if alone_s > times[best] else 1, threads, reason)
+    here, split_s = _split(measured, num_envs, free - 1)
+    expected = "expected to be {:.2g} times as fast as this process alone"
+    if may_split and here and split_s * _WORTH_IT <= alone_s and split_s * _WORTH_IT_BESIDE <= times[best]:
+        return Plan(free - 1, threads, f"{said}; {expected.format(alone_s / split_s)}", here)
+    ratio = alone_s / times[best]
+    if ratio >= _WORTH_IT and best > 1:
+        return Plan(best, threads, f"{said}; {expected.format(ratio)}")
+    return Plan(0, threads, f"{said}; workers would not be faster ({ratio:.2g} times)")
+
+
+def _split(measured: Measured, num_envs: int, workers: int) -> tuple[int, float]:
+    """How many environments this process had best step beside workers, and how long a batch then takes."""
+    if not workers:
+        return 0, math.inf
+    step_s = measured.step_s + _LOOP_S
+    ahead_s = _WORKER_S - _ANSWER_S
+    here = max(0, math.floor((num_envs * step_s / workers + ahead_s) / (step_s + step_s / workers)))
+    there = math.ceil((num_envs - here) / workers)
+    longest_s = max(here * step_s + _ANSWER_S, there * step_s + _WORKER_S)
+    return here if here < num_envs else 0, longest_s + workers * _ASK_S + _BATCH_S + _copying_s(measured, num_envs)
 
 
 def _here_s(measured: Measured, num_envs: int) -> float:
@@ -126,8 +156,8 @@ def _here_s(measured: Measured, num_envs: int) -> float:
 
 def _workers_s(measured: Measured, num_envs: int, count: int) -> float:
     """One batch in so many workers."""
-    longest = math.ceil(num_envs / count) * (measured.step_s + _WORKER_LOOP_S)
-    return longest + _BATCH_S + count * _WAKE_S + _copying_s(measured, num_envs)
+    longest = math.ceil(num_envs / count) * (measured.step_s + _LOOP_S)
+    return longest + count * _ASK_S + _BATCH_S + _WORKER_S + _copying_s(measured, num_envs)
 
 
 def _copying_s(measured: Measured, num_envs: int) -> float:

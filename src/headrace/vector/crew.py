@@ -33,6 +33,7 @@ TELL_S = 30.0
 _TARGET = "headrace.vector.worker:serve"
 _CAPPED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _SLICE_S = 0.25
+_NOWHERE = -1
 Ids = NDArray[np.int64]
 
 
@@ -70,7 +71,9 @@ class Crew:
         self._output = Output(options.log_path)
         self._slab_block = SharedBlock.create(1)
         self._attach: Attach | None = None
-        self._home: dict[int, Handle] = {}
+        self._homes = np.full(options.template.num_envs, _NOWHERE)
+        """[N]; index of the worker that steps each environment."""
+        self._count = sum(map(len, options.groups))
         self._next_index = 0
         self._waiter = Waiter()
         self._whole: list[tuple[Handle, Ids]] = []
@@ -130,17 +133,18 @@ class Crew:
 
     def move(self, env: int) -> None:
         """An environment moves to the successor of its worker; one that nobody is left in is ended."""
-        old = self._home.get(env)
+        old = self.handles.get(int(self._homes[env]))
         if old is None or old.successor is None:
             return
-        self._home[env] = old.successor
+        self._homes[env] = old.successor.index
         self._whole = []
         if not self.housed(old):
             old.child.kill()
 
     def housed(self, handle: Handle) -> list[int]:
         """Environments that a worker steps."""
-        return [env for env in handle.ids if self._home.get(env) is handle]
+        own: list[int] = np.flatnonzero(self._homes == handle.index).tolist()
+        return own
 
     def spawn(self, ids: Sequence[int], *, build: bool, housed: bool = True) -> Handle:
         """Start a worker for these environments.
@@ -171,7 +175,7 @@ class Crew:
         handle = Handle(index, ids, child, mailbox, (ordered, answered), threaded=template.threaded)
         self.handles[index] = handle
         if housed:
-            self._home.update(dict.fromkeys(ids, handle))
+            self._homes[list(ids)] = index
         self._whole = []
         for fd in handle.fds():
             self._waiter.add(fd)
@@ -179,21 +183,16 @@ class Crew:
             handle.tell(self._attach, TELL_S)
         return handle
 
-    def home(self, env: int) -> Handle:
-        """The worker of an environment; started now if it has none."""
-        if env not in self._home:
-            self.spawn([env], build=False)
-        return self._home[env]
-
     def grouped(self, ids: Ids) -> list[tuple[Handle, Ids]]:
-        """These by worker."""
-        everybody = len(ids) == self.options.template.num_envs
+        """These by worker; one is started now for each that has none."""
+        everybody = len(ids) == self._count
         if everybody and self._whole:
             return self._whole
-        by_index: dict[int, list[int]] = {}
-        for env in ids.tolist():
-            by_index.setdefault(self.home(env).index, []).append(env)
-        groups = [(self.handles[index], np.array(part, np.int64)) for index, part in by_index.items()]
+        homes = self._homes[ids]
+        for env in ids[homes == _NOWHERE].tolist():
+            homes = np.where(ids == env, self.spawn([env], build=False).index, homes)
+        parts = [(handle, ids[homes == handle.index]) for handle in self.handles.values()]
+        groups = [(handle, part) for handle, part in parts if len(part)]
         if everybody:
             self._whole = groups
         return groups
@@ -221,11 +220,7 @@ class Crew:
             self._waiter.remove(fd)
         del self.handles[handle.index]
         heir = handle.successor
-        for env in self.housed(handle):
-            if heir is not None:
-                self._home[env] = heir
-            else:
-                del self._home[env]
+        self._homes[self._homes == handle.index] = _NOWHERE if heir is None else heir.index
         for other in self.handles.values():
             if other.successor is handle:
                 other.successor = None

@@ -35,10 +35,8 @@ Work = Callable[[Any], "Returned | Problem"]
 class Batch:
     """Questions that were put together."""
 
-    ids: NDArray[np.int64]
-    listed: list[int]
-    seqs: NDArray[np.int64]
-    numbers: list[int]
+    ids: list[int]
+    seqs: list[int]
     work: list[Work]
     arguments: Sequence[Any]
     where: Sequence[int]
@@ -106,30 +104,30 @@ class Desk:
         assert self._rows is not None
         return self._rows
 
-    def batch(self, ids: NDArray[np.int64]) -> Batch:
+    def batch(self, orders: NDArray[np.int64]) -> Batch:
         """Look up what is asked of these."""
-        slab = self._slab
+        slab, bodies = self._slab, self.bodies
         assert slab is not None
-        listed: list[int] = ids.tolist()
-        seqs = slab.seq[ids]
-        rows = self.row_of(ids, seqs)
-        first, count = int(rows[0]), len(rows)
-        neighbours = int(rows[-1]) - first == count - 1 and (count < 3 or bool((np.diff(rows) == 1).all()))
-        where: Sequence[int] = range(first, first + count) if neighbours else rows.tolist()
-        kinds: list[int] = slab.kind[ids].tolist()
-        bodies = self.bodies
-        if not any(kinds):
-            work: list[Work] = [bodies[env].step for env in listed]
-            return Batch(ids, listed, seqs, seqs.tolist(), work, self._arguments(listed), where, frozenset())
-        work = [self._work(env, kind) for env, kind in zip(listed, kinds, strict=True)]
-        resets = frozenset(place for place, kind in enumerate(kinds) if kind)
-        return Batch(ids, listed, seqs, seqs.tolist(), work, self._arguments(listed), where, resets)
+        ids: list[int] = orders.tolist()
+        place = _index(ids)
+        seqs: list[int] = slab.seq[place].tolist()
+        kinds: list[int] = slab.kind[place].tolist()
+        work: list[Work] = [bodies[env].step for env in ids]
+        resets = frozenset(at for at, kind in enumerate(kinds) if kind) if any(kinds) else frozenset[int]()
+        for at in resets:
+            work[at] = self._work(ids[at], kinds[at])
+        if type(place) is slice and seqs.count(seqs[0]) == len(seqs):
+            first = self.row_of(ids[0], seqs[0])
+            where: Sequence[int] = range(first, first + len(ids))
+        else:
+            where = [self.row_of(env, seq) for env, seq in zip(ids, seqs, strict=True)]
+        return Batch(ids, seqs, work, self._arguments(ids, place), where, resets)
 
-    def row_of(self, ids: NDArray[np.int64], seqs: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where the observations of these answers go."""
-        return ids + (seqs & 1) * self.given.num_envs
+    def row_of(self, env: int, seq: int) -> int:
+        """Where the observation of this answer goes."""
+        return env + (seq & 1) * self.given.num_envs
 
-    def publish(self, ids: NDArray[np.int64], seqs: NDArray[np.int64], where: Sequence[int], settled: Settled) -> bool:
+    def publish(self, ids: list[int], seqs: list[int], where: Sequence[int], settled: Settled) -> bool:
         """Give answers; whether the parent is then to be woken.
 
         Raises:
@@ -137,9 +135,7 @@ class Desk:
         """
         slab = self._slab
         assert slab is not None
-        count = len(ids)
-        first = int(ids[0])
-        place: Any = slice(first, first + count) if int(ids[-1]) - first == count - 1 else ids
+        place = _index(ids)
         slab.reward[place] = settled.rewards
         slab.terminated[place] = settled.terminated
         slab.truncated[place] = settled.truncated
@@ -184,19 +180,16 @@ class Desk:
         self.bodies[env].abandon()
         self.bodies[env] = self._body(env, self.seats[env])
 
-    def _tell(
-        self, ids: NDArray[np.int64], seqs: NDArray[np.int64], where: Sequence[int], settled: Settled
-    ) -> list[int]:
+    def _tell(self, ids: list[int], seqs: list[int], where: Sequence[int], settled: Settled) -> list[int]:
         """Send what does not lie in the slab; whose that is."""
-        listed, numbers = ids.tolist(), seqs.tolist()
         rows = self.rows
-        places = range(len(listed)) if self.talks else sorted({*settled.infos, *settled.problems})
-        infos = {listed[place]: info for place, info in settled.infos.items()}
+        places = range(len(ids)) if self.talks else sorted({*settled.infos, *settled.problems})
+        infos = {ids[place]: info for place, info in settled.infos.items()}
         columns = columns_of(infos) if infos else None
-        envs = [listed[place] for place in places]
-        extras = Extras(envs, [numbers[place] for place in places], {} if columns else infos, columns)
+        envs = [ids[place] for place in places]
+        extras = Extras(envs, [seqs[place] for place in places], {} if columns else infos, columns)
         for place in places:
-            env = listed[place]
+            env = ids[place]
             if place in settled.problems:
                 extras.problems[env] = settled.problems[place]
                 continue
@@ -226,18 +219,16 @@ class Desk:
         phases[seat] = Phase.STEP
         return Body(env, factory, self.given.mode, on_phase, self.given.probes)
 
-    def _arguments(self, ids: list[int]) -> Sequence[Any]:
+    def _arguments(self, ids: list[int], place: slice | list[int]) -> Sequence[Any]:
         slab, codec = self._slab, self._codec
         assert slab is not None
         assert codec is not None
         if codec.as_objects:
             return [self._details.actions.pop(env, None) for env in ids]
-        return codec.decode([column[ids] for column in slab.actions])
+        return codec.decode([column[place] for column in slab.actions])
 
     def _work(self, env: int, kind: int) -> Work:
         body = self.bodies[env]
-        if kind == Kind.STEP:
-            return body.step
         if kind == Kind.AUTORESET:
             return body.autoreset
         seed, options = self._details.resets.pop(env, (None, None))
@@ -248,6 +239,12 @@ class Desk:
             return body.reset(seed, options)
 
         return reset
+
+
+def _index(ids: list[int]) -> slice | list[int]:
+    """What picks these out of an array; neighbours at once."""
+    first, count = ids[0], len(ids)
+    return slice(first, first + count) if ids == list(range(first, first + count)) else ids
 
 
 def _unsendable(extras: Extras, error: Exception) -> Extras:

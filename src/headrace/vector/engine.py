@@ -89,8 +89,8 @@ class Engine:
         self._common += 1
         self._unwritten += 1
         self._first = first
-        if resets:
-            self.renewal.steps[list(resets)] -= 1
+        for env in resets:
+            self.renewal.steps[env] -= 1
 
     def leave_calm(self) -> None:
         """From here on things go the ordinary way: what happened outside of the slots is written into them."""
@@ -218,7 +218,10 @@ class Engine:
                 self.renewal.moving.update(ids)
 
     def interrupted(self) -> None:
-        """Ctrl-C came while environments were stepped in this process: what they did is not known."""
+        """Ctrl-C came while environments were stepped in this process: what they did is not known.
+
+        If there are workers as well, theirs are renewed with them; what they answer comes too late.
+        """
         self.leave_calm()
         self.slots.forget()
         for env in range(self._size):
@@ -260,7 +263,7 @@ class Engine:
         try:
             return self._backend.poll(missing, wait_s)
         except KeyboardInterrupt:
-            if not self._backend.pids():
+            if self._backend.here:
                 self.interrupted()
             raise
 

@@ -19,7 +19,6 @@ from headrace.vector.faults import Fault
 from headrace.vector.opening import Opened, open_environments
 from headrace.vector.options import Options
 from headrace.vector.probes import ProbeValues
-from headrace.vector.serial import Serial
 from headrace.vector.slots import SlotState
 from headrace.vector.taking import Received, take
 
@@ -68,7 +67,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Where the environments run, and why."""
         self._all = np.arange(self.num_envs)
         backend = self._opened.backend
-        self._lane = FastLane(self._engine, backend, self._options.mode) if isinstance(backend, Serial) else None
+        self._lane = FastLane(self._engine, backend, self._options.mode)
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -120,12 +119,11 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         columns, objects = self._opened.codec.encode(actions, self.num_envs)
         engine = self._engine
         engine.pass_over()
-        if self._lane is not None:
-            stepped = self._lane.step(columns, objects)
-            if stepped is not None:
-                self.valid[:] = True
-                return stepped
-        if self._lane is None or not self._lane.asked:
+        stepped = self._lane.step(columns, objects)
+        if stepped is not None:
+            self.valid.fill(True)  # noqa: FBT003 - a value, and not a flag
+            return stepped
+        if not self._lane.asked:
             engine.step(self._all, columns, objects)
         engine.gather(None, self.num_envs)
         engine.raise_fault()

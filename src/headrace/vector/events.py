@@ -72,6 +72,8 @@ class Backend(Protocol):
     """Where environments run."""
 
     slab: Slab
+    here: int
+    """How many of them, the first ones, run in this process: a call of theirs that is broken off goes on nowhere."""
 
     def submit(
         self, ids: Ids, seqs: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]

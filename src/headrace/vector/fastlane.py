@@ -1,4 +1,4 @@
-"""The commonest case, without detours: environments in this process, all of them stepped, nothing wrong."""
+"""The commonest case, without detours: all environments are stepped, and nothing is wrong with any of them."""
 
 from __future__ import annotations
 
@@ -8,30 +8,40 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from headrace.vector.barrier import Barrier
 from headrace.vector.engine import Engine
-from headrace.vector.events import Answers, Event, Failure
+from headrace.vector.events import Answers, Backend, Event, Failure
 from headrace.vector.infos import Infos, columns_of
+from headrace.vector.pool import Pool
 from headrace.vector.rows import Settled
 from headrace.vector.serial import Serial
+from headrace.vector.slab import Kind
+from headrace.vector.split import Split
 
 Stepped = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
 
 class FastLane:
-    """Steps all environments of a `Serial` past the slots and the slab, while nothing is pending.
+    """Steps all environments past the slots, while nothing is pending.
 
     Args:
         engine: Told of everything that is out of the ordinary.
-        serial: Its backend.
+        backend: The engine's.
         mode: The autoreset mode.
     """
 
-    def __init__(self, engine: Engine, serial: Serial, mode: AutoresetMode) -> None:
+    def __init__(self, engine: Engine, backend: Backend, mode: AutoresetMode) -> None:
         self._engine = engine
-        self._serial = serial
         self._mode = mode
         self._rows = engine.rows
         self._size = engine.slots.num_envs
+        self._serial = backend if isinstance(backend, Serial) else None
+        pool = backend if isinstance(backend, Pool) else None
+        if isinstance(backend, Split):
+            self._serial, pool = backend.serial, backend.pool
+        self._barrier = None if pool is None else Barrier(pool)
+        self._here = backend.here
+        self._in_arrays = not (self._rows.layout.objects or (self._serial is not None and self._serial.probing))
         self.asked = False
         """Whether the last `step` that returned None has asked everybody, and the engine has only to be waited for."""
 
@@ -40,54 +50,106 @@ class FastLane:
         self.asked = False
         engine, size = self._engine, self._size
         common = engine.calm()
-        if common is None or self._rows.layout.objects or self._serial.probing:
+        if common is None or not self._in_arrays:
             return None
-        ended = engine.ended
+        if self._barrier is not None and (actions or not self._barrier.undisturbed):
+            return None
         resets: list[int] = []
         if engine.any_ended:
             if self._mode is AutoresetMode.DISABLED:
                 return None  # the engine says what is wrong
-            resets = np.flatnonzero(ended).tolist()
-        first = ((common + 1) & 1) * size
-        try:
-            settled = self._serial.step_all(first, resets, columns, actions)
-        except KeyboardInterrupt:
-            engine.interrupted()
-            raise
-        if settled.problems:
-            self._go_round(settled, resets)
+            resets = np.flatnonzero(engine.ended).tolist()
+        infos = self._infos(common + 1, resets, columns, actions)
+        if infos is None:
             self.asked = True
             return None
+        slab, first = engine.slab, ((common + 1) & 1) * size
+        rewards, terminations, truncations = slab.reward.copy(), slab.terminated.copy(), slab.truncated.copy()
         engine.went(first, resets)
-        terminations, truncations = np.array((settled.terminated, settled.truncated), np.bool_)
-        engine.any_ended = False
-        if self._mode is AutoresetMode.SAME_STEP:
-            pass  # nobody's episode is over: it was reset already
-        elif True in settled.terminated or True in settled.truncated:
-            np.logical_or(terminations, truncations, out=ended)
-            engine.any_ended = True
+        # Where the next episode begins within the step, nobody's is over.
+        engine.any_ended = self._mode is not AutoresetMode.SAME_STEP and bool(terminations.any() or truncations.any())
+        if engine.any_ended:
+            np.logical_or(terminations, truncations, out=engine.ended)
         elif resets:
-            ended[:] = False
-        infos = Infos(size)
+            engine.ended[:] = False
+        observations = self._rows.layout.batch([array[first : first + size].copy() for array in self._rows.arrays], [])
+        return observations, rewards, terminations, truncations, infos
+
+    def _infos(
+        self, seq: int, resets: list[int], columns: list[NDArray[Any]], actions: list[Any]
+    ) -> dict[str, Any] | None:
+        """Step everybody, everything else laid down in the slab and in rows; None if the engine has to go on.
+
+        Args:
+            seq: The number of everybody's next question.
+            resets: Who is reset instead.
+            columns: Actions per leaf.
+            actions: Actions, if they are objects.
+        """
+        barrier, settled, done = self._barrier, None, False
+        if barrier is not None:
+            self._ask(barrier, seq, resets, columns)
+        try:
+            settled = self._step_here(seq, resets, columns, actions)
+            good = settled is None or not settled.problems
+            done = good and (barrier is None or barrier.answered())
+        except KeyboardInterrupt:
+            self._hand_over(resets, settled)  # workers go on; their answers have the numbers of these questions
+            if settled is None and self._serial is not None:
+                self._engine.interrupted()
+            raise
+        if not done:
+            self._hand_over(resets, settled)
+            return None
+        if settled is None:
+            return {}
+        self._lay_down(settled)
+        infos = Infos(self._size)
         if settled.infos:
             alike = columns_of(settled.infos)
             infos.fill({} if alike else settled.infos, [alike] if alike else [], None)
-        observations = self._rows.layout.batch([array[first : first + size].copy() for array in self._rows.arrays], [])
-        return observations, np.array(settled.rewards, np.float64), terminations, truncations, infos.batch
+        return infos.batch
 
-    def _go_round(self, settled: Settled, resets: list[int]) -> None:
-        """Something is wrong with some: let the engine believe that all were asked in the ordinary way."""
-        engine, slab = self._engine, self._engine.slab
+    def _ask(self, barrier: Barrier, seq: int, resets: list[int], columns: list[NDArray[Any]]) -> None:
+        slab = self._engine.slab
+        for own, column in zip(slab.actions, columns, strict=True):
+            own[:] = column
+        slab.seq.fill(seq)
+        slab.kind.fill(Kind.STEP)
+        if resets:
+            slab.kind[resets] = Kind.AUTORESET
+        barrier.ask()
+
+    def _step_here(
+        self, seq: int, resets: list[int], columns: list[NDArray[Any]], actions: list[Any]
+    ) -> Settled | None:
+        if self._serial is None:
+            return None
+        here = self._here
+        if here < self._size:
+            columns, resets = [column[:here] for column in columns], [env for env in resets if env < here]
+        return self._serial.step_all((seq & 1) * self._size, resets, columns, actions)
+
+    def _lay_down(self, settled: Settled) -> None:
+        slab, here = self._engine.slab, self._here
+        slab.reward[:here] = settled.rewards
+        slab.terminated[:here] = settled.terminated
+        slab.truncated[:here] = settled.truncated
+
+    def _hand_over(self, resets: list[int], settled: Settled | None) -> None:
+        """Let the engine believe that all were asked in the ordinary way, and those in this process have answered."""
+        engine = self._engine
         engine.leave_calm()
-        ids = np.arange(self._size)
         engine.slots.send_all()
         engine.slots.is_step[resets] = False
         engine.renewal.count(resets)
-        slab.reward[:], slab.terminated[:], slab.truncated[:] = settled.rewards, settled.terminated, settled.truncated
-        good = np.ones(self._size, np.bool_)
+        if settled is None:
+            return
+        self._lay_down(settled)
+        good = np.ones(self._here, np.bool_)
         good[list(settled.problems)] = False
-        seqs = engine.slots.seq.copy()
-        events: list[Event] = [Answers(ids[good], seqs[good], settled.infos)]
+        ids, seqs = np.flatnonzero(good), engine.slots.seq.copy()
+        events: list[Event] = [Answers(ids, seqs[ids], settled.infos)]
         events += [Failure(env, int(seqs[env]), problem) for env, problem in settled.problems.items()]
         for event in events:
             engine.take_in(event)

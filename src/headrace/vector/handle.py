@@ -93,10 +93,10 @@ class Handle:
         fds = (self.answered.reader_fd, self.child.control.fileno(), self.child.pidfd)
         return [fd for fd in fds if fd >= 0]
 
-    def order(self, ids: NDArray[np.int64], now_s: float) -> None:
-        """Ask these; it wakes us when all are answered, unless `wake_after` says otherwise."""
+    def order(self, ids: NDArray[np.int64], now_s: float, *, wakes: bool = True) -> None:
+        """Ask these; it wakes us when all are answered, unless ``wakes`` is False or `wake_after` says otherwise."""
         self.seats.begin(ids if self.threaded or not self.open else ids[:0], now_s)
-        self._set_wake(self.mailbox.ordered + len(ids))
+        self._set_wake(self.mailbox.ordered + len(ids) if wakes else _NEVER)
         self.mailbox.order(ids)
         self.ordered.set()
 
@@ -110,6 +110,10 @@ class Handle:
         ids = self.mailbox.answers(self.taken, completed)
         self.taken = completed
         return ids
+
+    def pass_by(self) -> None:
+        """All answers were taken in, without asking who gave them."""
+        self.taken = self.mailbox.ordered
 
     def extras_of(self, env: int, seq: int) -> Extras | None:
         """What was sent along with an answer; None if nothing was."""

@@ -38,12 +38,13 @@ def make_plan(server: ForkServer, factories: dict[int, bytes], options: Options)
     """
     workers = None if options.workers == "auto" else options.workers
     threads = None if options.threads_per_worker == "auto" else options.threads_per_worker
+    here = None if options.here == "auto" else options.here
     isolate = options.step_timeout_s is not None
     cores = usable_cores()
     if workers is not None and threads is not None:
-        return choose(None, Machine(cores=cores), len(factories), workers, threads, isolate)
+        return choose(None, Machine(cores=cores), len(factories), workers, threads, isolate, here)
     measured, busy = _measure(server, factories[0], options)
-    return choose(measured, Machine(cores=cores, busy_cores=busy), len(factories), workers, threads, isolate)
+    return choose(measured, Machine(cores=cores, busy_cores=busy), len(factories), workers, threads, isolate, here)
 
 
 def usable_cores() -> int:

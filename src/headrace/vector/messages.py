@@ -33,6 +33,8 @@ class Assignment:
     probes: dict[str, Probe]
     build: bool
     """Whether it builds its environments at once, or each when it is first asked."""
+    eager: bool
+    """Whether it may wait awake: there is a core for every process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from headrace.vector.engine import Engine
 from headrace.vector.events import Backend
 from headrace.vector.limits import Limits
 from headrace.vector.measuring import make_plan
-from headrace.vector.messages import Assignment, Spaces
+from headrace.vector.messages import Assignment, Built, Spaces
 from headrace.vector.options import Options
 from headrace.vector.pool import Pool
 from headrace.vector.preloading import modules_of, pickled
@@ -30,6 +30,7 @@ from headrace.vector.serial import Serial
 from headrace.vector.slab import Slab, plan
 from headrace.vector.slots import Policy, Slots
 from headrace.vector.spaces import ActionCodec, Layout
+from headrace.vector.split import Split
 from headrace.vector.stepping import Factory
 
 Space = spaces.Space[Any]
@@ -86,33 +87,43 @@ def open_environments(factories: Sequence[Factory], options: Options) -> Opened:
         if chosen.workers == 0:
             server.close()
             return _open_here(factories, options, chosen)
-        return _open_workers(Crew(server, _crew_options(data, options, chosen)), options, chosen)
+        return _open_workers(Crew(server, _crew_options(data, options, chosen)), factories, options, chosen)
     except BaseException:
         server.close()
         raise
 
 
 def _open_here(factories: Sequence[Factory], options: Options, chosen: Plan) -> Opened:
-    serial = Serial(factories, options.mode, options.probes or {}, _limits(options))
-    serial.build()
+    serial, built = _build_here(factories, options)
     try:
-        made: list[Any] = [body.env for body in serial.bodies]
-        found = [Spaces((env,), one.observation_space, one.action_space) for env, one in enumerate(made)]
-        described = describe(found, dict(made[0].metadata), made[0].render_mode, options)
+        described = describe(built.spaces, built.metadata, built.render_mode, options)
         layout, codec = _layouts(described)
-        slab = Slab.private(plan(layout, codec.layout, len(made), shared_rows=True)[0])
+        slab = Slab.private(plan(layout, codec.layout, len(factories), shared_rows=True)[0])
         rows = _rows(layout, slab, options)
         serial.attach(slab, rows, codec)
-        slots = Slots(len(made), _policy(options, len(made)))
+        slots = Slots(len(factories), _policy(options, len(factories)))
         return _opened(serial, Engine(serial, rows, slots, options.mode), codec, described, chosen)
     except BaseException:
         serial.close(0.0)
         raise
 
 
-def _open_workers(crew: Crew, options: Options, chosen: Plan) -> Opened:
+def _build_here(factories: Sequence[Factory], options: Options) -> tuple[Serial, Built]:
+    """Environments of this process, and what a worker would say of them."""
+    serial = Serial(factories, options.mode, options.probes or {}, _limits(options))
+    serial.build()
+    made: list[Any] = [body.env for body in serial.bodies]
+    found = [Spaces((env,), one.observation_space, one.action_space) for env, one in enumerate(made)]
+    return serial, Built(found, dict(made[0].metadata), made[0].render_mode)
+
+
+def _open_workers(crew: Crew, factories: Sequence[Factory], options: Options, chosen: Plan) -> Opened:
+    serial: Serial | None = None
     try:
         built = crew.start()
+        if chosen.here:
+            serial, own = _build_here(factories[: chosen.here], options)
+            built.insert(0, own)
         first = built[0]
         found = [group for message in built for group in message.spaces]
         described = describe(found, first.metadata, first.render_mode, options)
@@ -126,9 +137,15 @@ def _open_workers(crew: Crew, options: Options, chosen: Plan) -> Opened:
             rows = Rows.private(layout, count, check_finite=options.check_finite)
         slots = Slots(count, _policy(options, count))
         pool = Pool(crew, slab, slots)
-        return _opened(pool, Engine(pool, rows, slots, options.mode), codec, described, chosen)
+        backend: Backend = pool
+        if serial is not None:
+            serial.attach(slab, rows, codec)
+            backend = Split(serial, pool)
+        return _opened(backend, Engine(backend, rows, slots, options.mode), codec, described, chosen)
     except BaseException:
         crew.close(0.0)
+        if serial is not None:
+            serial.close(0.0)
         raise
 
 
@@ -177,7 +194,7 @@ def _policy(options: Options, count: int) -> Policy:
 def _crew_options(data: dict[int, bytes], options: Options, chosen: Plan) -> CrewOptions:
     count = len(data)
     workers = min(chosen.workers, count)
-    edges = [round(place * count / workers) for place in range(workers + 1)]
+    edges = [chosen.here + round(place * (count - chosen.here) / workers) for place in range(workers + 1)]
     template = Assignment(
         num_envs=count,
         factories=data,
@@ -187,6 +204,7 @@ def _crew_options(data: dict[int, bytes], options: Options, chosen: Plan) -> Cre
         threaded=chosen.threads > 1,
         probes=dict(options.probes or {}),
         build=True,
+        eager=chosen.here > 0,
     )
     groups = [list(range(first, end)) for first, end in itertools.pairwise(edges)]
     return CrewOptions(groups=groups, template=template, limits=_limits(options), log_path=options.log_path)

@@ -44,6 +44,7 @@ class Options:
     """See `headrace.vector.env.VectorEnv`."""
 
     workers: int | Literal["auto"] = "auto"
+    here: int | Literal["auto"] = "auto"
     threads_per_worker: int | Literal["auto"] = "auto"
     step_timeout_s: float | None = None
     reset_timeout_s: float = 120.0
@@ -60,18 +61,19 @@ class Options:
     log_path: str | Path | None = None
 
     def __post_init__(self) -> None:
-        for name in ("workers", "threads_per_worker"):
+        for name in ("workers", "here", "threads_per_worker"):
             _check_count(name, getattr(self, name), at_least=1 if name == "threads_per_worker" else 0)
         for name in ("reset_timeout_s", "start_timeout_s", "close_timeout_s"):
             _check_seconds(name, getattr(self, name))
         if self.step_timeout_s is not None:
             _check_seconds("step_timeout_s", self.step_timeout_s)
-            if self.workers == 0:
+            if self.workers == 0 or self.here not in ("auto", 0):
                 raise ConfigError(
                     "nobody can enforce step_timeout_s in this process",
                     step_timeout_s=self.step_timeout_s,
-                    workers=0,
-                    fix="take at least one worker, or leave step_timeout_s out",
+                    workers=self.workers,
+                    here=self.here,
+                    fix="take at least one worker and here=0, or leave step_timeout_s out",
                 )
         if self.on_fault not in ("replace", "raise"):
             raise ConfigError("on_fault is unknown", found=self.on_fault, fix='take "replace" or "raise"')
@@ -105,7 +107,7 @@ def _check_count(name: str, value: object, at_least: int) -> None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
         raise ConfigError(
-            f"{name} is not a number of {name.partition('_')[0]}",
+            f"{name} is not a number of {'environments' if name == 'here' else name.partition('_')[0]}",
             expected=f'"auto", or a whole number from {at_least}',
             found=repr(value),
             fix=f'give {name} as a whole number, or "auto"',

@@ -42,15 +42,18 @@ class Pool:
 
     def __init__(self, crew: Crew, slab: Slab, slots: Slots) -> None:
         self.slab = slab
+        self.here = 0
         self._slots = slots
-        self._crew = crew
+        self.crew = crew
         self._limits = crew.options.limits
         self._clock = MonotonicClock()
         self._interrupted: dict[int, Late] = {}
         self._calls = 0
-        self._look_at_s = 0.0
+        self.look_at_s = 0.0
+        """When somebody is to look whether a worker is late; by the monotonic clock."""
         self._wants_all = False
-        self._later: list[Event] = []
+        self.later: list[Event] = []
+        """Known, and not told yet."""
 
     def submit(
         self, ids: Ids, seqs: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]
@@ -59,8 +62,8 @@ class Pool:
         now_s = self._clock.now()
         for env in resets:
             if self.slab.kind[env] == Kind.RENEW:
-                self._crew.move(env)
-        for handle, part in self._crew.grouped(ids):
+                self.crew.move(env)
+        for handle, part in self.crew.grouped(ids):
             if resets or actions:
                 own = part.tolist()
                 own_resets = {env: resets[env] for env in own if env in resets}
@@ -71,20 +74,20 @@ class Pool:
 
     def poll(self, missing: int, timeout_s: float) -> list[Event]:
         """See `Backend.poll`."""
-        events = [*self._collect(), *self._later]
-        self._later = []
+        events = [*self._collect(), *self.later]
+        self.later = []
         if events:
             return events
         until_s = self._clock.now() + timeout_s
         armed = self._arm(missing)
-        while armed and not self._crew.alarm:
+        while armed and not self.crew.alarm:
             now_s = self._clock.now()
-            if now_s >= min(until_s, self._look_at_s):
+            if now_s >= min(until_s, self.look_at_s):
                 break
-            self._crew.wait(min(until_s, self._look_at_s) - now_s)
+            self.crew.wait(min(until_s, self.look_at_s) - now_s)
             armed = self._waits_for_more()
         events = self._collect()
-        if self._crew.alarm or self._clock.now() >= self._look_at_s:
+        if self.crew.alarm or self._clock.now() >= self.look_at_s:
             self._look(events)
         return events
 
@@ -97,20 +100,20 @@ class Pool:
         packed = cloudpickle.dumps(data)
         wanted: dict[int, list[int]] = {}
         now_s = self._clock.now()
-        for handle, part in self._crew.grouped(np.array(sorted(ids), np.int64)):
+        for handle, part in self.crew.grouped(np.array(sorted(ids), np.int64)):
             handle.seats.begin(part, now_s)
             handle.tell(Call(self._calls, part.tolist(), name, packed, sets), TELL_S)
             wanted[handle.index] = part.tolist()
         values: dict[int, Any] = {}
         problems: list[tuple[int, Any]] = []
         while wanted:
-            self._crew.wait(self._limits.look_s)
+            self.crew.wait(self._limits.look_s)
             for index, own in list(wanted.items()):
                 reply = self._reply(index, own)
                 if reply is not None:
                     values.update(reply.values)
                     problems += [reply.problem] if reply.problem else []
-                    self._later += _broken_by(reply)
+                    self.later += _broken_by(reply)
                     del wanted[index]
         if problems:
             env, problem = min(problems, key=lambda found: found[0])
@@ -120,15 +123,17 @@ class Pool:
     def close(self, timeout_s: float) -> None:
         """See `Backend.close`."""
         del self.slab
-        self._crew.close(timeout_s)
+        self.crew.close(timeout_s)
 
     def pids(self) -> dict[int, int]:
         """See `Backend.pids`."""
-        return {index: handle.child.pid for index, handle in sorted(self._crew.handles.items())}
+        return {index: handle.child.pid for index, handle in sorted(self.crew.handles.items())}
 
     def _arm(self, missing: int) -> bool:
         """Say when to be woken; False if that has happened already."""
-        asked = [handle for handle in self._crew.handles.values() if handle.open > 0]
+        asked = [handle for handle in self.crew.handles.values() if handle.open > 0]
+        if not asked:
+            return True  # a replacement has to wait
         total = sum(handle.open for handle in asked)
         self._wants_all = missing >= total
         share = math.ceil(missing / max(1, len(asked)))
@@ -137,11 +142,11 @@ class Pool:
 
     def _waits_for_more(self) -> bool:
         """Whether somebody is still missing, where all are wanted."""
-        return self._wants_all and any(handle.unanswered > 0 for handle in self._crew.handles.values())
+        return self._wants_all and any(handle.unanswered > 0 for handle in self.crew.handles.values())
 
     def _collect(self) -> list[Event]:
         """Answers that are there."""
-        found = [(handle, handle.take()) for handle in self._crew.handles.values()]
+        found = [(handle, handle.take()) for handle in self.crew.handles.values()]
         found = [(handle, ids) for handle, ids in found if len(ids)]
         if not found:
             return []
@@ -194,22 +199,22 @@ class Pool:
             events: What is known and not taken in yet; what is found is added.
         """
         now_s = self._clock.now()
-        self._look_at_s = now_s + self._limits.look_s
-        self._crew.alarm = False
-        for handle in list(self._crew.handles.values()):
+        self.look_at_s = now_s + self._limits.look_s
+        self.crew.alarm = False
+        for handle in list(self.crew.handles.values()):
             for env, late in handle.given_up().items():
                 events += self._abandoned(handle, env, late)
             if handle.worn_out:
-                self._crew.relieve(handle)
-                events.append(Moves(tuple(self._crew.housed(handle))))
+                self.crew.relieve(handle)
+                events.append(Moves(tuple(self.crew.housed(handle))))
             busy = [env for env in handle.ids if self._is_busy(env) and env not in handle.giving_up]
             self._watch(handle, busy if handle.open > 0 else [], now_s)
-        ended = {child.id: child.exit_code for child in self._crew.server.collect()}
-        for handle in list(self._crew.handles.values()):
+        ended = {child.id: child.exit_code for child in self.crew.server.collect()}
+        for handle in list(self.crew.handles.values()):
             if handle.name in ended:
                 self._ended(handle, ended[handle.name] or 0, events)
-        if self._crew.server.error is not None:
-            raise self._crew.server.error
+        if self.crew.server.error is not None:
+            raise self.crew.server.error
 
     def _watch(self, handle: Handle, busy: list[int], now_s: float) -> None:
         if handle.culprit is not None:
@@ -242,7 +247,7 @@ class Pool:
             handle.was_stopped = True
             handle.child.kill()
             return
-        handle.dump = StackDump(handle.child.send_signal, handle.child.pid, self._crew.stacks, self._limits.dump_s)
+        handle.dump = StackDump(handle.child.send_signal, handle.child.pid, self.crew.stacks, self._limits.dump_s)
 
     def _abandoned(self, handle: Handle, env: int, late: Late) -> list[Event]:
         """A thread was left alone: its question is answered by that."""
@@ -258,16 +263,16 @@ class Pool:
         said = next((message.error for message in handle.replies if isinstance(message, Failed)), None)
         guilty = self._guilty(handle, exit_code, said)
         name, pid = handle.name, handle.child.pid
-        housed = self._crew.housed(handle)
+        housed = self.crew.housed(handle)
         for env in sorted(housed, key=lambda env: env not in guilty):  # who is to blame is told of first
             problem = guilty.get(env) or losses.lost_with(name, pid, exit_code, guilty)
             asked = self._is_busy(env) and env not in answered
             events.append(Failure(env, int(self._slots.seq[env]) if asked else -1, problem))
         others = [env for env in housed if env not in guilty or len(guilty) > 1 or len(housed) == 1]
         inherited = handle.successor is not None
-        self._crew.bury(handle)
+        self.crew.bury(handle)
         if others and not inherited:
-            self._crew.spawn(others, build=False)
+            self.crew.spawn(others, build=False)
 
     def _guilty(self, handle: Handle, exit_code: int, said: HeadraceError | None) -> dict[int, Problem]:
         """Environments their worker was in when it ended, with what is wrong with each."""
@@ -284,7 +289,7 @@ class Pool:
 
     def _reply(self, index: int, own: list[int]) -> Returned | None:
         """What a worker returned from the newest call, or what has to stand for it."""
-        handle = self._crew.handles.get(index)
+        handle = self.crew.handles.get(index)
         if handle is None:
             return Returned(self._calls, {}, (own[0], losses.call_lost()))
         for message in handle.replies:

@@ -54,20 +54,20 @@ class Rows:
         arrays = [np.zeros((2 * num_envs, *part.shape), part.dtype) for part in layout.arrays]
         return cls(layout, arrays, check_finite=check_finite)
 
-    def try_write(self, first: int, values: Sequence[Any]) -> bool:
-        """Lay observations down in neighbouring rows, at once; False if at least one may not fit.
+    def try_write(self, where: Sequence[int], values: Sequence[Any]) -> bool:
+        """Lay observations down at once; False if at least one may not fit.
 
         Args:
-            first: The first row.
+            where: Their rows; a range if they are neighbours.
             values: One observation per row.
         """
         try:
             if self._only is not None:
-                self._write_leaf(0, self._only, first, values)
+                self._write_leaf(0, self._only, where, values)
             else:
                 self._check_nodes(values)
                 for place, part in enumerate(self.layout.arrays):
-                    self._write_leaf(place, part, first, [part.of(value) for value in values])
+                    self._write_leaf(place, part, where, [part.of(value) for value in values])
         except (_Doubt, AttributeError, KeyError, IndexError, TypeError, ValueError):
             return False
         return True
@@ -111,23 +111,30 @@ class Rows:
                 if len(value) != size:
                     raise _Doubt
 
-    def _write_leaf(self, place: int, part: Part, first: int, items: Sequence[Any]) -> None:
-        """One leaf of neighbouring rows at once."""
+    def _write_leaf(self, place: int, part: Part, where: Sequence[int], items: Sequence[Any]) -> None:
+        """One leaf of several rows at once; of neighbours without a copy in between."""
         shape, dtype, count = part.shape, part.dtype, len(items)
         assert dtype is not None
+        neighbours, first = type(where) is range, where[0]
         if shape:
             if [item.shape for item in items].count(shape) != count:
                 raise _Doubt
-            block = self._joined[place][first * shape[0] : (first + count) * shape[0]]
+            if neighbours:
+                block = self._joined[place][first * shape[0] : (first + count) * shape[0]]
+            else:
+                block = np.empty((count * shape[0], *shape[1:]), dtype)
             np.concatenate(items, out=block, casting="same_kind")
         else:
             found = np.array(items)
             if found.shape != (count,) or not np.can_cast(found.dtype, dtype, "same_kind"):
                 raise _Doubt
-            block = self.arrays[place][first : first + count]
-            block[:] = found
+            block = found.astype(dtype, copy=False)
+            if neighbours:
+                self.arrays[place][first : first + count] = block
         if self.check_finite and dtype.kind in "fc" and not np.isfinite(block).all():
             raise _Doubt
+        if not neighbours:
+            self.arrays[place][where] = block.reshape(count, *shape)
 
     def write(self, row: int, value: Any, phase: str) -> Problem | None:
         """Lay one observation down; what is wrong with it, if anything is.
@@ -215,7 +222,7 @@ def settle(
         returned = _check_finals(rows, where, settled.infos, returned)
         if any(isinstance(one, Problem) for one in returned):
             return _settle_each(rows, where, returned, resets)
-    if not (type(where) is range and rows.try_write(where[0], observations)):
+    if not rows.try_write(where, observations):
         return _settle_each(rows, where, returned, resets)
     for part in rows.layout.objects:
         settled.objects.append([part.of(observation) for observation in observations])

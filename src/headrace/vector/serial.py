@@ -51,6 +51,7 @@ class Serial:
         """Whom these calls belong to."""
         self.probing = bool(wanted)
         """Whether there is anything to evaluate."""
+        self.here = len(factories)
         self._phase = Phase.STEP
         self._steps: list[Any] | None = None
         """What steps each environment; None: it has to be looked up."""
@@ -104,7 +105,7 @@ class Serial:
         self.asked = listed
         ids = np.array(listed, np.int64)
         seqs = np.array([seq for _, seq in asked], np.int64)
-        slab, size = self.slab, len(self.bodies)
+        slab, size = self.slab, len(self.slab.seq)
         rows = ids + (seqs & 1) * size
         first = int(rows[0])
         neighbours = bool((rows == np.arange(first, first + len(rows))).all())

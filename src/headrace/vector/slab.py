@@ -203,7 +203,7 @@ class Mailbox:
         """Who is asked, from question ``start`` on, counted from 0."""
         return _get(self._orders, start, self._numbers[_ORDERED])
 
-    def answer(self, ids: NDArray[np.int64]) -> bool:
+    def answer(self, ids: Sequence[int]) -> bool:
         """These have answered; whether the parent is to be woken."""
         completed = self._numbers[_COMPLETED]
         _put(self._answers, completed, ids)
@@ -241,7 +241,7 @@ class Mailbox:
         self._block.close()
 
 
-def _put(ring: NDArray[np.int64], at: int, ids: NDArray[np.int64]) -> None:
+def _put(ring: NDArray[np.int64], at: int, ids: Sequence[int] | NDArray[np.int64]) -> None:
     start = at % len(ring)
     end = start + len(ids)
     if end <= len(ring):

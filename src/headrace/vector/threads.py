@@ -65,7 +65,7 @@ class InThreads:
 
     def run(self, batch: Batch) -> None:
         """Hand all of it out."""
-        seats = [self._seat(env) for env in batch.listed]
+        seats = [self._seat(env) for env in batch.ids]
         jobs = [functools.partial(self._step, seat, batch, place) for place, seat in enumerate(seats)]
         for seat, job in zip(seats, jobs, strict=True):  # quickly: each wakes a thread, which then waits for this one
             seat.jobs.put(job, timeout=_LOOK_S)
@@ -142,7 +142,7 @@ class InThreads:
 
     def _lay_down(self, batch: Batch, place: int, row: int, returned: Any) -> bool:
         if not self._desk.talks and self._desk.rows.write_plain(row, returned):
-            return self._desk.publish_plain(batch.listed[place], batch.numbers[place], returned)
+            return self._desk.publish_plain(batch.ids[place], batch.seqs[place], returned)
         where, here = range(row, row + 1), slice(place, place + 1)
         settled = settle(self._desk.rows, where, [returned], (0,) if place in batch.resets else ())
         return self._desk.publish(batch.ids[here], batch.seqs[here], where, settled)

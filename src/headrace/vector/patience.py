@@ -1,0 +1,54 @@
+"""Waiting awake for a moment: to fall asleep and be woken costs more than the wait, if it is a short one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+_TAKEN_AWAY_S = 0.002
+"""A yield that lasts so long has given the core to somebody who needs it."""
+_FEWEST, _MOST = 4, 1024
+
+
+class Patience:
+    """Decides whether to wait awake.
+
+    The core is offered to others all the while. After it did not pay, or somebody else took the core for long, the next
+    waits are slept through, twice as many each time. Only for as many processes as there are cores: beyond that a waiting one is in the way of a working one.
+
+    Args:
+        most_s: At most so long; 0: never.
+        clock: Seconds.
+        give_way: Offers the core to others; None: the system's way to.
+    """
+
+    def __init__(
+        self,
+        most_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        give_way: Callable[[], object] | None = None,
+    ) -> None:
+        self._most_s = most_s
+        self._clock = clock
+        self._give_way = give_way or getattr(os, "sched_yield", int)
+        self._asleep = 0
+        """Waits that are to be slept through."""
+        self._penalty = _FEWEST
+
+    def lasts(self, come: Callable[[], bool]) -> bool:
+        """Whether what is waited for has come while waiting awake; False: sleep until it does."""
+        if self._asleep or not self._most_s:
+            self._asleep = max(0, self._asleep - 1)
+            return False
+        now_s = begun_s = self._clock()
+        while not come():
+            before_s = now_s
+            self._give_way()
+            now_s = self._clock()
+            if now_s - before_s > _TAKEN_AWAY_S or now_s - begun_s > self._most_s:
+                self._asleep = self._penalty
+                self._penalty = min(2 * self._penalty, _MOST)
+                return come()
+        self._penalty = max(_FEWEST, self._penalty // 2)
+        return True

@@ -1,0 +1,66 @@
+"""Environments in this process and in workers: while those step theirs, this process steps its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from headrace.vector.events import Event, Ids
+from headrace.vector.pool import Pool
+from headrace.vector.serial import Serial
+
+
+class Split:
+    """A `headrace.vector.events.Backend` made of two.
+
+    Args:
+        serial: The first environments.
+        pool: All others, on the same slab.
+    """
+
+    def __init__(self, serial: Serial, pool: Pool) -> None:
+        self.serial = serial
+        self.pool = pool
+        self.slab = pool.slab
+        self.here = serial.here
+        self._asked = False
+
+    def submit(
+        self, ids: Ids, seqs: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]
+    ) -> None:
+        """See `Backend.submit`."""
+        mine = int(np.searchsorted(ids, self.here))
+        if mine < len(ids):
+            self.pool.submit(ids[mine:], seqs[mine:], _only(resets, ids[mine:]), actions)
+        if mine:
+            self._asked = True
+            self.serial.submit(ids[:mine], seqs[:mine], _only(resets, ids[:mine]), actions)
+
+    def poll(self, missing: int, timeout_s: float) -> list[Event]:
+        """See `Backend.poll`; what is asked of this process is done first."""
+        if not self._asked:
+            return self.pool.poll(missing, timeout_s)
+        self._asked = False
+        return self.serial.poll(missing, 0.0) + self.pool.poll(0, 0.0)
+
+    def call(self, name: str, data: Any, ids: list[int], *, sets: bool) -> dict[int, Any]:
+        """See `Backend.call`."""
+        mine, theirs = [env for env in ids if env < self.here], [env for env in ids if env >= self.here]
+        values = self.serial.call(name, data, mine, sets=sets) if mine else {}
+        return values | (self.pool.call(name, data, theirs, sets=sets) if theirs else {})
+
+    def close(self, timeout_s: float) -> None:
+        """See `Backend.close`."""
+        del self.slab
+        self.pool.close(timeout_s)
+        self.serial.close(timeout_s)
+
+    def pids(self) -> dict[int, int]:
+        """See `Backend.pids`."""
+        return self.pool.pids()
+
+
+def _only(resets: Mapping[int, Any], ids: Ids) -> dict[int, Any]:
+    return {env: resets[env] for env in ids.tolist() if env in resets}
