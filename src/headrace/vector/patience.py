@@ -31,7 +31,7 @@ class Patience:
     ) -> None:
         self._most_s = most_s
         self._clock = clock
-        self._give_way = give_way or getattr(os, "sched_yield", int)
+        self._give_way: Callable[[], object] = give_way or getattr(os, "sched_yield", int)
         self._asleep = 0
         """Waits that are to be slept through."""
         self._penalty = _FEWEST
