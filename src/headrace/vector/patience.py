@@ -11,6 +11,11 @@ _TAKEN_AWAY_S = 0.002
 _FEWEST, _MOST = 4, 1024
 
 
+def _offer_core() -> None:
+    if hasattr(os, "sched_yield"):
+        os.sched_yield()
+
+
 class Patience:
     """Decides whether to wait awake.
 
@@ -31,7 +36,7 @@ class Patience:
     ) -> None:
         self._most_s = most_s
         self._clock = clock
-        self._give_way: Callable[[], object] = give_way or getattr(os, "sched_yield", int)
+        self._give_way = give_way or _offer_core
         self._asleep = 0
         """Waits that are to be slept through."""
         self._penalty = _FEWEST
