@@ -7,7 +7,9 @@ import itertools
 import numpy as np
 
 from headrace.core.clock import MonotonicClock
+from headrace.vector.infos import Columns
 from headrace.vector.pool import Pool
+from headrace.vector.slab import Note
 
 
 class Barrier:
@@ -38,22 +40,32 @@ class Barrier:
         for handle, part in groups:
             handle.order(part, now_s, wakes=handle is last)  # likely the last to finish: it alone need wake us
 
-    def answered(self) -> bool:
+    def answered(self, seq: int) -> list[Columns] | None:
         """Wait for the answers.
 
+        Args:
+            seq: Their number.
+
         Returns:
-            Whether they are all there, and their arrays say it all; otherwise the pool says what there is.
+            Their infos, if they are all there, and the slab holds the rest; otherwise the pool says what there is.
         """
         crew, pool, now_s = self._crew, self._pool, self._clock.now()
         groups = crew.grouped(self._everybody)
         for handle, _ in reversed(groups):
             while handle.wake_after(handle.open):
                 if crew.alarm or now_s >= pool.look_at_s:
-                    return False
+                    return None
                 crew.wait(pool.look_at_s - now_s)
                 now_s = self._clock.now()
-        if pool.slab.note[self._everybody[0] :].any():
-            return False
+        infos: list[Columns] = []
+        notes = pool.slab.note
+        if notes[self._everybody[0] :].any():
+            for handle, part in groups:
+                noted: list[int] = part[notes[part] != Note.NOTHING].tolist()
+                columns = handle.columns_of(noted, seq) if noted else []
+                if columns is None:
+                    return None
+                infos += columns
         for handle, _ in groups:
             handle.pass_by()
-        return True
+        return infos

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from headrace.vector.barrier import Barrier
 from headrace.vector.engine import Engine
 from headrace.vector.events import Answers, Backend, Event, Failure
-from headrace.vector.infos import Infos, columns_of
+from headrace.vector.infos import Columns, Info, Infos, columns_of
 from headrace.vector.pool import Pool
 from headrace.vector.rows import Settled
 from headrace.vector.serial import Serial
@@ -86,29 +87,33 @@ class FastLane:
             columns: Actions per leaf.
             actions: Actions, if they are objects.
         """
-        barrier, settled, done = self._barrier, None, False
+        barrier, settled = self._barrier, None
+        columns_there: list[Columns] | None = None
         if barrier is not None:
             self._ask(barrier, seq, resets, columns)
         try:
             settled = self._step_here(seq, resets, columns, actions)
-            good = settled is None or not settled.problems
-            done = good and (barrier is None or barrier.answered())
+            if settled is None or not settled.problems:
+                columns_there = [] if barrier is None else barrier.answered(seq)
         except KeyboardInterrupt:
             self._hand_over(resets, settled)  # workers go on; their answers have the numbers of these questions
             if settled is None and self._serial is not None:
                 self._engine.interrupted()
             raise
-        if not done:
+        if columns_there is None:
             self._hand_over(resets, settled)
             return None
-        if settled is None:
+        if settled is not None:
+            self._lay_down(settled)
+        return self._put_together({} if settled is None else settled.infos, columns_there)
+
+    def _put_together(self, infos: Mapping[int, Info], columns: list[Columns]) -> dict[str, Any]:
+        if not infos and not columns:
             return {}
-        self._lay_down(settled)
-        infos = Infos(self._size)
-        if settled.infos:
-            alike = columns_of(settled.infos)
-            infos.fill({} if alike else settled.infos, [alike] if alike else [], None)
-        return infos.batch
+        alike = columns_of(infos) if infos else None
+        batch = Infos(self._size)
+        batch.fill({} if alike else infos, [alike, *columns] if alike else columns, None)
+        return batch.batch
 
     def _ask(self, barrier: Barrier, seq: int, resets: list[int], columns: list[NDArray[Any]]) -> None:
         slab = self._engine.slab

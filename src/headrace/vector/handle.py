@@ -14,6 +14,7 @@ from headrace.core.errors import ChannelClosed, ComponentError
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.forkserver import Child
 from headrace.ipc.stacks import StackDump
+from headrace.vector.infos import Columns
 from headrace.vector.messages import Abandon, Extras, unpack
 from headrace.vector.seats import Late, Seats
 from headrace.vector.signals import Signal
@@ -121,6 +122,17 @@ class Handle:
             self.read()
         found = self.extras.get(env)
         return found if found is not None and found.seqs[found.ids.index(env)] == seq else None
+
+    def columns_of(self, ids: list[int], seq: int) -> list[Columns] | None:
+        """Infos sent along with answers of this number by exactly these; None if anything else was sent along."""
+        self.read()
+        sent = {id(extras): extras for extras in map(self.extras.get, ids)}
+        found: list[Columns] = []
+        for extras in sent.values():
+            if extras is None or extras.columns is None or extras.has_more or set(extras.seqs) != {seq}:
+                return None
+            found.append(extras.columns)
+        return found if sorted(env for columns in found for env in columns.envs) == ids else None
 
     def read(self) -> None:
         """Take in what it has said; never waits."""

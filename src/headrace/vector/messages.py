@@ -98,6 +98,11 @@ class Extras:
     """Where observations do not lie in the slab: per environment one array per leaf."""
     probes: dict[int, dict[str, Any]] = field(default_factory=dict)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there is anything beside columns."""
+        return bool(self.infos or self.objects or self.problems or self.rows or self.probes)
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
