@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,8 +83,11 @@ class Crew:
         """To which file workers append their stacks."""
         return self._output.stacks
 
-    def start(self) -> list[Built]:
+    def start(self, meanwhile: Callable[[], object]) -> list[Built]:
         """Start every worker and wait until all environments are built.
+
+        Args:
+            meanwhile: What to do while they build. What it raises goes through.
 
         Raises:
             EnvironmentNotBuilt: One of them could not be built; the error names it.
@@ -94,6 +97,7 @@ class Crew:
         deadline = Deadline(limit_s)
         left = {handle.index: handle for handle in (self.spawn(ids, build=True) for ids in self.options.groups)}
         built: dict[int, Built] = {}
+        meanwhile()
         while left:
             self.wait(min(deadline.left_s(), _SLICE_S))
             ended = {child.id: child.exit_code for child in self.server.collect()}

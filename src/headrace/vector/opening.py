@@ -119,11 +119,17 @@ def _build_here(factories: Sequence[Factory], options: Options) -> tuple[Serial,
 
 def _open_workers(crew: Crew, factories: Sequence[Factory], options: Options, chosen: Plan) -> Opened:
     serial: Serial | None = None
-    try:
-        built = crew.start()
+    own: list[Built] = []
+
+    def build_own() -> None:
+        nonlocal serial
         if chosen.here:
-            serial, own = _build_here(factories[: chosen.here], options)
-            built.insert(0, own)
+            serial, mine = _build_here(factories[: chosen.here], options)
+            own.append(mine)
+
+    try:
+        theirs = crew.start(build_own)
+        built = [*own, *theirs]
         first = built[0]
         found = [group for message in built for group in message.spaces]
         described = describe(found, first.metadata, first.render_mode, options)
