@@ -303,7 +303,7 @@ def test_a_worker_that_is_killed_between_steps_costs_its_own() -> None:
 
 
 @pytest.mark.parametrize("backend", ISOLATED)
-@pytest.mark.parametrize("unseen", [0, 1], ids=["seen while looking", "seen before"])
+@pytest.mark.parametrize("unseen", [0, -1], ids=["seen while looking", "seen before"])
 def test_answers_of_workers_that_ended_since_count_and_their_environments_are_gone(
     backend: str, unseen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,9 +141,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             VectorMisused: The actions do not fit, or one of the environments is busy; nothing was sent.
         """
         self._check_open()
-        ids = self._all if env_ids is None else _ids(env_ids, self.num_envs)
+        ids, ascend = (self._all, True) if env_ids is None else _ids(env_ids, self.num_envs)
         columns, objects = self._opened.codec.encode(actions, len(ids))
-        if env_ids is not None and len(ids) > 1 and (np.diff(ids) < 0).any():
+        if not ascend:
             order = np.argsort(ids)
             ids, columns = ids[order], [column[order] for column in columns]
             objects = [objects[place] for place in order.tolist()] if objects else objects
@@ -165,7 +165,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             VectorMisused: One of the environments is busy; nothing was sent.
         """
         self._check_open()
-        ids = _ids(env_ids, self.num_envs)
+        ids, _ = _ids(env_ids, self.num_envs)
         order = np.argsort(ids)
         self._engine.reset(ids[order], [seeds[place] for place in order.tolist()], options)
 
@@ -246,7 +246,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """
         self._check_open()
         self._engine.check_idle("apply")
-        ids = self._all.tolist() if env_ids is None else _ids(env_ids, self.num_envs).tolist()
+        ids = self._all.tolist() if env_ids is None else _ids(env_ids, self.num_envs)[0].tolist()
         values = self._opened.backend.call("", ((function,), {}), ids, sets=False)
         return tuple(values[env] for env in ids)
 
@@ -328,14 +328,18 @@ def _mask(mask: Any, count: int) -> NDArray[np.bool_]:
     return mask
 
 
-def _ids(env_ids: Sequence[int] | NDArray[Any], count: int) -> Ids:
+def _ids(env_ids: Sequence[int] | NDArray[Any], count: int) -> tuple[Ids, bool]:
+    """Numbers of environments, and whether they ascend."""
     given = np.asarray(env_ids)
     ids = given.astype(np.int64) if given.dtype.kind in "iu" else np.full(1, -1)
-    if ids.ndim != 1 or not len(ids) or ids.min() < 0 or ids.max() >= count or len(np.unique(ids)) != len(ids):
+    flat = ids.ndim == 1 and len(ids) > 0
+    ascend = flat and bool((ids[1:] > ids[:-1]).all())
+    each_once = ascend or (flat and len(np.unique(ids)) == len(ids))
+    if not each_once or ids.min() < 0 or ids.max() >= count:
         raise VectorMisused(
             "env_ids does not name environments",
             expected=f"numbers from 0 to {count - 1}, each once",
             found=f"{given!r}"[:200],
             fix="give a list of their numbers",
         )
-    return ids
+    return ids, ascend

@@ -74,12 +74,11 @@ class Pool:
 
     def poll(self, missing: int, timeout_s: float) -> list[Event]:
         """See `Backend.poll`."""
-        events = [*self._collect(), *self.later]
-        self.later = []
+        events, self.later = self.later, []
         if events:
             return events
         until_s = self._clock.now() + timeout_s
-        armed = self._arm(missing)
+        armed = self._arm(missing)  # answers that are there and not enough are left lying: to take them in costs
         while armed and not self.crew.alarm:
             now_s = self._clock.now()
             if now_s >= min(until_s, self.look_at_s):

@@ -126,6 +126,8 @@ class Slots:
 
     def where(self, *states: SlotState) -> Ids:
         """Environments in one of these states, ascending."""
+        if len(states) == 1:
+            return np.flatnonzero(self.state == states[0])
         chosen = np.zeros(len(SlotState), np.bool_)
         chosen[list(states)] = True
         return np.flatnonzero(chosen[self.state])
