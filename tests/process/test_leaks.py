@@ -73,9 +73,11 @@ def test_a_thread_is_told():
 
 def test_a_name_in_shared_memory_is_told():
     path = Path("/dev/shm") / f"headrace-test-{os.getpid()}"
+    held = []
     with pytest.raises(Leaked, match=f"shared memory: {path}"), no_leaks():
-        path.write_bytes(b"x")
+        held.append(path.open("wb"))  # and stays open, so that tests in other processes see that it is none of theirs
     path.unlink()
+    held.pop().close()
 
 
 def test_a_program_is_told_and_ended():

@@ -114,6 +114,17 @@ def test_a_time_out_that_is_given_is_enforced() -> None:
         assert envs.plan.workers >= 1
 
 
+@pytest.mark.parametrize("how", ["hang", "raise"])
+def test_auto_does_not_wait_for_an_environment_that_hangs_while_it_is_measured(how: str, tmp_path: Path) -> None:
+    factories = [Failing(env, how=how, at=5, once=str(tmp_path / f"once{env}")) for env in range(2)]
+    with headrace.VectorEnv(factories, step_timeout_s=0.3, start_timeout_s=100.0) as envs:
+        assert "did not return" in envs.plan.reason
+        envs.reset(seed=1)
+        for _ in range(8):
+            envs.step(np.ones(2, int))
+        assert {fault.env for fault in envs.faults} == {1}, "only the copy that was measured used it up"
+
+
 def test_auto_tells_a_constructor_that_fails() -> None:
     with pytest.raises(EnvironmentNotBuilt, match="license file missing"):
         headrace.VectorEnv([Broken()] * 2)

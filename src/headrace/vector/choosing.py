@@ -115,7 +115,7 @@ def _workers(
 ) -> Plan:
     free = max(1, round(machine.cores - machine.busy_cores))
     if measured is None or measured.steps == 0:
-        reason = "its first step did not return in time, so it is kept away from this process"
+        reason = "its first steps failed or did not return in time, so it is kept away from this process"
         return Plan(max(1, min(free, num_envs)), threads, reason)
     said = f"a step takes {_time(measured.step_s)}"
     if threads > 1:

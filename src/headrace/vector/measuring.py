@@ -15,11 +15,12 @@ from headrace.vector import losses
 from headrace.vector.choosing import Machine, Measured, Plan, choose
 from headrace.vector.options import Options
 from headrace.vector.output import Output
-from headrace.vector.trial import NotTried, Trial, Tried
+from headrace.vector.trial import Begun, NotTried, Trial, Tried
 
-_BUDGET_S = 0.04
-_FIRST_STEP_S = 2.0
-"""Until the first steps are done, once the environment is built; what takes longer is not measured."""
+_BUDGET_S = 0.08
+_FIRST_STEPS_S = 10.0
+"""Until it was stepped, once it is built; what takes longer, or hangs, is not measured."""
+_END_S = 2.0
 _SAMPLE_S = 0.005
 _LOAD = Path("/proc/loadavg")
 
@@ -61,7 +62,7 @@ def _measure(server: ForkServer, factory: bytes, options: Options) -> tuple[Meas
         fds = {"output": output.fd}
         child = server.spawn("trial", "headrace.vector.trial:measure", given, fds, os.devnull, output.stacks)
         try:
-            return _await(server, child, options.start_timeout_s)
+            return _await(server, child, options)
         finally:
             child.kill()
             _until_ended(server, child)
@@ -70,12 +71,15 @@ def _measure(server: ForkServer, factory: bytes, options: Options) -> tuple[Meas
         output.close()
 
 
-def _await(server: ForkServer, child: Child, start_s: float) -> tuple[Measured, float]:
+def _await(server: ForkServer, child: Child, options: Options) -> tuple[Measured, float]:
     """What the child says, and how many cores others use meanwhile."""
-    deadline = Deadline(start_s)
+    deadline = Deadline(options.start_timeout_s)
     samples: list[float] = []
+    building = True
     while True:
         message = _said(child)
+        if isinstance(message, Begun):
+            building, deadline = False, Deadline(min(_FIRST_STEPS_S, 3 * options.step_limit_s))
         if isinstance(message, Tried):
             busy = max(0.0, sum(samples) / len(samples) - 1.0) if samples else 0.0  # the child itself is one
             return Measured(
@@ -86,10 +90,10 @@ def _await(server: ForkServer, child: Child, start_s: float) -> tuple[Measured, 
             ), busy
         if isinstance(message, NotTried):
             raise losses.not_built(0, message.problem)
-        if isinstance(message, Failed) or child.ended():
+        if isinstance(message, Failed) or child.ended() or (deadline.passed and not building):
             return Measured(step_s=0.0, busy_s=0.0, steps=0), 0.0
         if deadline.passed:
-            raise losses.not_built_in_time([0], "trial", start_s)
+            raise losses.not_built_in_time([0], "trial", options.start_timeout_s)
         samples += _running()
         poll_fds({child.control.fileno(): select.POLLIN}, min(_SAMPLE_S, deadline.left_s()))
 
@@ -103,7 +107,7 @@ def _said(child: Child) -> object:
 
 
 def _until_ended(server: ForkServer, child: Child) -> None:
-    deadline = Deadline(_FIRST_STEP_S)
+    deadline = Deadline(_END_S)
     while not deadline.passed and child not in server.collect():
         with contextlib.suppress(ChannelClosed):
             poll_fds(dict.fromkeys(server.fds(), select.POLLIN), min(0.1, deadline.left_s()))

@@ -28,6 +28,11 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """From the child: the environment is built, and is stepped from now on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tried:
     """From the child: what it saw."""
 
@@ -56,31 +61,34 @@ def measure(context: ChildContext) -> None:
     except BaseException as error:  # noqa: BLE001 - an environment's own code: its exception is an answer
         context.control.send(NotTried(from_exception(error, "construct")), trial.budget_s + 5.0)
         return
+    context.control.send(Begun(), trial.budget_s + 5.0)
     with contextlib.suppress(Exception):  # that it fails is found, and told, where it is used
         context.control.send(_try(env, trial.budget_s), trial.budget_s + 5.0)
 
 
 def _try(env: Any, budget_s: float) -> Tried:
-    """Step it with random actions; the first step, which often is unlike the others, does not count."""
+    """Step it with random actions; the first steps, which are slower than all others, do not count."""
     env.action_space.seed(0)
     observation, _ = env.reset(seed=0)
-    ended = _step(env)
-    warm_s = time.perf_counter() + budget_s / 2  # the first thousand steps are slower than all others
-    while time.perf_counter() < warm_s:
-        if ended:
-            env.reset()
-        ended = _step(env)
-    start_s, busy_s, steps = time.perf_counter(), _busy_s(), 0
-    while steps < 3 or time.perf_counter() - start_s < budget_s:
+    ended, _ = _steps(env, False, budget_s, least=1)
+    start_s, busy_s = time.perf_counter(), _busy_s()
+    _, steps = _steps(env, ended, budget_s, least=3)
+    wall_s, busy_s = time.perf_counter() - start_s, _busy_s() - busy_s
+    size = np.asarray(observation).nbytes if isinstance(observation, np.ndarray) else 0
+    return Tried(wall_s / steps, busy_s / steps, steps, size)
+
+
+def _steps(env: Any, ended: bool, budget_s: float, *, least: int) -> tuple[bool, int]:  # noqa: FBT001 - one of two states
+    """Step it for half of the budget; whether its episode is over then, and how many steps it made."""
+    start_s, steps = time.perf_counter(), 0
+    while steps < least or time.perf_counter() - start_s < budget_s / 2:
         if ended:
             env.reset()
         ended = _step(env)
         steps += 1
         if time.perf_counter() - start_s > 10 * budget_s:
             break
-    wall_s, busy_s = time.perf_counter() - start_s, _busy_s() - busy_s
-    size = np.asarray(observation).nbytes if isinstance(observation, np.ndarray) else 0
-    return Tried(wall_s / steps, busy_s / steps, steps, size)
+    return ended, steps
 
 
 def _step(env: Any) -> bool:
