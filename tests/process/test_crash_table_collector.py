@@ -177,7 +177,7 @@ def test_a_collector_is_replaced_and_the_others_go_on(runs, tmp_path, cell):
     if HOW.get(cell.row) == "exit code 1":
         assert fault["error"].startswith(
             f"[ENV-004] run_envs:provoked in lane 1 raised {'ValueError' if cell.row == 'raises' else 'RefusesToTravel'} "
-            f"in {cell.place}()\n  component: {cell.component}\n  error: "
+            f"in {cell.place}()\n  component: {cell.component}\n"
         )
         assert f": {provoke.WORDS}\n  lane: 1\n  step: {step}\n" in fault["error"]
     assert events(run, "restarted", cell.component)

@@ -70,15 +70,15 @@ def _try(env: Any, budget_s: float) -> Tried:
     """Step it with random actions; the first steps, which are slower than all others, do not count."""
     env.action_space.seed(0)
     observation, _ = env.reset(seed=0)
-    ended, _ = _steps(env, False, budget_s, least=1)
+    ended, _ = _steps(env, budget_s, ended=False, least=1)
     start_s, busy_s = time.perf_counter(), _busy_s()
-    _, steps = _steps(env, ended, budget_s, least=3)
+    _, steps = _steps(env, budget_s, ended=ended, least=3)
     wall_s, busy_s = time.perf_counter() - start_s, _busy_s() - busy_s
     size = np.asarray(observation).nbytes if isinstance(observation, np.ndarray) else 0
     return Tried(wall_s / steps, busy_s / steps, steps, size)
 
 
-def _steps(env: Any, ended: bool, budget_s: float, *, least: int) -> tuple[bool, int]:  # noqa: FBT001 - one of two states
+def _steps(env: Any, budget_s: float, *, ended: bool, least: int) -> tuple[bool, int]:
     """Step it for half of the budget; whether its episode is over then, and how many steps it made."""
     start_s, steps = time.perf_counter(), 0
     while steps < least or time.perf_counter() - start_s < budget_s / 2:
