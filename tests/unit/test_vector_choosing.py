@@ -15,9 +15,9 @@ from headrace.vector.preloading import modules_of, pickled
 TWO = Machine(cores=2)
 
 
-def measured(step_us: float, *, waits: float = 0.0, nbytes: int = 16, steps: int = 100) -> Measured:
+def measured(step_us: float, *, waits: float = 0.0, steps: int = 100, infos: bool = False) -> Measured:
     step_s = step_us * 1e-6
-    return Measured(step_s=step_s, busy_s=step_s * (1 - waits), steps=steps, observation_bytes=nbytes)
+    return Measured(step_s=step_s, busy_s=step_s * (1 - waits), steps=steps, observation_bytes=16, infos=infos)
 
 
 def plan(what: Measured | None, count: int, machine: Machine = TWO, **asked: Any) -> Plan:
@@ -65,6 +65,12 @@ def test_this_process_steps_as_many_as_are_asked_and_leaves_one() -> None:
     assert plan(measured(6.5), 8, here=3).here == 3
     assert plan(measured(6.5), 8, here=3).workers >= 1
     assert plan(None, 8, workers=0, threads=1, here=3).here == 0
+
+
+def test_infos_travel_as_messages_and_cost_more() -> None:
+    assert plan(measured(100.0), 8).workers == 1
+    assert plan(measured(100.0, infos=True), 8).workers == 0
+    assert plan(measured(100.0, infos=True), 32).workers >= 1
 
 
 def test_a_busy_neighbour_takes_a_core_away() -> None:

@@ -13,6 +13,8 @@ _ANSWER_S = 75e-6
 """More of that, for what this process steps while workers step the rest."""
 _WORKER_S = 210e-6
 """A worker is woken, answers, and wakes this process; all workers at once."""
+_INFOS_S = 200e-6
+"""More of that where infos are to be sent along."""
 _ASK_S = 45e-6
 """To ask one worker, and then the next."""
 _COPY_S_PER_BYTE = 0.5e-9
@@ -36,6 +38,8 @@ class Measured:
     steps: int
     """How many were measured; 0 if the first one did not return."""
     observation_bytes: int = 0
+    infos: bool = False
+    """Whether a step returned an info that is not empty; such travel as messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,10 +146,11 @@ def _split(measured: Measured, num_envs: int, workers: int) -> tuple[int, float]
     if not workers:
         return 0, math.inf
     step_s = measured.step_s + _LOOP_S
-    ahead_s = _WORKER_S - _ANSWER_S
+    worker_s = _WORKER_S + measured.infos * _INFOS_S
+    ahead_s = worker_s - _ANSWER_S
     here = max(0, math.floor((num_envs * step_s / workers + ahead_s) / (step_s + step_s / workers)))
     there = math.ceil((num_envs - here) / workers)
-    longest_s = max(here * step_s + _ANSWER_S, there * step_s + _WORKER_S)
+    longest_s = max(here * step_s + _ANSWER_S, there * step_s + worker_s)
     return here if here < num_envs else 0, longest_s + workers * _ASK_S + _BATCH_S + _copying_s(measured, num_envs)
 
 
@@ -157,7 +162,8 @@ def _here_s(measured: Measured, num_envs: int) -> float:
 def _workers_s(measured: Measured, num_envs: int, count: int) -> float:
     """One batch in so many workers."""
     longest = math.ceil(num_envs / count) * (measured.step_s + _LOOP_S)
-    return longest + count * _ASK_S + _BATCH_S + _WORKER_S + _copying_s(measured, num_envs)
+    around_s = count * _ASK_S + _BATCH_S + _WORKER_S + measured.infos * _INFOS_S
+    return longest + around_s + _copying_s(measured, num_envs)
 
 
 def _copying_s(measured: Measured, num_envs: int) -> float:

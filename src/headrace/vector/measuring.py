@@ -87,6 +87,7 @@ def _await(server: ForkServer, child: Child, options: Options) -> tuple[Measured
                 busy_s=message.busy_s,
                 steps=message.steps,
                 observation_bytes=message.observation_bytes,
+                infos=message.infos,
             ), busy
         if isinstance(message, NotTried):
             raise losses.not_built(0, message.problem)

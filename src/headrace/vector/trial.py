@@ -40,6 +40,8 @@ class Tried:
     busy_s: float
     steps: int
     observation_bytes: int
+    infos: bool
+    """Whether most steps returned an info that is not empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,30 +72,27 @@ def _try(env: Any, budget_s: float) -> Tried:
     """Step it with random actions; the first steps, which are slower than all others, do not count."""
     env.action_space.seed(0)
     observation, _ = env.reset(seed=0)
-    ended, _ = _steps(env, budget_s, ended=False, least=1)
+    ended, _, _ = _steps(env, budget_s, ended=False, least=1)
     start_s, busy_s = time.perf_counter(), _busy_s()
-    _, steps = _steps(env, budget_s, ended=ended, least=3)
+    _, steps, told = _steps(env, budget_s, ended=ended, least=3)
     wall_s, busy_s = time.perf_counter() - start_s, _busy_s() - busy_s
     size = np.asarray(observation).nbytes if isinstance(observation, np.ndarray) else 0
-    return Tried(wall_s / steps, busy_s / steps, steps, size)
+    return Tried(wall_s / steps, busy_s / steps, steps, size, infos=2 * told > steps)
 
 
-def _steps(env: Any, budget_s: float, *, ended: bool, least: int) -> tuple[bool, int]:
-    """Step it for half of the budget; whether its episode is over then, and how many steps it made."""
-    start_s, steps = time.perf_counter(), 0
+def _steps(env: Any, budget_s: float, *, ended: bool, least: int) -> tuple[bool, int, int]:
+    """Step it for half of the budget: is its episode over then, how many steps were it, how many returned an info."""
+    start_s, steps, told = time.perf_counter(), 0, 0
     while steps < least or time.perf_counter() - start_s < budget_s / 2:
         if ended:
             env.reset()
-        ended = _step(env)
+        _, _, terminated, truncated, info = env.step(env.action_space.sample())
+        ended = bool(terminated or truncated)
         steps += 1
+        told += bool(info)
         if time.perf_counter() - start_s > 10 * budget_s:
             break
-    return ended, steps
-
-
-def _step(env: Any) -> bool:
-    _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-    return bool(terminated or truncated)
+    return ended, steps, told
 
 
 def _busy_s() -> float:
