@@ -12,13 +12,14 @@ from headrace.collectors.collector import Collector, followed
 from headrace.collectors.remote import RemoteEnvs
 from headrace.collectors.stepping import Group
 from headrace.core import seeding
-from headrace.core.errors import ComponentError, EnvironmentLost
+from headrace.core.errors import ComponentError, EnvironmentLost, EnvironmentRaised
 from headrace.core.specs import leaves
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.layout import FINAL, LOST, STEP, Geometry
 from headrace.lanes.replay import Replay
 from headrace.lanes.unread import next_unread
 from headrace.telemetry.board import Activity, Board
+from headrace.vector.faults import Fault, FaultKind
 from headrace.weights.snapshot import SnapshotLayout, SnapshotReader, Snapshots
 from remote_support import FakeActor, FakeVector
 from run_envs import Follower, Traced
@@ -293,3 +294,26 @@ def test_every_worker_is_ended(bench):
     assert not b.vector.closed
     b.remote.close()
     assert b.vector.closed
+
+
+def test_every_fault_of_one_process_is_told_once(tmp_path):
+    """One environment was interrupted in it, and the next one killed it: two errors, and the others belong to the second."""
+    bench = Bench(tmp_path)
+    envs = [bench.remote.env(lane) for lane in range(LANES)]
+    for env in envs:
+        env.send_reset(seed=env.lane)
+    bench.remote.flush()
+    kinds = ("hung", "died", "lost-with-worker", "lost-with-worker")
+    faults = [
+        Fault(place, FaultKind(kind), "step", 1, EnvironmentRaised(kind, pid=7, fix="mend it"))
+        for place, kind in enumerate(kinds)
+    ]
+    bench.vector.faults = faults
+    bench.vector._errors = [faults[1].error, faults[0].error]
+    bench.remote.wait([envs])
+    assert [env.busy for env in envs] == [False, True, True, True]
+    bench.remote.wait([envs])
+    assert [env.busy for env in envs] == [False] * LANES
+    for env, kind in zip(envs, kinds, strict=True):
+        with pytest.raises(EnvironmentLost, match=f"kind: {kind}"):
+            env.reset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -252,17 +253,20 @@ class RemoteEnvs:
                     env.take(env.lost(fault))
 
     def _incident(self, error: HeadraceError) -> list[Fault]:
-        """The fault that an error tells of, and those of environments that went down with the same process."""
+        """The fault that an error tells of, and those of environments that went down with the same process.
+
+        Those are the ones that follow upon it at once. Others of that process have an error of their own to tell of them:
+        one environment was interrupted there, say, and the next one killed it.
+        """
         faults = list(self._vector.faults)
         first = next((place for place in reversed(range(len(faults))) if faults[place].error is error), None)
         if first is None:
             return []
         pid = error.facts.get("pid")
-        others = [
-            fault
-            for fault in faults[first + 1 :]
-            if fault.kind is FaultKind.LOST_WITH_WORKER and fault.error.facts.get("pid") == pid
-        ]
+        others = itertools.takewhile(
+            lambda fault: fault.kind is FaultKind.LOST_WITH_WORKER and fault.error.facts.get("pid") == pid,
+            faults[first + 1 :],
+        )
         return [faults[first], *others]
 
     def _show(self, env: RemoteEnv) -> None:
