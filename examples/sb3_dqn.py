@@ -18,6 +18,7 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 
+from headrace import FaultBudget
 from headrace.vector.sb3 import SB3VecEnv
 
 ENVS = 4
@@ -62,7 +63,8 @@ class Books(BaseCallback):
 
 def main(steps: int, faults: float) -> None:
     """Train, and say how it went."""
-    envs = SB3VecEnv([partial(make, faults)] * ENVS, step_timeout_s=10.0)
+    budget = FaultBudget(per_env=100)  # these fail on purpose; ten in five minutes is what is borne otherwise
+    envs = SB3VecEnv([partial(make, faults)] * ENVS, step_timeout_s=10.0, budget=budget)
     envs.seed(1)
     model = DQN(
         "MlpPolicy", envs, learning_starts=500, train_freq=(4, "step"), gradient_steps=4, target_update_interval=250,
