@@ -20,7 +20,8 @@ class Patience:
     """Decides whether to wait awake.
 
     The core is offered to others all the while. After it did not pay, or somebody else took the core for long, the next
-    waits are slept through, twice as many each time. Only for as many processes as there are cores: beyond that a waiting one is in the way of a working one.
+    waits are slept through, twice as many each time. Only for as many processes as there are cores: beyond that a
+    waiting one is in the way of a working one.
 
     Args:
         most_s: At most so long; 0: never.

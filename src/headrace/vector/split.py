@@ -33,10 +33,10 @@ class Split:
         """See `Backend.submit`."""
         mine = int(np.searchsorted(ids, self.here))
         if mine < len(ids):
-            self.pool.submit(ids[mine:], seqs[mine:], _only(resets, ids[mine:]), actions)
+            self.pool.submit(ids[mine:], seqs[mine:], _only(resets, ids[mine:]), _only(actions, ids[mine:]))
         if mine:
             self._asked = True
-            self.serial.submit(ids[:mine], seqs[:mine], _only(resets, ids[:mine]), actions)
+            self.serial.submit(ids[:mine], seqs[:mine], _only(resets, ids[:mine]), _only(actions, ids[:mine]))
 
     def poll(self, missing: int, timeout_s: float) -> list[Event]:
         """See `Backend.poll`; what is asked of this process is done first."""
@@ -62,5 +62,5 @@ class Split:
         return self.pool.pids()
 
 
-def _only(resets: Mapping[int, Any], ids: Ids) -> dict[int, Any]:
-    return {env: resets[env] for env in ids.tolist() if env in resets}
+def _only(by_env: Mapping[int, Any], ids: Ids) -> dict[int, Any]:
+    return {env: by_env[env] for env in ids.tolist() if env in by_env} if by_env else {}
