@@ -243,6 +243,7 @@ SIDES: dict[str, tuple[str, Callable[[Work], Side]]] = {
     "auto": ("headrace", lambda work: Ours(work, as_ready=False)),
     "step": ("headrace", lambda work: Ours(work, as_ready=False, workers=CORES)),
     "receive": ("headrace", lambda work: Ours(work, as_ready=True, workers=CORES)),
+    "beside": ("headrace", lambda work: Ours(work, as_ready=True, workers=max(1, CORES - 1))),
     "auto, receive": ("headrace", lambda work: Ours(work, as_ready=True)),
     "loop": ("gymnasium", Loop),
     "Gymnasium Sync": ("gymnasium", gymnasium_sync),

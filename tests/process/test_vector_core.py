@@ -6,6 +6,7 @@ import itertools
 import os
 import select
 import signal
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,25 @@ def test_environments_that_wait_get_threads() -> None:
         assert "waits" in envs.plan.reason
         envs.reset(seed=1)
         envs.step(np.zeros(6, int))
+        assert envs.plan.pinned
+        for pid in envs.worker_pids().values():
+            threads = [int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()]
+            cores = [os.sched_getaffinity(thread) for thread in threads]
+            assert len(cores[0]) == 1
+            assert all(own == cores[0] for own in cores)
+
+
+@pytest.mark.parametrize("while_stepped", [False, True])
+def test_what_an_environment_starts_by_itself_may_run_on_any_core(while_stepped: bool) -> None:
+    def made() -> Any:
+        return Starting(while_stepped)
+
+    with headrace.VectorEnv([made] * 6) as envs:
+        assert envs.plan.threads * envs.plan.workers >= 6, envs.plan
+        assert not envs.plan.pinned
+        envs.reset(seed=1)
+        for pid in envs.worker_pids().values():
+            assert os.sched_getaffinity(pid) == os.sched_getaffinity(0)
 
 
 class Waiting(Faulty):
@@ -107,6 +127,26 @@ class Waiting(Faulty):
     def step(self, action: Any) -> Any:
         select.select([], [], [], 0.003)
         return super().step(action)
+
+
+class Starting(Waiting):
+    """Starts a process of its own: one that lives as long as itself, or one in every step."""
+
+    def __init__(self, while_stepped: bool) -> None:
+        super().__init__()
+        self.while_stepped = while_stepped
+        self.child = None if while_stepped else subprocess.Popen(["/bin/sleep", "60"])
+
+    def step(self, action: Any) -> Any:
+        if self.while_stepped:
+            subprocess.run(["/bin/true"], check=True)
+        return super().step(action)
+
+    def close(self) -> None:
+        if self.child is not None:
+            self.child.kill()
+            self.child.wait(10.0)
+            self.child = None
 
 
 def test_a_time_out_that_is_given_is_enforced() -> None:
@@ -347,7 +387,10 @@ def test_results_may_be_views_if_that_is_wanted(backend: str) -> None:
     with headrace.VectorEnv([Sampling("box")] * 3, copy=False, **BACKENDS[backend]) as envs:
         first = envs.reset(seed=1)[0]
         assert first.shape == (3, 3)
-        envs.step([0, 0, 0])
+        seen = [envs.step([0, 0, 0])[0] for _ in range(3)]
+        own = seen[-1].copy()
+    assert np.shares_memory(seen[0], seen[2]) == (backend != "threads")  # those go the ordinary way, which copies
+    np.testing.assert_array_equal(seen[-1], own)  # also when it is closed
 
 
 def test_no_environment_is_an_error_and_an_unknown_option_is_named() -> None:

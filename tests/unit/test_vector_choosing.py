@@ -15,9 +15,9 @@ from headrace.vector.preloading import modules_of, pickled
 TWO = Machine(cores=2)
 
 
-def measured(step_us: float, *, waits: float = 0.0, steps: int = 100, infos: bool = False) -> Measured:
+def measured(step_us: float, *, waits: float = 0.0, steps: int = 100, **more: bool) -> Measured:
     step_s = step_us * 1e-6
-    return Measured(step_s=step_s, busy_s=step_s * (1 - waits), steps=steps, observation_bytes=16, infos=infos)
+    return Measured(step_s=step_s, busy_s=step_s * (1 - waits), steps=steps, observation_bytes=16, **more)
 
 
 def plan(what: Measured | None, count: int, machine: Machine = TWO, **asked: Any) -> Plan:
@@ -67,9 +67,9 @@ def test_this_process_steps_as_many_as_are_asked_and_leaves_one() -> None:
     assert plan(None, 8, workers=0, threads=1, here=3).here == 0
 
 
-def test_infos_travel_as_messages_and_cost_more() -> None:
-    assert plan(measured(100.0), 8).workers == 1
-    assert plan(measured(100.0, infos=True), 8).workers == 0
+def test_infos_cost_more() -> None:
+    assert plan(measured(80.0), 8).workers == 1
+    assert plan(measured(80.0, infos=True), 8).workers == 0
     assert plan(measured(100.0, infos=True), 32).workers >= 1
 
 
@@ -84,6 +84,15 @@ def test_steps_that_wait_get_a_thread_each() -> None:
     assert (chosen.workers, chosen.threads) == (2, 50)
     assert str(chosen) == "2 workers, 50 threads each: a step takes 2.13 ms, of which it waits 98%"
     assert plan(measured(2130, waits=0.98), 1).workers == 0
+
+
+def test_workers_keep_to_one_core_if_environments_start_nothing_that_would_inherit_it() -> None:
+    chosen = plan(measured(2130, waits=0.98, alone=True), 100)
+    assert chosen.pinned
+    assert str(chosen).startswith("2 workers, 50 threads each, each on one core: a step takes")
+    assert not plan(measured(2130, waits=0.98), 100).pinned
+    assert not plan(measured(2130, alone=True), 100).pinned  # steps in turn
+    assert not plan(measured(2130, waits=0.98, alone=True), 100, workers=2).pinned  # who chooses has reasons
 
 
 def test_a_short_wait_is_no_blocking() -> None:

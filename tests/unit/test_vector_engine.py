@@ -189,7 +189,7 @@ def test_a_pause_holds_up_nobody_else() -> None:
             taken(engine)
     assert held == [1]
     engine.gather(ALL, 2)  # the other two are there
-    assert engine.slots.where(SlotState.READY).tolist() == [0, 2]
+    assert engine.slots.ready().tolist() == [0, 2]
     clock.advance(1.0)
     told.poll, real = (lambda *_: told.answer(3.0) or real(0, 0.0)), told.poll  # type: ignore[method-assign, assignment, func-returns-value]
     batch, valid = taken(engine)

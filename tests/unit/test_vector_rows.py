@@ -162,10 +162,17 @@ def gymnasiums(infos: dict[int, Any], count: int) -> dict[str, Any]:
 
 
 NUMBERS = st.one_of(st.integers(-5, 5), st.floats(-1, 1), st.booleans(), st.floats(-1, 1).map(np.float32))
-INFOS = st.dictionaries(st.sampled_from("abc"), NUMBERS, min_size=1, max_size=3)
+ANY_NUMBERS = st.one_of(
+    NUMBERS, st.integers(-(2**63), 2**63 - 1), st.floats(), st.floats(width=32).map(np.float32),
+    st.integers(0, 255).map(np.uint8), st.integers(0, 2**64 - 1).map(np.uint64), st.booleans().map(np.bool_),
+)  # fmt: skip
 
 
-@given(st.dictionaries(st.integers(0, 3), INFOS, min_size=1), st.booleans())
+def infos_of(numbers: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.dictionaries(st.sampled_from("abc"), numbers, min_size=1, max_size=3)
+
+
+@given(st.dictionaries(st.integers(0, 3), infos_of(NUMBERS), min_size=1), st.booleans())
 def test_columns_are_what_gymnasium_makes_one_by_one(infos: dict[int, Any], split: bool) -> None:
     expected = gymnasiums(infos, 4)
     alike = columns_of(infos)
@@ -187,6 +194,26 @@ def test_columns_are_what_gymnasium_makes_one_by_one(infos: dict[int, Any], spli
         assert [list(map(type, info.values())) for info in again.values()] == [
             list(map(type, info.values())) for info in infos.values()
         ]
+
+
+@given(st.dictionaries(st.integers(0, 3), infos_of(ANY_NUMBERS), min_size=1))
+def test_columns_in_shared_memory_come_back_as_they_were(infos: dict[int, Any]) -> None:
+    columns, numbers = columns_of(infos), np.full((3, 4), np.nan)
+    if columns is None or not columns.lay_down(numbers):
+        return
+    again = columns.form.read(numbers, columns.envs)
+    assert (again.envs, again.form) == (columns.envs, columns.form)
+    for one, other in zip(again.arrays, columns.arrays, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+    elsewhere = [env for env in range(4) if env not in infos]
+    assert np.isnan(numbers[:, elsewhere]).all()
+
+
+@pytest.mark.parametrize("info", [{"a": 2**63}, {"a": np.uint64(1)}, {"a": 1 + 1j}, dict.fromkeys("abcd", 1.0)])
+def test_what_is_no_number_of_eight_bytes_is_not_laid_down(info: Any) -> None:
+    columns = columns_of({0: info})
+    assert columns is None or not columns.lay_down(np.zeros((3, 4)))
 
 
 @pytest.mark.parametrize("info", [{"a": "text"}, {"a": np.zeros(2)}, {"a": {"b": 1}}, {"a": 2**70}, {"a": None}])

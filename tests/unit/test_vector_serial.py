@@ -46,6 +46,48 @@ def test_environments_that_change_what_they_returned(mode: str) -> None:
             assert [one[1] for one in infos["final_obs"]] == [10, 10]
 
 
+class Bytes(gym.Env[Any, Any]):
+    """Whole numbers, which are checked before any is written; the second one does something wrong, once."""
+
+    observation_space = gym.spaces.Box(0, 255, (4,), np.uint8)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, env: int, at: int, wrong: Any) -> None:
+        self.env, self.at, self.wrong, self.t = env, at, wrong, 0
+
+    def _seen(self) -> Any:
+        return np.array([self.env, self.t, 7, 7], np.uint8)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        if (self.env, self.t) == (1, self.at):
+            if self.wrong is None:
+                raise RuntimeError("as asked")
+            return self.wrong, 1.0, False, False, {}
+        return self._seen(), 1.0, False, False, {}
+
+
+@pytest.mark.parametrize("at", [3, 4])
+@pytest.mark.parametrize("wrong", [None, np.zeros(5, np.uint8), np.zeros(4), "text"])
+def test_one_that_does_not_fit_never_replaces_the_last_valid_observation(wrong: Any, at: int) -> None:
+    def made(env: int) -> Any:
+        return lambda: Bytes(env, at, wrong)
+
+    with headrace.VectorEnv([made(env) for env in range(COUNT)], workers=0) as envs:
+        envs.reset(seed=0)
+        kept = [envs.step([0] * COUNT)[0] for _ in range(at)]
+        assert [seen[:, 1].tolist() for seen in kept[:-1]] == [[t] * COUNT for t in range(1, at)]
+        assert kept[-1][:, 1].tolist() == [at, at - 1, at]
+        assert envs.valid.tolist() == [True, False, True]
+        seen = [envs.step([0] * COUNT)[0] for _ in range(at - 1)]
+        assert [one[:, 1].tolist() for one in seen] == [[at + t, t - 1, at + t] for t in range(1, at)]
+        assert (np.array([*kept, *seen])[:, :, 0] == np.arange(COUNT)).all()
+
+
 class Interrupting(Faulty):
     """Ctrl-C comes in its third step."""
 

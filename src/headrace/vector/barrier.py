@@ -7,7 +7,8 @@ import itertools
 import numpy as np
 
 from headrace.core.clock import MonotonicClock
-from headrace.vector.infos import Columns
+from headrace.vector.infos import Columns, Form
+from headrace.vector.patience import SPIN_S, Patience
 from headrace.vector.pool import Pool
 from headrace.vector.slab import Note
 
@@ -26,6 +27,8 @@ class Barrier:
         self._everybody = np.array(sorted(itertools.chain(*pool.crew.options.groups)), np.int64)
         given = pool.crew.options.template
         self._in_turn = not given.threaded and given.shared and not given.probes
+        self._eager = given.eager
+        self._patience = Patience(most_s=SPIN_S if given.eager else 0.0)
 
     @property
     def undisturbed(self) -> bool:
@@ -38,34 +41,34 @@ class Barrier:
         groups = self._crew.grouped(self._everybody)
         last = groups[-1][0]
         for handle, part in groups:
-            handle.order(part, now_s, wakes=handle is last)  # likely the last to finish: it alone need wake us
+            # The last one is likely the last to finish: it alone need wake us, if we do not wait awake.
+            handle.mailbox.portion(0)
+            handle.order(part, now_s, wakes=handle is last and not self._eager)
 
-    def answered(self, seq: int) -> list[Columns] | None:
-        """Wait for the answers.
-
-        Args:
-            seq: Their number.
-
-        Returns:
-            Their infos, if they are all there, and the slab holds the rest; otherwise the pool says what there is.
-        """
+    def answered(self) -> bool:
+        """Wait for the answers; whether the slab holds all of them. Otherwise the pool says what there is."""
         crew, pool, now_s = self._crew, self._pool, self._clock.now()
         groups = crew.grouped(self._everybody)
+        self._patience.lasts(lambda: not any(handle.unanswered for handle, _ in groups))
         for handle, _ in reversed(groups):
             while handle.wake_after(handle.open):
                 if crew.alarm or now_s >= pool.look_at_s:
-                    return None
+                    return False
                 crew.wait(pool.look_at_s - now_s)
                 now_s = self._clock.now()
-        infos: list[Columns] = []
-        notes = pool.slab.note
-        if notes[self._everybody[0] :].any():
-            for handle, part in groups:
-                noted: list[int] = part[notes[part] != Note.NOTHING].tolist()
-                columns = handle.columns_of(noted, seq) if noted else []
-                if columns is None:
-                    return None
-                infos += columns
+        if (pool.slab.note[self._everybody[0] :] == Note.MESSAGE).any():
+            return False
         for handle, _ in groups:
             handle.pass_by()
-        return infos
+        return True
+
+    def form(self) -> Form | None:
+        """The form of the infos in the slab, if all of these environments have answered with one, and of one form."""
+        notes, groups = self._pool.slab.note, self._crew.grouped(self._everybody)
+        forms = {handle.forms.common(notes[part]) for handle, part in groups}
+        return forms.pop() if len(forms) == 1 else None
+
+    def columns(self) -> list[Columns]:
+        """The infos in the slab."""
+        groups = self._crew.grouped(self._everybody)
+        return [columns for handle, part in groups for columns in handle.forms.columns(part, self._pool.slab)]

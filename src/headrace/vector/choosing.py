@@ -13,8 +13,8 @@ _ANSWER_S = 75e-6
 """More of that, for what this process steps while workers step the rest."""
 _WORKER_S = 210e-6
 """A worker is woken, answers, and wakes this process; all workers at once."""
-_INFOS_S = 200e-6
-"""More of that where infos are to be sent along."""
+_INFOS_S = 120e-6
+"""More of that where infos are to be laid down as well."""
 _ASK_S = 45e-6
 """To ask one worker, and then the next."""
 _COPY_S_PER_BYTE = 0.5e-9
@@ -39,7 +39,9 @@ class Measured:
     """How many were measured; 0 if the first one did not return."""
     observation_bytes: int = 0
     infos: bool = False
-    """Whether a step returned an info that is not empty; such travel as messages."""
+    """Whether a step returned an info that is not empty."""
+    alone: bool = False
+    """Whether it uses no process and no thread of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,9 @@ class Plan:
     reason: str
     here: int = 0
     """How many environments this process steps while workers step the others."""
+    pinned: bool = False
+    """Whether each worker keeps to one core. Its threads take turns anyway, as the interpreter has it, and a turn that
+    goes to another core takes several times as long."""
 
     def __str__(self) -> str:
         """In one line."""
@@ -70,6 +75,7 @@ class Plan:
         if self.workers:
             each = f", {self.threads} threads each" if self.threads > 1 else ""
             where = f"{self.workers} worker{'s' if self.workers > 1 else ''}{each}"
+            where += ", each on one core" if self.pinned else ""
         if self.here:
             where = f"{self.here} in this process and the others in {where}"
         return f"{where}: {self.reason}"
@@ -102,6 +108,8 @@ def choose(
         reason = f"a step waits {1 - _share(measured):.0%} of its {_time(measured.step_s)}"
         threads = threads or (2 if num_envs > (workers or 1) else 1)
     threads = threads or 1
+    # What an environment starts by itself inherits the core: only those are pinned that start nothing.
+    pinned = workers is None and threads > 1 and measured is not None and measured.alone
     if workers is None:
         plan = _workers(measured, machine, num_envs, threads, isolate or bool(here), may_split=here is None)
         if plan.here:
@@ -111,7 +119,7 @@ def choose(
     workers = min(workers, num_envs - beside)
     if threads > 1 and workers:
         threads = max(threads, math.ceil((num_envs - beside) / workers))
-    return Plan(workers, threads if workers else 1, reason, beside)
+    return Plan(workers, threads if workers else 1, reason, beside, pinned)
 
 
 def _workers(

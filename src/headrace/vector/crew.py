@@ -47,6 +47,8 @@ class CrewOptions:
     """What every worker is told; its factories are all environments'."""
     limits: Limits
     log_path: str | Path | None = None
+    pinned: bool = False
+    """Whether each worker keeps to one core."""
 
 
 def start_server(preload: Sequence[str], start_s: float) -> ForkServer:
@@ -163,7 +165,8 @@ class Crew:
         """
         template = self.options.template
         index, self._next_index = self._next_index, self._next_index + 1
-        given = replace(template, factories={env: template.factories[env] for env in ids}, build=build)
+        factories = {env: template.factories[env] for env in ids}
+        given = replace(template, factories=factories, build=build, cores=self._cores(index))
         block = SharedBlock.create(Mailbox.nbytes(template.num_envs))
         mailbox = Mailbox(block, template.num_envs)
         ordered, answered = Signal.create(), Signal.create()
@@ -247,6 +250,12 @@ class Crew:
         self.handles.clear()
         self._output.close()
         self._slab_block.close()
+
+    def _cores(self, index: int) -> tuple[int, ...]:
+        if not self.options.pinned or not hasattr(os, "sched_getaffinity"):
+            return ()
+        usable = sorted(os.sched_getaffinity(0))
+        return (usable[index % len(usable)],)
 
     def _first_reply(self, handle: Handle) -> object:
         handle.read()

@@ -18,11 +18,11 @@ from headrace.ipc.channel import poll_fds
 from headrace.ipc.child import ChildContext
 from headrace.ipc.shm import SharedBlock
 from headrace.vector.faults import Problem, broken_contract
-from headrace.vector.infos import columns_of
-from headrace.vector.messages import Assignment, Attach, Details, Extras, pack
+from headrace.vector.infos import Form, columns_of, index
+from headrace.vector.messages import Assignment, Attach, Details, Extras, NewForm, pack
 from headrace.vector.rows import Returned, Rows, Settled
 from headrace.vector.signals import Signal
-from headrace.vector.slab import Kind, Mailbox, Note, Slab
+from headrace.vector.slab import FIRST_FORM, LAST_FORM, Kind, Mailbox, Note, Slab
 from headrace.vector.spaces import ActionCodec, Layout
 from headrace.vector.stepping import Body, Phase
 
@@ -66,6 +66,7 @@ class Desk:
         """Which seat each environment sits in."""
         self.bodies = {env: self._body(env, seat) for env, seat in seats.items()}
         self._details = Details()
+        self._forms: dict[Form, int] = {}
         self._slab: Slab | None = None
         self._rows: Rows | None = None
         self._codec: ActionCodec | None = None
@@ -109,7 +110,7 @@ class Desk:
         slab, bodies = self._slab, self.bodies
         assert slab is not None
         ids: list[int] = orders.tolist()
-        place = _index(ids)
+        place = index(ids)
         seqs: list[int] = slab.seq[place].tolist()
         kinds: list[int] = slab.kind[place].tolist()
         work: list[Work] = [bodies[env].step for env in ids]
@@ -135,13 +136,14 @@ class Desk:
         """
         slab = self._slab
         assert slab is not None
-        place = _index(ids)
+        place = index(ids)
         slab.reward[place] = settled.rewards
         slab.terminated[place] = settled.terminated
         slab.truncated[place] = settled.truncated
         slab.note[place] = Note.NOTHING
         if settled.infos or settled.problems or self.talks:
-            slab.note[self._tell(ids, seqs, where, settled)] = Note.MESSAGE
+            whose, note = self._lay_down(ids, settled) or (self._tell(ids, seqs, where, settled), Note.MESSAGE)
+            slab.note[whose] = note
         slab.answered[place] = seqs
         return self.mailbox.answer(ids)
 
@@ -180,14 +182,29 @@ class Desk:
         self.bodies[env].abandon()
         self.bodies[env] = self._body(env, self.seats[env])
 
+    def _lay_down(self, ids: list[int], settled: Settled) -> tuple[list[int], int] | None:
+        """Write infos into the slab; whose they are, and the number of their form. None: they cannot lie there."""
+        if self.talks or settled.problems:
+            return None
+        columns = columns_of({ids[place]: info for place, info in settled.infos.items()})
+        assert self._slab is not None
+        if columns is None or not columns.lay_down(self._slab.numbers):
+            return None
+        number = self._forms.get(columns.form)
+        if number is None:
+            number = FIRST_FORM + len(self._forms)
+            if number > LAST_FORM:
+                return None
+            self.send(pack(NewForm(number, columns.form)))
+            self._forms[columns.form] = number
+        return columns.envs, number
+
     def _tell(self, ids: list[int], seqs: list[int], where: Sequence[int], settled: Settled) -> list[int]:
         """Send what does not lie in the slab; whose that is."""
         rows = self.rows
         places = range(len(ids)) if self.talks else sorted({*settled.infos, *settled.problems})
         infos = {ids[place]: info for place, info in settled.infos.items()}
-        columns = columns_of(infos) if infos else None
-        envs = [ids[place] for place in places]
-        extras = Extras(envs, [seqs[place] for place in places], {} if columns else infos, columns)
+        extras = Extras([ids[place] for place in places], [seqs[place] for place in places], infos)
         for place in places:
             env = ids[place]
             if place in settled.problems:
@@ -239,12 +256,6 @@ class Desk:
             return body.reset(seed, options)
 
         return reset
-
-
-def _index(ids: list[int]) -> slice | list[int]:
-    """What picks these out of an array; neighbours at once."""
-    first, count = ids[0], len(ids)
-    return slice(first, first + count) if ids == list(range(first, first + count)) else ids
 
 
 def _unsendable(extras: Extras, error: Exception) -> Extras:

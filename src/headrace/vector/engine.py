@@ -20,7 +20,7 @@ from headrace.vector.pending import Pending
 from headrace.vector.renewal import Renewal
 from headrace.vector.rows import Rows
 from headrace.vector.slab import Kind, Slab
-from headrace.vector.slots import AskAgain, Cut, GiveUp, Raise, Slots, SlotState
+from headrace.vector.slots import AskAgain, Cut, GiveUp, Raise, Slots
 
 Ids = NDArray[np.int64]
 _KEPT_FAULTS = 1000
@@ -143,30 +143,31 @@ class Engine:
 
     def _step_some(self, ids: Ids, columns: Sequence[NDArray[Any]], actions: Mapping[int, Any]) -> None:
         """Any of them, in any state."""
-        slab = self._backend.slab
+        slab, ended = self._backend.slab, self.ended[ids]
         self.pending.check_observed(ids)
-        if self._disabled and self.ended[ids].any():
+        if self._disabled and ended.any():
             raise VectorMisused(
-                f"the episode of environment {ids[self.ended[ids]][0]} is over and it was not reset; nothing was sent",
+                f"the episode of environment {ids[ended][0]} is over and it was not reset; nothing was sent",
                 fix='reset it with reset(options={"reset_mask": terminations | truncations})',
             )
-        resets = self.ended[ids] if self._mode is AutoresetMode.NEXT_STEP else self._none[ids]
-        now = self.slots.send(ids, ~resets, self._clock.now())
+        resets = ended if self._mode is AutoresetMode.NEXT_STEP else self._none[ids]
+        steps = ~resets
+        now = self.slots.send(ids, steps, self._clock.now())
         for own, column in zip(slab.actions, columns, strict=True):
             own[ids] = column
-        slab.seq[ids] = self.slots.seq[ids]
+        seqs = self.slots.seq[ids]
+        slab.seq[ids] = seqs
         slab.kind[ids] = resets
-        self.renewal.steps[ids] += ~resets
+        self.renewal.steps[ids] += steps
         broken = self.renewal.broken
         if not broken and not self.renewal.moving:
-            self._backend.submit(now, slab.seq[now], {}, actions)
+            self._backend.submit(now, seqs if now is ids else slab.seq[now], {}, actions)
             return
         stepped = self.slots.is_step[now]
         gone = np.array([env in broken for env in now.tolist()], np.bool_)
         gone |= ~stepped & np.array([env in self.renewal.moving for env in now.tolist()], np.bool_)
-        fine = now[~gone]
-        if len(fine):
-            self._backend.submit(fine, slab.seq[fine], {}, actions)
+        if not gone.all():
+            self._backend.submit(now[~gone], slab.seq[now[~gone]], {}, actions)
         renewed = now[gone & ~stepped]
         if len(renewed):
             self._ask_resets(renewed, {})
@@ -237,8 +238,7 @@ class Engine:
     def pass_over(self) -> None:
         """After an exception: forget answers that were ready beside the fault, and that nobody received."""
         if self._passing_over:
-            self._passing_over = False
-            ready = self.slots.where(SlotState.READY)
+            self._passing_over, ready = False, self.slots.ready()
             self.slots.take(ready)
             self.pending.drop(ready)
             self._complaints.clear()
@@ -251,7 +251,7 @@ class Engine:
         """
         self.pass_over()
         self._raise_if_spent()
-        open_ids = self.slots.where(SlotState.BUSY, SlotState.HELD, SlotState.READY)
+        open_ids = self.slots.asked()
         if len(open_ids):
             raise VectorMisused(
                 f"{what} cannot be asked of environments that were sent actions",

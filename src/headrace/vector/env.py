@@ -19,7 +19,6 @@ from headrace.vector.faults import Fault
 from headrace.vector.opening import Opened, open_environments
 from headrace.vector.options import Options
 from headrace.vector.probes import ProbeValues
-from headrace.vector.slots import SlotState
 from headrace.vector.taking import Received, take
 
 __all__ = ["Received", "VectorEnv"]
@@ -67,7 +66,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Where the environments run, and why."""
         self._all = np.arange(self.num_envs)
         backend = self._opened.backend
-        self._lane = FastLane(self._engine, backend, self._options.mode)
+        self._lane = FastLane(self._engine, backend, self._options.mode, copies=self.copy)
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -185,12 +184,12 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._check_open()
         engine = self._engine
         engine.raise_fault()
-        waiting = engine.slots.where(SlotState.BUSY, SlotState.HELD, SlotState.READY)
+        waiting = engine.slots.asked()
         if not len(waiting):
             raise VectorMisused("there is nothing to receive: no environment was sent an action", fix="send() first")
         engine.gather(waiting, min(max(1, min_envs), len(waiting)), timeout_s)
         engine.raise_fault()
-        ready = engine.slots.where(SlotState.READY)
+        ready = engine.slots.ready()
         return self._taken(ready, ready)
 
     def render(self) -> tuple[Any, ...]:
@@ -331,11 +330,12 @@ def _mask(mask: Any, count: int) -> NDArray[np.bool_]:
 def _ids(env_ids: Sequence[int] | NDArray[Any], count: int) -> tuple[Ids, bool]:
     """Numbers of environments, and whether they ascend."""
     given = np.asarray(env_ids)
-    ids = given.astype(np.int64) if given.dtype.kind in "iu" else np.full(1, -1)
+    ids = given.astype(np.int64, copy=False) if given.dtype.kind in "iu" else np.full(1, -1)
     flat = ids.ndim == 1 and len(ids) > 0
-    ascend = flat and bool((ids[1:] > ids[:-1]).all())
-    each_once = ascend or (flat and len(np.unique(ids)) == len(ids))
-    if not each_once or ids.min() < 0 or ids.max() >= count:
+    ascend = flat and np.count_nonzero(ids[1:] > ids[:-1]) == len(ids) - 1
+    if ascend and ids[0] >= 0 and ids[-1] < count:
+        return ids, ascend
+    if not flat or len(np.unique(ids)) != len(ids) or ids.min() < 0 or ids.max() >= count:
         raise VectorMisused(
             "env_ids does not name environments",
             expected=f"numbers from 0 to {count - 1}, each once",

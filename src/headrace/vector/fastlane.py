@@ -29,10 +29,12 @@ class FastLane:
         engine: Told of everything that is out of the ordinary.
         backend: The engine's.
         mode: The autoreset mode.
+        copies: Whether observations are the caller's own; otherwise they change with a later step.
     """
 
-    def __init__(self, engine: Engine, backend: Backend, mode: AutoresetMode) -> None:
+    def __init__(self, engine: Engine, backend: Backend, mode: AutoresetMode, *, copies: bool) -> None:
         self._engine = engine
+        self._copies = copies
         self._mode = mode
         self._rows = engine.rows
         self._size = engine.slots.num_envs
@@ -42,6 +44,8 @@ class FastLane:
             self._serial, pool = backend.serial, backend.pool
         self._barrier = None if pool is None else Barrier(pool)
         self._here = backend.here
+        # A worker may end while it writes. Here one half is enough, and stays in the cache.
+        self._halves = 1 if isinstance(backend, Serial) and self._rows.checked_first else 2
         self._in_arrays = not (self._rows.layout.objects or (self._serial is not None and self._serial.probing))
         self.asked = False
         """Whether the last `step` that returned None has asked everybody, and the engine has only to be waited for."""
@@ -64,7 +68,7 @@ class FastLane:
         if infos is None:
             self.asked = True
             return None
-        slab, first = engine.slab, ((common + 1) & 1) * size
+        slab, first = engine.slab, self._first(common + 1)
         rewards, terminations, truncations = slab.reward.copy(), slab.terminated.copy(), slab.truncated.copy()
         engine.went(first, resets)
         # Where the next episode begins within the step, nobody's is over.
@@ -73,7 +77,8 @@ class FastLane:
             np.logical_or(terminations, truncations, out=engine.ended)
         elif resets:
             engine.ended[:] = False
-        observations = self._rows.layout.batch([array[first : first + size].copy() for array in self._rows.arrays], [])
+        arrays = [array[first : first + size] for array in self._rows.arrays]
+        observations = self._rows.layout.batch([array.copy() for array in arrays] if self._copies else arrays, [])
         return observations, rewards, terminations, truncations, infos
 
     def _infos(
@@ -87,32 +92,45 @@ class FastLane:
             columns: Actions per leaf.
             actions: Actions, if they are objects.
         """
-        barrier, settled = self._barrier, None
-        columns_there: list[Columns] | None = None
+        barrier, settled, own, all_there = self._barrier, None, None, False
         if barrier is not None:
             self._ask(barrier, seq, resets, columns)
         try:
             settled = self._step_here(seq, resets, columns, actions)
+            if settled is not None and settled.infos:
+                own = columns_of(settled.infos)
             if settled is None or not settled.problems:
-                columns_there = [] if barrier is None else barrier.answered(seq)
+                all_there = barrier is None or barrier.answered()
         except KeyboardInterrupt:
             self._hand_over(resets, settled)  # workers go on; their answers have the numbers of these questions
             if settled is None and self._serial is not None:
                 self._engine.interrupted()
             raise
-        if columns_there is None:
+        if not all_there:
             self._hand_over(resets, settled)
             return None
         if settled is not None:
             self._lay_down(settled)
-        return self._put_together({} if settled is None else settled.infos, columns_there)
+        return self._put_together({} if settled is None else settled.infos, own)
 
-    def _put_together(self, infos: Mapping[int, Info], columns: list[Columns]) -> dict[str, Any]:
+    def _put_together(self, infos: Mapping[int, Info], own: Columns | None) -> dict[str, Any]:
+        """The infos of a batch.
+
+        Args:
+            infos: By environment, of those in this process.
+            own: The same, if they are all of one form.
+        """
+        barrier, columns = self._barrier, [] if own is None else [own]
+        if barrier is not None:
+            form, numbers = barrier.form(), self._engine.slab.numbers
+            here_as_well = self._here == 0 if own is None else len(own.envs) == self._here and own.form == form
+            if form is not None and here_as_well and (own is None or own.lay_down(numbers)):
+                return form.batch(numbers)
+            columns += barrier.columns()
         if not infos and not columns:
             return {}
-        alike = columns_of(infos) if infos else None
         batch = Infos(self._size)
-        batch.fill({} if alike else infos, [alike, *columns] if alike else columns, None)
+        batch.fill({} if own else infos, columns, None)
         return batch.batch
 
     def _ask(self, barrier: Barrier, seq: int, resets: list[int], columns: list[NDArray[Any]]) -> None:
@@ -133,7 +151,11 @@ class FastLane:
         here = self._here
         if here < self._size:
             columns, resets = [column[:here] for column in columns], [env for env in resets if env < here]
-        return self._serial.step_all((seq & 1) * self._size, resets, columns, actions)
+        return self._serial.step_all(self._first(seq), resets, columns, actions)
+
+    def _first(self, seq: int) -> int:
+        """The first of the rows for answers of this number."""
+        return seq % self._halves * self._size
 
     def _lay_down(self, settled: Settled) -> None:
         slab, here = self._engine.slab, self._here
@@ -158,3 +180,4 @@ class FastLane:
         events += [Failure(env, int(seqs[env]), problem) for env, problem in settled.problems.items()]
         for event in events:
             engine.take_in(event)
+        engine.pending.row[ids] = ids + self._first(int(seqs[0]))

@@ -14,8 +14,8 @@ from headrace.core.errors import ChannelClosed, ComponentError
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.forkserver import Child
 from headrace.ipc.stacks import StackDump
-from headrace.vector.infos import Columns
-from headrace.vector.messages import Abandon, Extras, unpack
+from headrace.vector.forms import Forms
+from headrace.vector.messages import Abandon, Extras, NewForm, unpack
 from headrace.vector.seats import Late, Seats
 from headrace.vector.signals import Signal
 from headrace.vector.slab import Mailbox
@@ -57,6 +57,8 @@ class Handle:
         self.written_off: set[tuple[int, int]] = set()
         """Environment and number of questions that nobody will answer: their threads were given up."""
         self.extras: dict[int, Extras] = {}
+        self.forms = Forms(self.read)
+        """Of its infos in the slab."""
         self.replies: list[Any] = []
         """Other messages, in order."""
         self.unreadable: ComponentError | None = None
@@ -105,6 +107,11 @@ class Handle:
         """Be woken when there are so many more answers than were taken in; False if there are already."""
         return self._set_wake(self.taken + min(more, self.open))
 
+    @property
+    def given(self) -> int:
+        """Answers that are there, and not taken in."""
+        return self.mailbox.completed - self.taken
+
     def take(self) -> NDArray[np.int64]:
         """Who has answered since the last call."""
         completed = self.mailbox.completed
@@ -123,17 +130,6 @@ class Handle:
         found = self.extras.get(env)
         return found if found is not None and found.seqs[found.ids.index(env)] == seq else None
 
-    def columns_of(self, ids: list[int], seq: int) -> list[Columns] | None:
-        """Infos sent along with answers of this number by exactly these; None if anything else was sent along."""
-        self.read()
-        sent = {id(extras): extras for extras in map(self.extras.get, ids)}
-        found: list[Columns] = []
-        for extras in sent.values():
-            if extras is None or extras.columns is None or extras.has_more or set(extras.seqs) != {seq}:
-                return None
-            found.append(extras.columns)
-        return found if sorted(env for columns in found for env in columns.envs) == ids else None
-
     def read(self) -> None:
         """Take in what it has said; never waits."""
         while True:
@@ -148,6 +144,8 @@ class Handle:
                 message = unpack(packed)
                 if isinstance(message, Extras):
                     self.extras.update(dict.fromkeys(message.ids, message))
+                elif isinstance(message, NewForm):
+                    self.forms.add(message)
                 else:
                     self.replies.append(message)
             return

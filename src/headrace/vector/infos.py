@@ -1,7 +1,7 @@
 """Infos of several environments in one dict, as Gymnasium's vector environments have them.
 
 Gymnasium adds them one environment and one key at a time. Where all of them hold the same numbers, which is the
-commonest case, whole columns are packed, sent and filled in instead; the result is the same.
+commonest case, whole columns are laid down in shared memory and filled in instead; the result is the same.
 """
 
 from __future__ import annotations
@@ -17,50 +17,93 @@ from numpy.typing import NDArray
 from headrace.vector.faults import Fault
 
 _PYTHONS_OWN = (bool, int, float)
+_WHOLE = frozenset({bool, int, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32})
+_REAL = frozenset({float, np.float16, np.float32, np.float64})
 Info = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """Infos of several environments that hold numbers of the same types under the same keys."""
+class Form:
+    """What infos of the same make have in common: their keys, and a type of number for each, in order."""
 
-    envs: list[int]
     keys: tuple[str, ...]
     types: tuple[type, ...]
+
+    def read(self, numbers: NDArray[np.float64], envs: list[int]) -> Columns:
+        """What `Columns.lay_down` wrote."""
+        return Columns(envs, self, self._arrays(numbers, index(envs)))
+
+    def batch(self, numbers: NDArray[np.float64]) -> Info:
+        """The infos of a batch of all environments, each of which has laid one down."""
+        return _whole_batch(self, self._arrays(numbers, slice(None)))
+
+    def _arrays(self, numbers: NDArray[np.float64], place: slice | list[int]) -> list[NDArray[Any]]:
+        whole = numbers.view(np.int64)
+        return [(whole if kind in _WHOLE else numbers)[row, place].astype(kind) for row, kind in enumerate(self.types)]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Infos of several environments that are of one form."""
+
+    envs: list[int]
+    form: Form
     arrays: list[NDArray[Any]]
     """Per key one number per environment."""
 
-    @property
-    def form(self) -> tuple[Any, ...]:
-        """Equal for those that can be put together."""
-        return self.keys, self.types
+    def lay_down(self, numbers: NDArray[np.float64]) -> bool:
+        """Write them into memory that is shared; False if they do not fit.
+
+        Args:
+            numbers: [K, N], whose 8 bytes hold a whole number or a real one, as the form has it.
+        """
+        if len(self.arrays) > len(numbers) or not all(kind in _WHOLE or kind in _REAL for kind in self.form.types):
+            return False
+        whole, place = numbers.view(np.int64), index(self.envs)
+        for row, (kind, array) in enumerate(zip(self.form.types, self.arrays, strict=True)):
+            (whole if kind in _WHOLE else numbers)[row, place] = array
+        return True
 
     def one_by_one(self) -> dict[int, Info]:
         """The infos as they were, by environment."""
         columns = [
             array.tolist() if kind in _PYTHONS_OWN else list(array)
-            for kind, array in zip(self.types, self.arrays, strict=True)
+            for kind, array in zip(self.form.types, self.arrays, strict=True)
         ]
         rows = zip(*columns, strict=True)
-        return {env: dict(zip(self.keys, row, strict=True)) for env, row in zip(self.envs, rows, strict=True)}
+        return {env: dict(zip(self.form.keys, row, strict=True)) for env, row in zip(self.envs, rows, strict=True)}
+
+
+def index(envs: list[int]) -> slice | list[int]:
+    """What picks these out of an array; neighbours at once."""
+    first, count = envs[0], len(envs)
+    return slice(first, first + count) if envs == list(range(first, first + count)) else envs
 
 
 def columns_of(infos: Mapping[int, Info]) -> Columns | None:
     """Infos by environment as columns; None if they are not all alike, or hold something else than numbers."""
-    values = list(infos.values())
-    keys, types = tuple(values[0]), tuple(map(type, values[0].values()))
-    if not all(kind in _PYTHONS_OWN or issubclass(kind, np.number) for kind in types):
+    keys = set(map(tuple, infos.values()))
+    rows = [tuple(info.values()) for info in infos.values()]
+    types = {tuple(map(type, row)) for row in rows}
+    if len(keys) > 1 or len(types) > 1:
         return None
-    for info in values[1:]:
-        if tuple(info) != keys or tuple(map(type, info.values())) != types:
-            return None
+    form = Form(keys.pop(), types.pop())
+    if not all(kind in _PYTHONS_OWN or issubclass(kind, np.number) for kind in form.types):
+        return None
     try:
-        arrays: list[NDArray[Any]] = [
-            np.array([info[key] for info in values], kind) for key, kind in zip(keys, types, strict=True)
-        ]
+        columns = zip(form.types, zip(*rows, strict=True), strict=True)
+        arrays: list[NDArray[Any]] = [np.array(column, kind) for kind, column in columns]
     except OverflowError:
         return None  # whole numbers that no array holds; the exact way says what Gymnasium says
-    return Columns(list(infos), keys, types, arrays)
+    return Columns(list(infos), form, arrays)
+
+
+def _whole_batch(form: Form, arrays: Sequence[NDArray[Any]]) -> Info:
+    """A batch in which every environment has an info of this form."""
+    batch: Info = {}
+    for key, array in zip(form.keys, arrays, strict=True):
+        batch[key], batch[f"_{key}"] = array, np.ones(len(array), np.bool_)
+    return batch
 
 
 class Infos:
@@ -107,12 +150,16 @@ class Infos:
         self.batch["headrace"]["valid"] = valid.copy()
 
     def _fill_columns(self, columns: Sequence[Columns], places: Mapping[int, int] | None) -> None:
-        where = [one.envs if places is None else [places[env] for env in one.envs] for one in columns]
+        where = [index(one.envs if places is None else [places[env] for env in one.envs]) for one in columns]
+        if where == [slice(0, self._count)]:
+            self.batch = _whole_batch(columns[0].form, columns[0].arrays)
+            return
         mask = np.zeros(self._count, np.bool_)
         for own in where:
             mask[own] = True
-        for number, key in enumerate(columns[0].keys if columns else ()):
-            array: NDArray[Any] = np.zeros(self._count, columns[0].types[number])
+        form = columns[0].form if columns else Form((), ())
+        for number, (key, kind) in enumerate(zip(form.keys, form.types, strict=True)):
+            array: NDArray[Any] = np.zeros(self._count, kind)
             for one, own in zip(columns, where, strict=True):
                 array[own] = one.arrays[number]
             self.batch[key], self.batch[f"_{key}"] = array, mask.copy()

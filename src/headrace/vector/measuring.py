@@ -21,6 +21,7 @@ _BUDGET_S = 0.08
 _FIRST_STEPS_S = 10.0
 """Until it was stepped, once it is built; what takes longer, or hangs, is not measured."""
 _END_S = 2.0
+"""Until it has closed the environment, or is ended."""
 _SAMPLE_S = 0.005
 _LOAD = Path("/proc/loadavg")
 
@@ -62,10 +63,14 @@ def _measure(server: ForkServer, factory: bytes, options: Options) -> tuple[Meas
         fds = {"output": output.fd}
         child = server.spawn("trial", "headrace.vector.trial:measure", given, fds, os.devnull, output.stacks)
         try:
-            return _await(server, child, options)
+            found = _await(server, child, options)
+            if found[0].steps:
+                _until_ended(server, child)  # it closes its environment
+            return found
         finally:
             child.kill()
             _until_ended(server, child)
+            server.collect()
             child.close()
     finally:
         output.close()
@@ -88,6 +93,7 @@ def _await(server: ForkServer, child: Child, options: Options) -> tuple[Measured
                 steps=message.steps,
                 observation_bytes=message.observation_bytes,
                 infos=message.infos,
+                alone=message.alone,
             ), busy
         if isinstance(message, NotTried):
             raise losses.not_built(0, message.problem)
@@ -109,7 +115,7 @@ def _said(child: Child) -> object:
 
 def _until_ended(server: ForkServer, child: Child) -> None:
     deadline = Deadline(_END_S)
-    while not deadline.passed and child not in server.collect():
+    while not (child.ended() or deadline.passed):
         with contextlib.suppress(ChannelClosed):
             poll_fds(dict.fromkeys(server.fds(), select.POLLIN), min(0.1, deadline.left_s()))
 

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from headrace.core.errors import HeadraceError
 from headrace.vector.faults import Problem
-from headrace.vector.infos import Columns
+from headrace.vector.infos import Form
 from headrace.vector.probes import Probe
 from headrace.vector.slab import Field
 
@@ -35,6 +35,8 @@ class Assignment:
     """Whether it builds its environments at once, or each when it is first asked."""
     eager: bool
     """Whether it may wait awake: there is a core for every process."""
+    cores: tuple[int, ...]
+    """Which it may run on; empty: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +92,20 @@ class Extras:
     ids: list[int]
     seqs: list[int]
     infos: dict[int, Any] = field(default_factory=dict)
-    columns: Columns | None = None
-    """Infos of the others."""
     objects: dict[int, list[Any]] = field(default_factory=dict)
     problems: dict[int, Problem] = field(default_factory=dict)
     rows: dict[int, list[Any]] = field(default_factory=dict)
     """Where observations do not lie in the slab: per environment one array per leaf."""
     probes: dict[int, dict[str, Any]] = field(default_factory=dict)
 
-    @property
-    def has_more(self) -> bool:
-        """Whether there is anything beside columns."""
-        return bool(self.infos or self.objects or self.problems or self.rows or self.probes)
+
+@dataclass(frozen=True, slots=True)
+class NewForm:
+    """From a worker: infos that follow have this form, and lie in the slab."""
+
+    number: int
+    """By which `headrace.vector.slab.Slab.note` calls it, in this worker."""
+    form: Form
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from headrace.vector.crew import Crew, CrewOptions, start_server
 from headrace.vector.engine import Engine
 from headrace.vector.events import Backend
 from headrace.vector.limits import Limits
-from headrace.vector.measuring import make_plan
+from headrace.vector.measuring import make_plan, usable_cores
 from headrace.vector.messages import Assignment, Built, Spaces
 from headrace.vector.options import Options
 from headrace.vector.pool import Pool
@@ -210,10 +210,12 @@ def _crew_options(data: dict[int, bytes], options: Options, chosen: Plan) -> Cre
         threaded=chosen.threads > 1,
         probes=dict(options.probes or {}),
         build=True,
-        eager=chosen.here > 0,
+        eager=chosen.threads == 1 and workers < usable_cores(),
+        cores=(),
     )
     groups = [list(range(first, end)) for first, end in itertools.pairwise(edges)]
-    return CrewOptions(groups=groups, template=template, limits=_limits(options), log_path=options.log_path)
+    limits, log_path = _limits(options), options.log_path
+    return CrewOptions(groups=groups, template=template, limits=limits, log_path=log_path, pinned=chosen.pinned)
 
 
 def _limits(options: Options) -> Limits:

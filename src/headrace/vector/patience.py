@@ -6,6 +6,8 @@ import os
 import time
 from collections.abc import Callable
 
+SPIN_S = 0.0005
+"""Waits that last longer are slept through."""
 _TAKEN_AWAY_S = 0.002
 """A yield that lasts so long has given the core to somebody who needs it."""
 _FEWEST, _MOST = 4, 1024

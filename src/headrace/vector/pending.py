@@ -52,10 +52,10 @@ class Pending:
         Raises:
             VectorMisused: One has none.
         """
-        missing = ids[self.row[ids] < 0]
-        if len(missing):
+        missing = self.row[ids] < 0
+        if np.count_nonzero(missing):
             raise VectorMisused(
-                f"environment {missing[0]} was never reset, so it has no observation",
+                f"environment {ids[missing][0]} was never reset, so it has no observation",
                 fix="reset it first",
             )
 

@@ -21,8 +21,9 @@ from headrace.vector.events import Answers, Event, Failure, Moves
 from headrace.vector.faults import FaultKind, Problem
 from headrace.vector.handle import Handle
 from headrace.vector.messages import Call, Details, Returned, pack
+from headrace.vector.patience import SPIN_S, Patience
 from headrace.vector.seats import Late
-from headrace.vector.slab import Kind, Slab
+from headrace.vector.slab import Kind, Note, Slab
 from headrace.vector.slots import Slots, SlotState
 from headrace.vector.stepping import Phase
 from headrace.vector.watch import Verdict
@@ -49,9 +50,10 @@ class Pool:
         self._clock = MonotonicClock()
         self._interrupted: dict[int, Late] = {}
         self._calls = 0
+        self._eager = crew.options.template.eager
+        self._patience = Patience(most_s=SPIN_S if self._eager else 0.0)
         self.look_at_s = 0.0
         """When somebody is to look whether a worker is late; by the monotonic clock."""
-        self._wants_all = False
         self.later: list[Event] = []
         """Known, and not told yet."""
 
@@ -70,21 +72,21 @@ class Pool:
                 own_actions = {env: actions[env] for env in own if env in actions}
                 if own_resets or own_actions:
                     handle.tell(pack(Details(own_resets, own_actions)), TELL_S)
-            handle.order(part, now_s)
+            handle.order(part, now_s, wakes=not self._eager)
 
     def poll(self, missing: int, timeout_s: float) -> list[Event]:
         """See `Backend.poll`."""
         events, self.later = self.later, []
         if events:
             return events
-        until_s = self._clock.now() + timeout_s
-        armed = self._arm(missing)  # answers that are there and not enough are left lying: to take them in costs
-        while armed and not self.crew.alarm:
-            now_s = self._clock.now()
-            if now_s >= min(until_s, self.look_at_s):
-                break
-            self.crew.wait(min(until_s, self.look_at_s) - now_s)
-            armed = self._waits_for_more()
+        asked = [handle for handle in self.crew.handles.values() if handle.open > 0]
+        enough = min(missing, sum(handle.open for handle in asked))  # 0: a replacement has to wait
+        for handle in asked:
+            handle.mailbox.portion(math.ceil(enough / len(asked)))
+        if timeout_s > 0.0 and not (enough and self._have_come(enough)):
+            until_s = self._clock.now() + timeout_s
+            if not (enough and self._patience.lasts(lambda: self._have_come(enough))):
+                self._sleep(enough, until_s)
         events = self._collect()
         if self.crew.alarm or self._clock.now() >= self.look_at_s:
             self._look(events)
@@ -128,20 +130,23 @@ class Pool:
         """See `Backend.pids`."""
         return {index: handle.child.pid for index, handle in sorted(self.crew.handles.items())}
 
-    def _arm(self, missing: int) -> bool:
-        """Say when to be woken; False if that has happened already."""
-        asked = [handle for handle in self.crew.handles.values() if handle.open > 0]
-        if not asked:
-            return True  # a replacement has to wait
-        total = sum(handle.open for handle in asked)
-        self._wants_all = missing >= total
-        share = math.ceil(missing / max(1, len(asked)))
-        enough = [handle.wake_after(handle.open if self._wants_all else share) for handle in asked]
-        return any(enough) if self._wants_all else all(enough)
+    def _have_come(self, enough: int) -> bool:
+        """Whether so many answers are there. Until then they are left lying: to take them in costs."""
+        return sum(handle.given for handle in self.crew.handles.values()) >= enough
 
-    def _waits_for_more(self) -> bool:
-        """Whether somebody is still missing, where all are wanted."""
-        return self._wants_all and any(handle.unanswered > 0 for handle in self.crew.handles.values())
+    def _sleep(self, enough: int, until_s: float) -> None:
+        """Until so many answers are there, a worker may have ended, or somebody is to look after them."""
+        handles = self.crew.handles.values()
+        while not self.crew.alarm:
+            behind = [handle for handle in handles if handle.unanswered > 0]
+            rest = enough - sum(handle.given for handle in handles)
+            share = math.ceil(rest / max(1, len(behind)))
+            if rest <= 0 < enough or not all(handle.wake_after(handle.given + share) for handle in behind):
+                return
+            now_s = self._clock.now()
+            if now_s >= min(until_s, self.look_at_s):
+                return
+            self.crew.wait(min(until_s, self.look_at_s) - now_s)
 
     def _collect(self) -> list[Event]:
         """Answers that are there."""
@@ -152,7 +157,9 @@ class Pool:
         ids = found[0][1] if len(found) == 1 else np.concatenate([part for _, part in found])
         answers = Answers(ids, self.slab.answered[ids])
         notes = self.slab.note[ids]
-        if not notes.any() and not any(handle.written_off for handle, _ in found):
+        if notes.any():
+            answers.columns = [columns for handle, part in found for columns in handle.forms.columns(part, self.slab)]
+        if not (notes == Note.MESSAGE).any() and not any(handle.written_off for handle, _ in found):
             return [answers]
         owners = [handle for handle, part in found for _ in range(len(part))]
         return self._with_extras(answers, notes, owners)
@@ -164,7 +171,7 @@ class Pool:
             handle.written_off.discard((listed[place], numbers[place]))
         good = np.ones(len(listed), np.bool_)
         failures: list[Event] = []
-        for place in np.flatnonzero(notes).tolist():
+        for place in np.flatnonzero(notes == Note.MESSAGE).tolist():
             env, seq, handle = listed[place], numbers[place], owners[place]
             extras = handle.extras_of(env, seq)
             if extras is None:
@@ -175,8 +182,6 @@ class Pool:
                 failures.append(Failure(env, seq, self._problem(handle, env, extras.problems[env])))
             else:
                 answers.note(env, extras)
-                if extras.columns is not None and env == extras.columns.envs[0]:
-                    answers.columns.append(extras.columns)
         answers.ids, answers.seqs = answers.ids[good], answers.seqs[good]
         return [answers, *failures]
 

@@ -54,6 +54,12 @@ class Rows:
         arrays = [np.zeros((2 * num_envs, *part.shape), part.dtype) for part in layout.arrays]
         return cls(layout, arrays, check_finite=check_finite)
 
+    @property
+    def checked_first(self) -> bool:
+        """Whether an observation is known to fit before any of it is written, so that it may replace the one before."""
+        floating = self._only is not None and self._only.dtype is not None and self._only.dtype.kind in "fc"
+        return self._only is not None and not self.finals and not (floating and self.check_finite)
+
     def try_write(self, where: Sequence[int], values: Sequence[Any]) -> bool:
         """Lay observations down at once; False if at least one may not fit.
 

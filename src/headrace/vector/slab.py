@@ -34,11 +34,16 @@ class Kind(IntEnum):
 
 
 class Note(IntEnum):
-    """What belongs to an answer and travels as a message."""
+    """What else belongs to an answer. Any other number: an info in `Slab.numbers`, of the form that has this number."""
 
     NOTHING = 0
     MESSAGE = 1
     """Infos, or parts of the observation that are no arrays."""
+
+
+FIRST_FORM, LAST_FORM = 2, 255
+_NUMBERS = 32
+"""Longer infos travel as messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,7 @@ def plan(observations: Layout, actions: Layout, num_envs: int, *, shared_rows: b
         ("truncated", np.bool_, (num_envs,)),
         ("answered", np.int64, (num_envs,)),
         ("note", np.uint8, (num_envs,)),
+        ("numbers", np.float64, (_NUMBERS, num_envs)),
     ]
     wanted += [(f"action{i}", part.dtype, (num_envs, *part.shape)) for i, part in enumerate(actions.arrays)]
     if shared_rows:
@@ -96,7 +102,9 @@ class Slab:
         self.answered = by_name["answered"]
         """[N]; number of the question that the newest answer belongs to."""
         self.note = by_name["note"]
-        """[N]; what of the answer travels as a message, a `Note`."""
+        """[N]; what else belongs to the answer, a `Note`."""
+        self.numbers = by_name["numbers"]
+        """[K, N]; infos of so many numbers at most, written by `headrace.vector.infos.Columns.lay_down`."""
         self.rows = [by_name[field.name] for field in fields if field.name.startswith("row")]
         """Per array of the observation space, [2 * N, ...]; empty if they are not shared."""
 
@@ -113,7 +121,7 @@ class Slab:
 
 _HEADER = 8  # numbers
 _OTHER = 1 << 40
-_ORDERED, _COMPLETED, _WAKE_AT, _TARGET, _HEARD = range(5)
+_ORDERED, _COMPLETED, _WAKE_AT, _TARGET, _HEARD, _PORTION = range(6)
 
 
 class Mailbox:
@@ -179,6 +187,10 @@ class Mailbox:
         fence()
         return self._numbers[_COMPLETED] < completed
 
+    def portion(self, size: int) -> None:
+        """How many answers the parent takes in at a time; 0: all."""
+        self._numbers[_PORTION] = size
+
     @property
     def ordered(self) -> int:
         """How many questions were put in all."""
@@ -218,6 +230,11 @@ class Mailbox:
         self._numbers[_COMPLETED] = completed + 1
         fence()
         return completed + 1 == self._numbers[_WAKE_AT]
+
+    @property
+    def portions(self) -> int:
+        """How many answers are to be given at a time, at most; 0: as many as there are."""
+        return self._numbers[_PORTION]
 
     def take_target(self) -> int:
         """The call that is to be interrupted; 0 if there is none, or it was taken before."""

@@ -109,6 +109,8 @@ class Slots:
         self._policy = policy
         self._due_s = np.full(num_envs, _NEVER)
         self._not_before_s = np.zeros(num_envs)
+        self._paused_until_s = 0.0
+        """The last of these."""
         self._faults_s: list[deque[float]] = [deque() for _ in range(num_envs)]
         self._all_faults_s: deque[float] = deque()
         self._held = 0
@@ -124,13 +126,13 @@ class Slots:
         """Whether every slot is idle."""
         return not self.state.any()
 
-    def where(self, *states: SlotState) -> Ids:
-        """Environments in one of these states, ascending."""
-        if len(states) == 1:
-            return np.flatnonzero(self.state == states[0])
-        chosen = np.zeros(len(SlotState), np.bool_)
-        chosen[list(states)] = True
-        return np.flatnonzero(chosen[self.state])
+    def asked(self) -> Ids:
+        """Environments whose request is open, or has an answer that was not taken: busy, held or ready; ascending."""
+        return np.flatnonzero((self.state >= _BUSY) & (self.state <= _READY))
+
+    def ready(self) -> Ids:
+        """Environments whose answer waits to be taken, ascending."""
+        return np.flatnonzero(self.state == _READY)
 
     def count_done(self, ids: Ids | None) -> int:
         """How many of these, or of all, are not waited for: ready, failed or lost."""
@@ -151,16 +153,18 @@ class Slots:
             VectorMisused: One of them is not free for this; nothing has changed.
         """
         states = self.state[ids]
-        wrong = (states != _IDLE) & ~((states == _FAILED) & ~steps)
-        if wrong.any():
-            raise self._not_free(ids[wrong])
+        if np.count_nonzero(states):
+            wrong = (states != _IDLE) & ~((states == _FAILED) & ~steps)
+            if wrong.any():
+                raise self._not_free(ids[wrong])
         self.seq[ids] += 1
         self.is_step[ids] = steps
-        waits = ~steps & (self._not_before_s[ids] > now_s)
-        self.state[ids] = np.where(waits, np.uint8(_HELD), np.uint8(_BUSY))
-        if not waits.any():
+        self.state[ids] = _BUSY
+        if now_s >= self._paused_until_s:
             return ids
+        waits = ~steps & (self._not_before_s[ids] > now_s)
         held = ids[waits]
+        self.state[held] = _HELD
         self._due_s[held] = self._not_before_s[held]
         self._held += len(held)
         return ids[~waits]
@@ -181,7 +185,7 @@ class Slots:
             Those that were awaited, and are now ready. The others are answers to older requests.
         """
         awaited = (self.state[ids] == _BUSY) & (self.seq[ids] == seqs)
-        accepted = ids if awaited.all() else ids[awaited]
+        accepted = ids if np.count_nonzero(awaited) == len(ids) else ids[awaited]
         self.state[accepted] = _READY
         return accepted
 
@@ -202,6 +206,7 @@ class Slots:
             return GiveUp(env, faults, self._policy.total if of_all else self._policy.per_env, of_all)
         pause_s = self._pause_s(len(self._faults_s[env]))
         self._not_before_s[env] = now_s + pause_s
+        self._paused_until_s = max(self._paused_until_s, now_s + pause_s)
         if self.is_step[env] and self._policy.cuts:
             self.state[env] = _READY
             return Cut(env)
@@ -233,8 +238,9 @@ class Slots:
         Raises:
             VectorMisused: One of them is not ready; nothing has changed.
         """
-        if (self.state[ids] != _READY).any():
-            raise self._not_free(ids[self.state[ids] != _READY])
+        others = self.state[ids] != _READY
+        if np.count_nonzero(others):
+            raise self._not_free(ids[others])
         self.state[ids] = _IDLE
 
     def forget(self) -> None:

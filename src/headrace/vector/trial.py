@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from headrace.vector.faults import Problem, from_exception
 from headrace.vector.stepping import check_environment
 
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
+_THREADS = Path("/proc/self/task")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class Tried:
     observation_bytes: int
     infos: bool
     """Whether most steps returned an info that is not empty."""
+    alone: bool
+    """Whether it was seen to use no process and no thread of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ def measure(context: ChildContext) -> None:
     for place in (1, 2):
         os.dup2(output, place)
     trial: Trial = context.payload
+    before = _helpers()
     try:
         env: Any = cloudpickle.loads(trial.factory)()
         check_environment(0, env)
@@ -65,10 +70,12 @@ def measure(context: ChildContext) -> None:
         return
     context.control.send(Begun(), trial.budget_s + 5.0)
     with contextlib.suppress(Exception):  # that it fails is found, and told, where it is used
-        context.control.send(_try(env, trial.budget_s), trial.budget_s + 5.0)
+        context.control.send(_try(env, trial.budget_s, before), trial.budget_s + 5.0)
+    with contextlib.suppress(Exception):  # nobody is interested
+        env.close()
 
 
-def _try(env: Any, budget_s: float) -> Tried:
+def _try(env: Any, budget_s: float, before: tuple[int, int] | None) -> Tried:
     """Step it with random actions; the first steps, which are slower than all others, do not count."""
     env.action_space.seed(0)
     observation, _ = env.reset(seed=0)
@@ -77,7 +84,8 @@ def _try(env: Any, budget_s: float) -> Tried:
     _, steps, told = _steps(env, budget_s, ended=ended, least=3)
     wall_s, busy_s = time.perf_counter() - start_s, _busy_s() - busy_s
     size = np.asarray(observation).nbytes if isinstance(observation, np.ndarray) else 0
-    return Tried(wall_s / steps, busy_s / steps, steps, size, infos=2 * told > steps)
+    alone = before is not None and _helpers() == before
+    return Tried(wall_s / steps, busy_s / steps, steps, size, infos=2 * told > steps, alone=alone)
 
 
 def _steps(env: Any, budget_s: float, *, ended: bool, least: int) -> tuple[bool, int, int]:
@@ -93,6 +101,16 @@ def _steps(env: Any, budget_s: float, *, ended: bool, least: int) -> tuple[bool,
         if time.perf_counter() - start_s > 10 * budget_s:
             break
     return ended, steps, told
+
+
+def _helpers() -> tuple[int, int] | None:
+    """Threads and children of this process, and what children used that have ended; None where that is not told."""
+    try:
+        threads = list(_THREADS.iterdir())
+        children = sum(len((thread / "children").read_text().split()) for thread in threads)
+    except OSError:
+        return None
+    return len(threads) + children, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
 
 
 def _busy_s() -> float:

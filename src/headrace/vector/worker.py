@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ from headrace.vector.desk import Batch, Desk, copy_facts
 from headrace.vector.faults import Interrupted, Problem, from_exception
 from headrace.vector.messages import (
     Abandon,
+    Assignment,
     Attach,
     Built,
     Call,
@@ -28,7 +30,7 @@ from headrace.vector.messages import (
     Spaces,
     unpack,
 )
-from headrace.vector.patience import Patience
+from headrace.vector.patience import SPIN_S, Patience
 from headrace.vector.rows import settle
 from headrace.vector.signals import Waiter
 from headrace.vector.stepping import Phase
@@ -36,7 +38,6 @@ from headrace.vector.threads import EachDone, EachWork, InThreads, as_told
 
 INTERRUPT_SIGNAL = signal.SIGUSR1
 _LOOK_S = 5.0
-_SPIN_S = 0.0005
 _PUBLISH_S = 0.002
 """Shorter gains nothing: to publish costs what ten cheap steps cost."""
 
@@ -66,7 +67,7 @@ class InTurn:
         signal.signal(INTERRUPT_SIGNAL, self._on_interrupt)
 
     def run(self, batch: Batch) -> None:
-        """Do all of it; answers leave when two milliseconds have passed since the last ones."""
+        """Do all of it; answers leave as the parent takes them, or when two milliseconds have passed since the last."""
         marks, clock, number = self._marks, time.monotonic, self._number
         done, count = 0, len(batch.work)
         pending = zip(batch.work, batch.arguments, strict=True)
@@ -74,8 +75,9 @@ class InTurn:
             returned: list[Any] = []
             append = returned.append
             due = clock() + _PUBLISH_S
+            portion = itertools.islice(pending, self._desk.mailbox.portions or count)
             try:
-                for work, argument in pending:
+                for work, argument in portion:
                     number += 1
                     marks[0] = number
                     append(work(argument))
@@ -132,14 +134,24 @@ class InTurn:
             raise Interrupted
 
 
+def _settle_down(given: Assignment) -> None:
+    """Where there are threads: a turn lasts until its thread waits, and goes to another one on the same core."""
+    if given.threaded and hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    if given.cores:
+        with contextlib.suppress(OSError):  # it was taken away from this process since; then any will do
+            os.sched_setaffinity(0, given.cores)
+
+
 class _Worker:
     def __init__(self, context: ChildContext) -> None:
         self._context = context
         self._desk = Desk(context)
+        _settle_down(self._desk.given)
         self._seats: InTurn | InThreads = InThreads(self._desk) if self._desk.given.threaded else InTurn(self._desk)
         self._taken = 0
         self._leave = False
-        self._patience = Patience(most_s=_SPIN_S if self._desk.given.eager else 0.0)
+        self._patience = Patience(most_s=SPIN_S if self._desk.given.eager else 0.0)
         self._waiter = Waiter()
         self._waiter.add(self._desk.ordered.reader_fd)
         self._waiter.add(context.control.fileno())
