@@ -12,7 +12,9 @@ import importlib.metadata
 import importlib.util
 import itertools
 import json
+import mmap
 import os
+import signal
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -24,6 +26,7 @@ import numpy as np
 from _processes import Load, family, pss_mb
 from _vector_envs import burn, makers
 
+CORES = len(os.sched_getaffinity(0))
 DRAWN = 64
 """Batches of actions, used over and over."""
 
@@ -101,6 +104,34 @@ class Loop(Side):
                 env.reset()
         self.work.think(self.work.count)
         return self.work.count
+
+
+class Loops(Loop):
+    """The same on every core at once, each on its own environments: what the machine gives at that moment."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__(work)
+        self.done = memoryview(mmap.mmap(-1, 8 * CORES)).cast("q")
+        self.seen = 0
+        self.pids = [self._started(place) for place in range(1, CORES)]
+
+    def _started(self, place: int) -> int:
+        parent, pid = os.getpid(), os.fork()
+        if pid:
+            return pid
+        while os.getppid() == parent:
+            self.done[place] += super().steps()
+        os._exit(0)
+
+    def steps(self) -> int:
+        self.done[0] += super().steps()
+        seen, self.seen = self.seen, sum(self.done)
+        return self.seen - seen
+
+    def close(self) -> None:
+        for pid in self.pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 class Batches(Side):
@@ -237,8 +268,6 @@ class Ours(Side):
         self.envs.close()
 
 
-CORES = len(os.sched_getaffinity(0))
-
 SIDES: dict[str, tuple[str, Callable[[Work], Side]]] = {
     "auto": ("headrace", lambda work: Ours(work, as_ready=False)),
     "step": ("headrace", lambda work: Ours(work, as_ready=False, workers=CORES)),
@@ -246,6 +275,7 @@ SIDES: dict[str, tuple[str, Callable[[Work], Side]]] = {
     "beside": ("headrace", lambda work: Ours(work, as_ready=True, workers=max(1, CORES - 1))),
     "auto, receive": ("headrace", lambda work: Ours(work, as_ready=True)),
     "loop": ("gymnasium", Loop),
+    "loops at once": ("gymnasium", Loops),
     "Gymnasium Sync": ("gymnasium", gymnasium_sync),
     "Gymnasium Async": ("gymnasium", gymnasium_async),
     "SB3 Dummy": ("stable-baselines3", lambda work: StableBaselines(work, processes=False)),

@@ -6,6 +6,9 @@ every round begins with another one. Rates are environment steps a second; reset
 Ours is measured in several ways: "auto" as it comes, with a barrier; "step" with a worker on each core, and a barrier;
 "receive" with a worker on each core, whichever are ready; "beside" with a worker on each core but one, whichever half is
 ready, so that this process has a core for its policy. What "auto" chose is printed below the table.
+
+"cores x loop" is what one loop does alone, times the cores; "loops at once" is what a loop on every core does at the same
+time, which on a shared machine is less.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ SIDE_SCRIPT = Path(__file__).with_name("_vector_sides.py")
 LIMIT_S = 240.0
 """A process that takes longer is given up: its side has no figure in this row."""
 
-LOOP, ALL_CORES, IDEAL, BEST = "loop", "cores x loop", "ideal", "best peer"
+LOOP, AT_ONCE, ALL_CORES, IDEAL, BEST = "loop", "loops at once", "cores x loop", "ideal", "best peer"
 GYMNASIUM = ("Gymnasium Sync", "Gymnasium Async")
 SB3 = ("SB3 Dummy", "SB3 Subproc (fork)")
 PUFFER = ("PufferLib, 1 worker", "PufferLib, as ready")
@@ -41,7 +44,7 @@ class Scenario:
     environment: str
     count: int
     ours: tuple[str, ...] = OURS
-    peers: tuple[str, ...] = (LOOP, *GYMNASIUM, *SB3, *PUFFER)
+    peers: tuple[str, ...] = (LOOP, AT_ONCE, *GYMNASIUM, *SB3, *PUFFER)
     targets: tuple[tuple[str, str, float], ...] = ()
     """Which of ours, beside whom, the least ratio."""
     policy_us: float = 0.0
@@ -160,7 +163,7 @@ def opponents(scenario: Scenario, found: Found) -> Iterator[tuple[str, str, list
     if scenario.environment == "straggler":
         yield IDEAL, "mean step time", [ideal_rate(scenario.count)]
     wanted = any(peer == BEST for _, peer, _ in scenario.targets)
-    real = [side for side in measured if side != LOOP]
+    real = [side for side in measured if side not in (LOOP, AT_ONCE)]
     if wanted and real:
         best = max(real, key=lambda side: median(rates(found, side)))
         yield BEST, best, rates(found, best)

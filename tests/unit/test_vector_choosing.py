@@ -68,8 +68,8 @@ def test_this_process_steps_as_many_as_are_asked_and_leaves_one() -> None:
 
 
 def test_infos_cost_more() -> None:
-    assert plan(measured(80.0), 8).workers == 1
-    assert plan(measured(80.0, infos=True), 8).workers == 0
+    assert plan(measured(90.0), 8).workers == 1
+    assert plan(measured(90.0, infos=True), 8).workers == 0
     assert plan(measured(100.0, infos=True), 32).workers >= 1
 
 
