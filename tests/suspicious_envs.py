@@ -50,6 +50,13 @@ class Honest(gymnasium.Env[Any, Any]):
         return np.concatenate([self.at, self.speed]).astype(np.float32)
 
 
+class FewBeginnings(Honest):
+    """Honest: every episode begins in one of 160 ways, as on recorded landscapes, drawn by the seed that is given."""
+
+    def generator(self, seed: int | None) -> np.random.Generator:
+        return np.random.default_rng(int(np.random.default_rng(seed).integers(160)))
+
+
 class TimeoutIsZero(Honest):
     """Fire-break system: a step that takes too long is answered with zeros and a small penalty."""
 

@@ -126,6 +126,11 @@ def test_honest_environment_gives_no_finding_at_all():
     assert bench("Honest").play(12_000).found() == {}
 
 
+def test_lanes_that_draw_from_the_same_beginnings_are_not_taken_for_copies():
+    played = bench("FewBeginnings", lanes=12, chunk=50).play(40_000)
+    assert "same_seed" not in played.found()
+
+
 HONEST = {
     "Pendulum-v1": {}, "MountainCarContinuous-v0": {}, "CartPole-v1": {}, "Acrobot-v1": {}, "MountainCar-v0": {},
     "headrace/Hockey-v0 NORMAL": {"mode": "NORMAL"}, "headrace/Hockey-v0 SHOOTING": {"mode": "TRAIN_SHOOTING"},

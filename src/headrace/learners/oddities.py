@@ -6,6 +6,7 @@ something harmless says ``info``; ``warning`` is for what hardly any real enviro
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -203,14 +204,16 @@ def same_starts(w: Window, h: History, _: Expected) -> Iterator[Finding]:
         return
     if any(len(set(starts)) < DISTINCT * len(starts) for starts in judged.values()):
         return  # few possible beginnings: meeting is no wonder
-    owners = Counter(digest for starts in judged.values() for digest in set(starts))
-    shared = {lane: sum(owners[digest] > 1 for digest in starts) for lane, starts in judged.items()}
-    lanes = [lane for lane, count in shared.items() if count >= 0.5 * len(judged[lane])]
+    # Pairs, for lanes that draw from the same few hundred beginnings meet often, but not twice in a row.
+    pairs = {lane: list(itertools.pairwise(starts)) for lane, starts in judged.items()}
+    owners = Counter(pair for own in pairs.values() for pair in set(own))
+    shared = {lane: sum(owners[pair] > 1 for pair in own) for lane, own in pairs.items()}
+    lanes = [lane for lane, count in shared.items() if count >= 0.5 * len(pairs[lane])]
     if lanes:
-        count, total = sum(shared[lane] for lane in lanes), sum(len(judged[lane]) for lane in lanes)
+        count, total = sum(shared[lane] for lane in lanes), sum(len(pairs[lane]) for lane in lanes)
         text = (
-            f"{in_lanes(lanes)} begin the same episodes ({count:,} of {total:,} first observations): the environment "
-            "ignores the seed that reset() is given, or seeds itself"
+            f"{in_lanes(lanes)} begin the same episodes ({count:,} of {total:,} first observations, each after the same "
+            "one): the environment ignores the seed that reset() is given, or seeds itself"
         )
         yield Finding("same_seed", "warning", text, {"lanes": lanes, "shared": count, "episodes": total}, (*lanes,))
 
