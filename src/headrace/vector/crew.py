@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,7 @@ class Crew:
         self._count = sum(map(len, options.groups))
         self._next_index = 0
         self._waiter = Waiter()
+        self._launched = Deadline(0.0)
         self._whole: list[tuple[Handle, Ids]] = []
 
     @property
@@ -85,21 +86,20 @@ class Crew:
         """To which file workers append their stacks."""
         return self._output.stacks
 
-    def start(self, meanwhile: Callable[[], object]) -> list[Built]:
-        """Start every worker and wait until all environments are built.
+    def launch(self) -> None:
+        """Start every worker; each builds its environments."""
+        self._launched = Deadline(self.options.limits.construct_s)
+        for ids in self.options.groups:
+            self.spawn(ids, build=True)
 
-        Args:
-            meanwhile: What to do while they build. What it raises goes through.
+    def built(self) -> list[Built]:
+        """Wait until all environments are built, which the limit of construction bounds from `launch` on.
 
         Raises:
             EnvironmentNotBuilt: One of them could not be built; the error names it.
             ComponentStalled: They were not built in time.
         """
-        limit_s = self.options.limits.construct_s
-        deadline = Deadline(limit_s)
-        left = {handle.index: handle for handle in (self.spawn(ids, build=True) for ids in self.options.groups)}
-        built: dict[int, Built] = {}
-        meanwhile()
+        deadline, left, built = self._launched, dict(self.handles), dict[int, Built]()
         while left:
             self.wait(min(deadline.left_s(), _SLICE_S))
             ended = {child.id: child.exit_code for child in self.server.collect()}
@@ -118,7 +118,7 @@ class Crew:
             if left and deadline.passed:
                 late = next(iter(left.values()))
                 inside = [env for env, _ in late.seats.inside(lambda _env: True)]
-                raise losses.not_built_in_time(inside or late.ids, late.name, limit_s)
+                raise losses.not_built_in_time(inside or late.ids, late.name, self.options.limits.construct_s)
         return [message for _, message in sorted(built.items())]
 
     def attach(self, observation: Any, action: Any, fields: list[Field], nbytes: int) -> Slab:

@@ -20,7 +20,7 @@ from headrace.ipc.shm import SharedBlock
 from headrace.vector.faults import Problem, broken_contract
 from headrace.vector.infos import Form, columns_of, index
 from headrace.vector.messages import Assignment, Attach, Details, Extras, NewForm, pack
-from headrace.vector.rows import Returned, Rows, Settled
+from headrace.vector.rows import Returned, Rows, Settled, compact, row_of
 from headrace.vector.signals import Signal
 from headrace.vector.slab import FIRST_FORM, LAST_FORM, Kind, Mailbox, Note, Slab
 from headrace.vector.spaces import ActionCodec, Layout
@@ -111,22 +111,14 @@ class Desk:
         assert slab is not None
         ids: list[int] = orders.tolist()
         place = index(ids)
-        seqs: list[int] = slab.seq[place].tolist()
+        seqs = slab.seq[place]
         kinds: list[int] = slab.kind[place].tolist()
         work: list[Work] = [bodies[env].step for env in ids]
         resets = frozenset(at for at, kind in enumerate(kinds) if kind) if any(kinds) else frozenset[int]()
         for at in resets:
             work[at] = self._work(ids[at], kinds[at])
-        if type(place) is slice and seqs.count(seqs[0]) == len(seqs):
-            first = self.row_of(ids[0], seqs[0])
-            where: Sequence[int] = range(first, first + len(ids))
-        else:
-            where = [self.row_of(env, seq) for env, seq in zip(ids, seqs, strict=True)]
-        return Batch(ids, seqs, work, self._arguments(ids, place), where, resets)
-
-    def row_of(self, env: int, seq: int) -> int:
-        """Where the observation of this answer goes."""
-        return env + (seq & 1) * self.given.num_envs
+        where = compact(row_of(orders, seqs, self.given.num_envs).tolist())
+        return Batch(ids, seqs.tolist(), work, self._arguments(ids, place), where, resets)
 
     def publish(self, ids: list[int], seqs: list[int], where: Sequence[int], settled: Settled) -> bool:
         """Give answers; whether the parent is then to be woken.

@@ -18,7 +18,7 @@ from headrace.vector.events import Answers, Backend, Event, Failure, Moves
 from headrace.vector.faults import Fault, Problem
 from headrace.vector.pending import Pending
 from headrace.vector.renewal import Renewal
-from headrace.vector.rows import Rows
+from headrace.vector.rows import Rows, row_of
 from headrace.vector.slab import Kind, Slab
 from headrace.vector.slots import AskAgain, Cut, GiveUp, Raise, Slots
 
@@ -286,7 +286,7 @@ class Engine:
         if not len(ids):
             return
         slab, pending = self._backend.slab, self.pending
-        pending.row[ids] = ids + (self.slots.seq[ids] & 1) * self._size
+        pending.row[ids] = row_of(ids, self.slots.seq[ids], self._size)
         ended = slab.terminated[ids] | slab.truncated[ids]
         same_step = self._mode is AutoresetMode.SAME_STEP
         self.ended[ids] = False if same_step else ended

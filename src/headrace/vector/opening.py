@@ -119,17 +119,13 @@ def _build_here(factories: Sequence[Factory], options: Options) -> tuple[Serial,
 
 def _open_workers(crew: Crew, factories: Sequence[Factory], options: Options, chosen: Plan) -> Opened:
     serial: Serial | None = None
-    own: list[Built] = []
-
-    def build_own() -> None:
-        nonlocal serial
-        if chosen.here:
-            serial, mine = _build_here(factories[: chosen.here], options)
-            own.append(mine)
-
+    built: list[Built] = []
     try:
-        theirs = crew.start(build_own)
-        built = [*own, *theirs]
+        crew.launch()
+        if chosen.here:
+            serial, own = _build_here(factories[: chosen.here], options)
+            built.append(own)
+        built += crew.built()
         first = built[0]
         found = [group for message in built for group in message.spaces]
         described = describe(found, first.metadata, first.render_mode, options)

@@ -28,6 +28,17 @@ class _Doubt(Exception):
     """At least one value of many does not fit at first sight."""
 
 
+def row_of(env: Any, seq: Any, num_envs: int) -> Any:
+    """Where the observation goes that answers question ``seq`` of an environment; numbers, or arrays of them."""
+    return env + (seq & 1) * num_envs
+
+
+def compact(rows: list[int]) -> Sequence[int]:
+    """The same rows, as a range if they are neighbours: such are written without a copy in between."""
+    together = range(rows[0], rows[0] + len(rows))
+    return together if rows == list(together) else rows
+
+
 class Rows:
     """Observations of ``num_envs`` environments, two halves of rows each.
 

@@ -20,7 +20,7 @@ from headrace.vector.events import Answers, Event, Failure
 from headrace.vector.faults import from_exception
 from headrace.vector.limits import Limits
 from headrace.vector.probes import Probe
-from headrace.vector.rows import Rows, Settled, settle
+from headrace.vector.rows import Rows, Settled, compact, row_of, settle
 from headrace.vector.slab import Kind, Slab
 from headrace.vector.spaces import ActionCodec
 from headrace.vector.stepping import Body, Factory, Phase
@@ -105,11 +105,8 @@ class Serial:
         self.asked = listed
         ids = np.array(listed, np.int64)
         seqs = np.array([seq for _, seq in asked], np.int64)
-        slab, size = self.slab, len(self.slab.seq)
-        rows = ids + (seqs & 1) * size
-        first = int(rows[0])
-        neighbours = bool((rows == np.arange(first, first + len(rows))).all())
-        where: Sequence[int] = range(first, first + len(rows)) if neighbours else rows.tolist()
+        slab = self.slab
+        where = compact(row_of(ids, seqs, len(slab.seq)).tolist())
         kinds: list[int] = slab.kind[ids].tolist()
         bodies = self.bodies
         if any(kinds):
