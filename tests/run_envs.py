@@ -70,6 +70,10 @@ class Traced(gymnasium.Env[Any, Any]):
             getattr(self, str(self._fault))()
         return self.obs, self.reward, False, self._t >= self._limit, {}
 
+    def swell(self) -> None:
+        """Takes a gigabyte, and keeps it."""
+        self.kept = bytearray(b"x") * 2**30
+
     def _due(self) -> bool:
         if self._fault is None:
             return False

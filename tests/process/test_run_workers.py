@@ -102,6 +102,16 @@ def test_the_others_go_on_while_one_hangs(runs, tmp_path):
     assert ahead == set(range(6)) - {event["lane"]}
 
 
+@pytest.mark.table
+def test_memory_that_a_worker_keeps_is_its_collectors(runs, tmp_path):
+    kwargs = {"fault": "swell", "at": 13, "marker": str(tmp_path / "marker"), "step_s": 0.01}
+    run = runs.train(ENV, kwargs=kwargs, run__steps=1500, supervision__max_rss_mib=1000.0, **WORKERS)
+    assert_sound(runs, run)
+    assert (run.summary["faults"], run.summary["restarts"]) == ({"recycled": 1}, 1)
+    (restarted,) = events(run, "restarted")
+    assert restarted["component"] == "collector-0"
+
+
 def test_a_file_tells_what_led_to_it(runs, monkeypatch):
     run = runs.train(ENV, kwargs={"fault": "fail", "at": 7}, supervision__max_restarts=100, **WORKERS)
     assert_sound(runs, run)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 
 from headrace.supervision import evidence
-from headrace.supervision.evidence import NativeDump, Sampler, Usage, usage, write_evidence
+from headrace.supervision.evidence import NativeDump, Sampler, Usage, started_bytes, usage, write_evidence
 
+SIZE = 64 * 2**20
 USED = Usage(state="running", cpu_s=31.25, rss_bytes=412_000_000, threads=3, open_files=17)
 
 
@@ -26,6 +27,36 @@ def test_this_process_is_seen_as_it_is():
 
 def test_a_process_that_is_gone_uses_nothing_that_is_known():
     assert usage(2**22 + 1) is None  # above the largest number the kernel gives
+
+
+def test_what_a_process_has_started_counts_and_what_it_shares_does_not():
+    before = started_bytes(os.getpid())  # multiprocessing's own
+    held = [bytearray(os.urandom(1)) * SIZE]
+    readers, writers = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:  # what it has inherited is the parent's; what it takes is its own, and its child's is too
+        os.close(readers[1])
+        os.close(writers[0])
+        grandchild = os.fork()
+        held.append(bytearray(os.urandom(1)) * SIZE)
+        os.write(writers[1], b"x")
+        os.read(readers[0], 1)
+        if grandchild:
+            os.waitpid(grandchild, 0)
+        os._exit(0)
+    try:
+        os.close(readers[0])
+        os.close(writers[1])
+        read = 0
+        while read < 2:
+            read += len(os.read(writers[0], 2))
+        assert 2 * SIZE <= started_bytes(os.getpid()) - before < 3 * SIZE
+    finally:
+        os.close(readers[1])
+        os.close(writers[0])
+        os.waitpid(child, 0)
+    assert started_bytes(2**22 + 1) == 0
+    assert len(held[0]) == SIZE
 
 
 def test_samples_are_taken_of_the_living_and_no_more_often_than_needed(clock):

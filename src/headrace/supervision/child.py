@@ -8,7 +8,7 @@ from pathlib import Path
 from headrace.core.errors import ChannelClosed, ComponentError, EnvironmentFault, HeadraceError
 from headrace.ipc.forkserver import Child, ForkServer
 from headrace.ipc.stacks import StackDump
-from headrace.supervision.evidence import NativeDump, Usage, usage, write_evidence
+from headrace.supervision.evidence import NativeDump, Usage, started_bytes, usage, write_evidence
 from headrace.supervision.messages import Done, Failed, Ready, Report, ToChild
 from headrace.supervision.policy import ALIVE, Life, Phase
 from headrace.supervision.spec import BecameReady, ChildSpec, Event, Exited, Overdue, Reported, describe_exit
@@ -174,7 +174,7 @@ class SupervisedChild:
         used = usage(self.pid) if self.pid else None
         if used is not None:
             self.used = used
-            self.slot.count("rss_bytes", used.rss_bytes)
+            self.slot.count("rss_bytes", used.rss_bytes + started_bytes(self.pid))
 
     def end(self) -> Exited:
         """Its process has ended, and what it had said was received: the event that tells so."""

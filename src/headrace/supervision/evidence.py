@@ -63,6 +63,26 @@ def usage(pid: int) -> Usage | None:
         return None
 
 
+def started_bytes(pid: int) -> int:
+    """Memory of all that a process has started and that is no other process's as well; 0 where nothing tells."""
+    total = 0
+    with contextlib.suppress(psutil.Error, OSError):
+        for child in _started(pid):
+            with contextlib.suppress(psutil.Error, OSError):  # it has ended meanwhile
+                total += int(child.memory_full_info().uss)
+    return total
+
+
+def _started(pid: int) -> list[psutil.Process]:
+    """Its children, and theirs. Most have none, which the kernel says at once; psutil looks through all processes."""
+    threads = Path(f"/proc/{pid}/task")
+    with contextlib.suppress(OSError):
+        if not any((thread / "children").read_bytes() for thread in threads.iterdir()):
+            return []
+    children: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
+    return children
+
+
 class Sampled(Protocol):
     """Whoever is looked at."""
 
