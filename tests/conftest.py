@@ -52,8 +52,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the other parts; which test is in which depends on its name alone, so that each is run in its turn."""
+    """Mark cells as table, and leave out the other parts; names alone decide, so that each is run in its turn."""
+    _thin_out(items)
     part = config.getoption("--part")
     if part is None:
         return
@@ -67,3 +69,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=others)
     left_out = set(others)
     items[:] = [item for item in items if item not in left_out]
+
+
+def _thin_out(items: list[pytest.Item]) -> None:
+    """Of functions marked thin, keep one cell of n out of the tables, and at least one of each function."""
+    cells: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("thin") and not item.get_closest_marker("table"):
+            cells.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for own in cells.values():
+        marker = own[0].get_closest_marker("thin")
+        assert marker is not None
+        own.sort(key=lambda item: zlib.crc32(b"thin " + item.nodeid.encode()))
+        for item in own[-(-len(own) // marker.args[0]) :]:
+            item.add_marker("table")

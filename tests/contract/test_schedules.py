@@ -11,7 +11,7 @@ import choice_envs
 from headrace.runtime.api import Run
 from run_support import Runs, assert_books, assert_gapless
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.thin(2)]
 
 SPACES = ["box", "image", "discrete", "multidiscrete", "multibinary", "tuple", "dict"]
 SCHEDULES = ["inline", "lockstep", "async"]

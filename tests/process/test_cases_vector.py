@@ -28,7 +28,7 @@ from told_envs import WORDS, Trouble, WithHelper, told
 from vector_cases import Count, Inherits, Locking, SlowReset, SlowStep, SparseInfo
 from vector_support import BACKENDS, Follower, drive
 
-pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lent_server")]
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lent_server"), pytest.mark.thin(3)]
 
 HERE = Path(__file__).resolve().parents[1]
 ISOLATED = ("worker", "threads")

@@ -93,6 +93,7 @@ def test_a_queue_that_nobody_drains_because_the_learner_is_stopped(runs, consult
     assert {stage.component: stage.state for stage in told.stages}["learner"] == "stopped"
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("env", "fault", "clause"),
     [

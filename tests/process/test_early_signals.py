@@ -15,7 +15,7 @@ import pytest
 from headrace.core.clock import MonotonicClock
 from record_here import record_here
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.thin(2)]
 
 SCRIPT = Path(sys.executable).with_name("headrace")
 LIMIT_S = 30.0

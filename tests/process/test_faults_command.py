@@ -31,6 +31,7 @@ def line(folder: Path, *more: str) -> list[str]:
     return [COMMAND, "faults", str(config), *more]
 
 
+@pytest.mark.table
 def test_faults_are_provoked_and_judged_and_nothing_is_kept(tmp_path):
     kinds = ("step-raises", "out-of-range", "parent-killed", "nan-observation")
     more = [part for kind in kinds for part in ("--kind", kind)]

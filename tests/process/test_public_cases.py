@@ -148,6 +148,7 @@ def under_a_limit(folder: Path, limit: int) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.table
 def test_few_descriptors_are_enough_for_many_collectors(tmp_path):
     """Case D046: 64 lanes in 32 collectors under ``ulimit -n 256``; and the count stays flat."""
     assert under_a_limit(tmp_path, 256) == ["True True", "None"]

@@ -17,7 +17,7 @@ from headrace.core import seeding
 from headrace.testing.reproduce import main, read_reproducer
 from run_support import Runs, events
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.thin(2)]
 
 TESTS = Path(__file__).resolve().parents[1]
 RUN = {"supervision__when_spent": "fail", "run__collectors": 1, "env__lanes": 2}

@@ -12,7 +12,7 @@ import pytest
 
 from run_support import summary
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.thin(2)]
 
 HERE = Path(__file__).resolve().parents[1]
 LIMIT_S = 30.0

@@ -15,7 +15,7 @@ from headrace.supervision.spec import BecameReady, Event, Reported, Started
 from headrace.supervision.supervisor import Supervisor
 from run_support import Runs, assert_books, assert_gapless, events
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.thin(2)]
 
 ENV = "run_envs:make"
 

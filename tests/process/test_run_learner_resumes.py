@@ -42,6 +42,7 @@ def kill_learner(monkeypatch):
     return install
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("schedule", ["async", "lockstep", "inline"])
 def test_another_learner_goes_on_with_the_same_experience(runs: Runs, kill_learner, schedule):
     killed_at = kill_learner([50, 400])

@@ -135,6 +135,7 @@ def trained(runs: Runs, blows: Blows, case: Case, marker: Path) -> Any:
     return run
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, id=name) for name, case in (PLAIN | CHOOSING).items()]

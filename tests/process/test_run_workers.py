@@ -58,6 +58,7 @@ MORE = {
 }  # fmt: skip
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("fault", "counted"),
     [*FAULTS.items(), *(pytest.param(fault, counted, marks=pytest.mark.table) for fault, counted in MORE.items())],
@@ -159,6 +160,7 @@ def test_faults_under_rounds(runs, tmp_path, schedule):
     assert run.summary["faults"]["environment_died"] == 1
 
 
+@pytest.mark.table
 def test_a_worker_is_killed_from_outside(runs, tmp_path, blows):
     pids = tmp_path / "pids"
     blows.plan(

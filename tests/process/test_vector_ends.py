@@ -17,7 +17,7 @@ import pytest
 from headrace.ipc.channel import Deadline, poll_fds
 from vector_support import BACKENDS
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.thin(3)]
 
 HERE = Path(__file__).resolve().parents[1]
 SOON_S = 5.0

@@ -95,6 +95,7 @@ def salvage_of_life(moments: list[str]) -> int:
     return place(moments, "after Snapshots.show", "before LaneBooks.change")
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("later", [0, 2, 3, 4, 6, 7, 8, 9], ids=lambda later: f"moment_{later}")
 def test_a_salvage_in_the_books_is_written_whole(tmp_path: Path, moments: list[str], later: int):
     first = salvage_of_life(moments)

@@ -31,6 +31,7 @@ def planted(tmp_path, monkeypatch) -> Callable[..., Any]:
     return plant
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -98,6 +99,7 @@ def renumbered(rows: Any, before: Any) -> Any:
     return rows
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("tamper", "cause"),
     [

@@ -40,6 +40,7 @@ def weights(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("owner", [TraceWriter, RowLog], ids=["the order of events", "rows"])
 @pytest.mark.parametrize("batches", [True, False])
 def test_a_full_disk_ends_the_record_once_and_never_the_run(
