@@ -21,6 +21,7 @@ from headrace import Probe
 from headrace.core import seeding
 from headrace.core.errors import ConfigError, EnvironmentNotBuilt, EnvironmentRaised, HeadraceError, VectorMisused
 from headrace.ipc.channel import Deadline, poll_fds
+from headrace.testing.leaks import SETTLE_S, Holdings, settled
 from headrace.vector.options import FaultBudget
 from vector_envs import Failing, Faulty, Sampling
 
@@ -406,20 +407,23 @@ def test_no_environment_is_an_error_and_an_unknown_option_is_named() -> None:
 # In this process and in a worker
 
 
-def test_an_interrupt_in_this_process_makes_nothing_of_what_workers_answer_later() -> None:
-    """Their answers have numbers that no question after it has."""
+def test_an_interrupt_in_this_process_loses_nothing_of_what_workers_answer() -> None:
     factories = [Interrupted(env) for env in range(COUNT)]
     with headrace.VectorEnv(factories, **BACKENDS["split"]) as envs:
         envs.reset(seed=1)
         envs.step(actions(1))
         with pytest.raises(KeyboardInterrupt):
             envs.step(actions(2))
-        for _ in range(2):  # the first tells that all were lost, the second resets them
+        with pytest.raises(VectorMisused, match="receive"):
             envs.step(actions(3))
-        observations, rewards, *_ = envs.step(actions(1))
-        assert envs.valid.all()
-        assert rewards.tolist() == [1.0] * COUNT
-        assert observations[:, 1].tolist() == [1] * COUNT
+        here = BACKENDS["split"]["here"]
+        late = envs.receive(COUNT)
+        assert late.env_ids.tolist() == list(range(here, COUNT))
+        assert late.valid.all()
+        assert late.rewards.tolist() == [2.0] * (COUNT - here)
+        _, rewards, *_ = envs.step(actions(3))
+        assert envs.valid.tolist() == [False] * here + [True] * (COUNT - here)
+        assert rewards.tolist() == [0.0] * here + [3.0] * (COUNT - here)
 
 
 class Interrupted:
@@ -440,3 +444,14 @@ class Interrupted:
 
             made.step = interrupted  # type: ignore[method-assign]
         return made
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_closed_one_that_is_kept_holds_nothing(backend: str) -> None:
+    before = Holdings.now()
+    envs = headrace.VectorEnv([Sampling("box")] * COUNT, **BACKENDS[backend])
+    envs.reset(seed=1)
+    envs.step(np.zeros(COUNT, int))
+    envs.close()
+    assert not settled(before, SETTLE_S)
+    assert envs.closed

@@ -257,3 +257,33 @@ def test_a_wrong_number_of_actions(kind: str, count: int) -> None:
 def test_actions_that_do_not_fit(wrong: Any) -> None:
     with pytest.raises(VectorMisused):
         ActionCodec(SPACES["discrete"], batch_space(SPACES["discrete"], 3)).encode(wrong, 3)
+
+
+class Unlucky:
+    """Raises whatever it is asked."""
+
+    def _raise(self, *_: Any) -> Any:
+        raise RuntimeError("nobody asks")
+
+    __len__ = __iter__ = __float__ = __bool__ = __array__ = __eq__ = __repr__ = _raise
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.parametrize("reward", [10**400, -(10**400), np.array(None), Unlucky(), "1"])
+def test_a_reward_that_is_no_number_is_one_environments_fault(reward: Any, finite: bool) -> None:
+    rows = rows_of(check_finite=finite)
+    settled = settle(rows, range(3), [good(), good(reward=reward), good()])
+    assert {place: problem.kind.value for place, problem in settled.problems.items()} == {1: "contract"}
+    assert not rows.write_plain(1, good(reward=reward))
+
+
+@pytest.mark.parametrize("what", [Unlucky(), (Unlucky(),) * 5, [1, 2, 3, 4, Unlucky()]])
+def test_what_raises_when_it_is_looked_at_is_one_environments_fault(what: Any) -> None:
+    settled = settle(rows_of(), range(2), [what, good()])
+    assert {place: problem.kind.value for place, problem in settled.problems.items()} == {0: "contract"}
+
+
+@pytest.mark.parametrize("key", [1, True, ("a", 1), lambda: None, Unlucky], ids=str)
+def test_only_names_are_keys_of_columns(key: Any) -> None:
+    assert columns_of({0: {key: 1.0}}) is None

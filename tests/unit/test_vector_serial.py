@@ -88,6 +88,72 @@ def test_one_that_does_not_fit_never_replaces_the_last_valid_observation(wrong: 
         assert (np.array([*kept, *seen])[:, :, 0] == np.arange(COUNT)).all()
 
 
+class OneDict(Faulty):
+    """Always returns the same dict, changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own: dict[str, Any] = {}
+
+    def reset(self, **arguments: Any) -> Any:
+        observation, _ = super().reset(**arguments)
+        self.own["t"] = self.t
+        return observation, self.own
+
+    def step(self, action: Any) -> Any:
+        observation, *others, _ = super().step(action)
+        self.own["t"] = self.t
+        return observation, *others, self.own
+
+
+def test_the_last_info_of_an_episode_is_not_the_next_ones_first() -> None:
+    with headrace.VectorEnv([OneDict], workers=0, autoreset_mode="SameStep") as envs:
+        envs.reset(seed=0)
+        infos: dict[str, Any] = {}
+        steps = 0
+        while "final_info" not in infos:
+            *_, infos = envs.step([0])
+            steps += 1
+        assert infos["final_info"]["t"].tolist() == [steps]
+        assert infos["t"].tolist() == [0]
+
+
+class Unbatched(Bytes):
+    """Its second info is a text after a number, which Gymnasium cannot put into one array; its episode ends there."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, _, _, _ = super().step(action)
+        info = {"a": "text" if self.env else 1} if self.t == 2 else {}
+        return observation, reward, self.t == 2, False, info
+
+
+@pytest.mark.parametrize("as_ready", [False, True])
+def test_infos_that_cannot_be_put_together_cost_their_batch_and_nothing_else(as_ready: bool) -> None:
+    raises = [1]  # the first copy of the second one, in its first step
+
+    def made(env: int) -> Any:
+        return lambda: Unbatched(env, raises.pop() if env == 1 and raises else 99, None)
+
+    with headrace.VectorEnv([made(env) for env in range(COUNT)], workers=0) as envs:
+        envs.reset(seed=0)
+        envs.step([0] * COUNT)
+        assert envs.valid.tolist() == [True, False, True]
+        failed = 0
+        for _ in range(6):
+            try:
+                if as_ready:
+                    envs.send([0] * COUNT)
+                    observations = envs.receive(COUNT).observations
+                else:
+                    observations, *_ = envs.step([0] * COUNT)
+            except ValueError:
+                failed += 1
+                continue
+            assert envs.valid.all()
+            assert observations[:, 1].max() <= 2
+        assert failed
+
+
 class Interrupting(Faulty):
     """Ctrl-C comes in its third step."""
 

@@ -56,11 +56,12 @@ class Barrier:
                     return False
                 crew.wait(pool.look_at_s - now_s)
                 now_s = self._clock.now()
-        if (pool.slab.note[self._everybody[0] :] == Note.MESSAGE).any():
-            return False
-        for handle, _ in groups:
+        return not (pool.slab.note[self._everybody[0] :] == Note.MESSAGE).any()
+
+    def pass_by(self) -> None:
+        """All answers were taken in."""
+        for handle, _ in self._crew.grouped(self._everybody):
             handle.pass_by()
-        return True
 
     def form(self) -> Form | None:
         """The form of the infos in the slab, if all of these environments have answered with one, and of one form."""

@@ -21,6 +21,7 @@ from headrace.ipc.forkserver import ForkServer
 from headrace.ipc.shm import SharedBlock
 from headrace.vector import losses
 from headrace.vector.handle import Handle
+from headrace.vector.interrupts import LetThrough
 from headrace.vector.limits import Limits
 from headrace.vector.messages import Assignment, Attach, Built, Leave, NotBuilt
 from headrace.vector.output import Output
@@ -206,7 +207,9 @@ class Crew:
 
     def wait(self, timeout_s: float) -> None:
         """Wait until a worker has something to say; what it says is taken in."""
-        ready = {fd for fd, _ in self._waiter.wait(timeout_s)}
+        with LetThrough():
+            found = self._waiter.wait(timeout_s)
+        ready = {fd for fd, _ in found}
         if not ready:
             return
         for handle in self.handles.values():

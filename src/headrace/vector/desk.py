@@ -187,7 +187,7 @@ class Desk:
             number = FIRST_FORM + len(self._forms)
             if number > LAST_FORM:
                 return None
-            self.send(pack(NewForm(number, columns.form)))
+            self.send(NewForm(number, columns.form))
             self._forms[columns.form] = number
         return columns.envs, number
 

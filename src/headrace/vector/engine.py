@@ -219,13 +219,10 @@ class Engine:
                 self.renewal.moving.update(ids)
 
     def interrupted(self) -> None:
-        """Ctrl-C came while environments were stepped in this process: what they did is not known.
-
-        If there are workers as well, theirs are renewed with them; what they answer comes too late.
-        """
+        """Ctrl-C came while environments were stepped in this process: what they did is not known. Workers go on."""
         self.leave_calm()
-        self.slots.forget()
-        for env in range(self._size):
+        self.slots.forget(self._everybody[: self._backend.here])
+        for env in range(self._backend.here):
             self.renewal.broken[env] = losses.interrupted_here()
 
     def raise_fault(self) -> None:

@@ -16,6 +16,7 @@ from headrace.core.errors import ConfigError, VectorMisused
 from headrace.vector.engine import Engine, Ids
 from headrace.vector.fastlane import FastLane
 from headrace.vector.faults import Fault
+from headrace.vector.interrupts import Held
 from headrace.vector.opening import Opened, open_environments
 from headrace.vector.options import Options
 from headrace.vector.probes import ProbeValues
@@ -57,6 +58,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.action_space = described.action_space
         self.autoreset_mode = self._options.mode
         self.copy = self._options.copy
+        self._held = Held()
         self.valid = np.ones(self.num_envs, np.bool_)
         """[N]; mask of the last batch: whose reward and observation are real."""
         self._probes = dict(self._options.probes or {})
@@ -90,13 +92,14 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         if options is not None and "reset_mask" in options:
             ids = np.flatnonzero(_mask(options.pop("reset_mask"), self.num_envs))
         engine = self._engine
-        engine.pass_over()
-        engine.reset(ids, [seeds[env] for env in ids.tolist()], options)
-        engine.gather(ids, len(ids))
-        engine.raise_fault()
-        engine.pending.check_observed(self._all)
-        batch = self._taken(ids, self._all)
-        return batch.observations, batch.infos
+        with self._held:
+            engine.pass_over()
+            engine.reset(ids, [seeds[env] for env in ids.tolist()], options)
+            engine.gather(ids, len(ids))
+            engine.raise_fault()
+            engine.pending.check_observed(self._all)
+            batch = self._taken(ids, self._all)
+            return batch.observations, batch.infos
 
     def step(
         self, actions: Any
@@ -117,17 +120,18 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._check_open()
         columns, objects = self._opened.codec.encode(actions, self.num_envs)
         engine = self._engine
-        engine.pass_over()
-        stepped = self._lane.step(columns, objects)
-        if stepped is not None:
-            self.valid.fill(True)  # noqa: FBT003 - a value, and not a flag
-            return stepped
-        if not self._lane.asked:
-            engine.step(self._all, columns, objects)
-        engine.gather(None, self.num_envs)
-        engine.raise_fault()
-        batch = self._taken(self._all, self._all)
-        return batch.observations, batch.rewards, batch.terminations, batch.truncations, batch.infos
+        with self._held:
+            engine.pass_over()
+            stepped = self._lane.step(columns, objects)
+            if stepped is not None:
+                self.valid.fill(True)  # noqa: FBT003 - a value, and not a flag
+                return stepped
+            if not self._lane.asked:
+                engine.step(self._all, columns, objects)
+            engine.gather(None, self.num_envs)
+            engine.raise_fault()
+            batch = self._taken(self._all, self._all)
+            return batch.observations, batch.rewards, batch.terminations, batch.truncations, batch.infos
 
     def send(self, actions: Any, env_ids: Sequence[int] | NDArray[Any] | None = None) -> None:
         """Hand out actions, and do not wait.
@@ -146,7 +150,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             order = np.argsort(ids)
             ids, columns = ids[order], [column[order] for column in columns]
             objects = [objects[place] for place in order.tolist()] if objects else objects
-        self._engine.step(ids, columns, objects)
+        with self._held:
+            self._engine.step(ids, columns, objects)
 
     def send_reset(
         self, env_ids: Sequence[int] | NDArray[Any], seeds: Sequence[int | None], options: dict[str, Any] | None = None
@@ -166,7 +171,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._check_open()
         ids, _ = _ids(env_ids, self.num_envs)
         order = np.argsort(ids)
-        self._engine.reset(ids[order], [seeds[place] for place in order.tolist()], options)
+        with self._held:
+            self._engine.reset(ids[order], [seeds[place] for place in order.tolist()], options)
 
     def receive(self, min_envs: int = 1, timeout_s: float | None = None) -> Received:
         """Answers of environments that are ready.
@@ -183,14 +189,17 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """
         self._check_open()
         engine = self._engine
-        engine.raise_fault()
-        waiting = engine.slots.asked()
-        if not len(waiting):
-            raise VectorMisused("there is nothing to receive: no environment was sent an action", fix="send() first")
-        engine.gather(waiting, min(max(1, min_envs), len(waiting)), timeout_s)
-        engine.raise_fault()
-        ready = engine.slots.ready()
-        return self._taken(ready, ready)
+        with self._held:
+            engine.raise_fault()
+            waiting = engine.slots.asked()
+            if not len(waiting):
+                raise VectorMisused(
+                    "there is nothing to receive: no environment was sent an action", fix="send() first"
+                )
+            engine.gather(waiting, min(max(1, min_envs), len(waiting)), timeout_s)
+            engine.raise_fault()
+            ready = engine.slots.ready()
+            return self._taken(ready, ready)
 
     def render(self) -> tuple[Any, ...]:
         """What every environment renders."""
@@ -270,6 +279,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def close_extras(self, timeout_s: float | None = None, **_ignored: Any) -> None:
         """Close all environments and end all workers; takes at most about ``close_timeout_s``."""
+        self._engine.rows.forget()
         self._opened.close(self._options.close_timeout_s if timeout_s is None else timeout_s)
 
     def __enter__(self) -> Self:

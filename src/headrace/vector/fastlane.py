@@ -111,7 +111,14 @@ class FastLane:
             return None
         if settled is not None:
             self._lay_down(settled)
-        return self._put_together({} if settled is None else settled.infos, own)
+        try:
+            batch = self._put_together({} if settled is None else settled.infos, own)
+        except Exception:  # noqa: BLE001 - infos that Gymnasium cannot put together either; who takes them raises the same
+            self._hand_over(resets, settled)
+            return None
+        if barrier is not None:
+            barrier.pass_by()
+        return batch
 
     def _put_together(self, infos: Mapping[int, Info], own: Columns | None) -> dict[str, Any]:
         """The infos of a batch.

@@ -141,7 +141,11 @@ class Handle:
                 self.unreadable = error  # it is dropped; who waits for it is told why it does not come
                 continue
             for packed in messages:
-                message = unpack(packed)
+                try:
+                    message = unpack(packed)
+                except Exception as error:  # noqa: BLE001 - to read it runs code of others, which may raise anything
+                    self.unreadable = ComponentError(f"{type(error).__name__}: {error}", fix="see what it sends")
+                    continue
                 if isinstance(message, Extras):
                     self.extras.update(dict.fromkeys(message.ids, message))
                 elif isinstance(message, NewForm):

@@ -88,6 +88,9 @@ def columns_of(infos: Mapping[int, Info]) -> Columns | None:
     if len(keys) > 1 or len(types) > 1:
         return None
     form = Form(keys.pop(), types.pop())
+    # Names alone: 1 and True are one key, and what else may be one need not be readable in another process.
+    if not all(type(key) is str for key in form.keys):
+        return None
     if not all(kind in _PYTHONS_OWN or issubclass(kind, np.number) for kind in form.types):
         return None
     try:

@@ -65,6 +65,10 @@ class Rows:
         arrays = [np.zeros((2 * num_envs, *part.shape), part.dtype) for part in layout.arrays]
         return cls(layout, arrays, check_finite=check_finite)
 
+    def forget(self) -> None:
+        """Give the memory back that others may share; nothing is read or written any more."""
+        self.arrays, self._joined = [], []
+
     @property
     def checked_first(self) -> bool:
         """Whether an observation is known to fit before any of it is written, so that it may replace the one before."""
@@ -110,9 +114,13 @@ class Rows:
         if type(observation) is not np.ndarray or observation.dtype != part.dtype or observation.shape != part.shape:
             return False
         self.arrays[0][row] = observation
+        try:
+            finite = math.isfinite(reward)
+        except OverflowError:  # a whole number that no float holds
+            return False
         if not self.check_finite:
             return True
-        return math.isfinite(reward) and (part.dtype.kind not in "fc" or bool(np.isfinite(observation).all()))
+        return finite and (part.dtype.kind not in "fc" or bool(np.isfinite(observation).all()))
 
     def take(self, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Copies of rows, one array per leaf, [B, ...]."""
@@ -233,7 +241,7 @@ def settle(
     """
     try:
         settled, observations = _columns(rows, returned)
-    except (_Doubt, TypeError, ValueError):
+    except Exception:  # noqa: BLE001 - what was returned may do anything when it is looked at
         return _settle_each(rows, where, returned, resets)
     if rows.finals and settled.infos:
         returned = _check_finals(rows, where, settled.infos, returned)
@@ -253,7 +261,7 @@ def _columns(rows: Rows, returned: Sequence[Any]) -> tuple[Settled, Sequence[Any
     observations, rewards, terminated, truncated, infos = zip(*returned, strict=True)
     if not (_NUMBERS.issuperset(map(type, rewards)) and _FLAGS.issuperset(map(type, terminated + truncated))):
         raise _Doubt
-    if rows.check_finite and not math.isfinite(sum(rewards)):
+    if not math.isfinite(math.fsum(rewards)) and rows.check_finite:
         raise _Doubt
     if set(map(type, infos)) != {dict}:
         raise _Doubt
@@ -285,7 +293,7 @@ def _settle_each(
     settled = Settled(rewards, *flags)
     settled.objects = [[None] * count for _ in rows.layout.objects]
     for place, (row, one) in enumerate(zip(where, returned, strict=True)):
-        found = one if isinstance(one, Problem) else _settle_one(rows, row, one, "reset" if place in resets else "step")
+        found = one if isinstance(one, Problem) else _looked_at(rows, row, one, "reset" if place in resets else "step")
         if isinstance(found, Problem):
             settled.problems[place] = found
             continue
@@ -295,6 +303,14 @@ def _settle_each(
         for column, part in zip(settled.objects, rows.layout.objects, strict=True):
             column[place] = part.of(observation)
     return settled
+
+
+def _looked_at(rows: Rows, row: int, returned: Any, phase: str) -> Returned | Problem:
+    try:
+        return _settle_one(rows, row, returned, phase)
+    except Exception as error:  # noqa: BLE001 - what was returned may do anything when it is looked at
+        found = f"{type(error).__name__}: {error}"
+        return broken_contract(phase, f"what {phase}() returned", "plain numbers, arrays and a dict", found)
 
 
 def _settle_one(rows: Rows, row: int, returned: Any, phase: str) -> Returned | Problem:
@@ -324,11 +340,14 @@ def _settle_one(rows: Rows, row: int, returned: Any, phase: str) -> Returned | P
 
 def _number(value: Any) -> float | None:
     """A reward as a float: a number, or an array that holds exactly one."""
-    if isinstance(value, int | float | np.bool_ | np.integer | np.floating):
-        return float(value)
     if isinstance(value, np.ndarray) and value.shape in ((), (1,)) and value.dtype.kind in "fiub":
-        return float(value.item())
-    return None
+        value = value.item()
+    if not isinstance(value, int | float | np.bool_ | np.integer | np.floating):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def _flag(value: Any) -> bool | None:

@@ -18,6 +18,7 @@ from headrace.ipc.channel import poll_fds
 from headrace.vector import losses
 from headrace.vector.events import Answers, Event, Failure
 from headrace.vector.faults import from_exception
+from headrace.vector.interrupts import LetThrough
 from headrace.vector.limits import Limits
 from headrace.vector.probes import Probe
 from headrace.vector.rows import Rows, Settled, compact, row_of, settle
@@ -99,7 +100,8 @@ class Serial:
                 raise ComponentError(
                     "answers are awaited that nobody was asked for", fix="file a bug: nothing here would ever come"
                 )
-            poll_fds({}, timeout_s)  # a replacement has to wait
+            with LetThrough():
+                poll_fds({}, timeout_s)  # a replacement has to wait
             return []
         listed = [env for env, _ in asked]
         self.asked = listed
@@ -114,7 +116,9 @@ class Serial:
             resets = frozenset(place for place, kind in enumerate(kinds) if kind)
         else:
             work, resets = [bodies[env].step for env in listed], frozenset()
-        returned = self._run(work, self._arguments(listed, ids))
+        arguments = self._arguments(listed, ids)
+        with LetThrough():
+            returned = self._run(work, arguments)
         settled = settle(self._rows, where, returned, resets)
         slab.reward[ids] = settled.rewards
         slab.terminated[ids] = settled.terminated
@@ -179,7 +183,9 @@ class Serial:
             for env in resets:
                 work[env] = bodies[env].autoreset
         arguments = actions if self._codec.as_objects else self._codec.decode(columns)
-        return settle(self._rows, range(first, first + len(bodies)), self._run(work, arguments), resets)
+        with LetThrough():
+            returned = self._run(work, arguments)
+        return settle(self._rows, range(first, first + len(bodies)), returned, resets)
 
     def _run(self, work: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
         returned: list[Any] = []

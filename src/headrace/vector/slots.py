@@ -243,11 +243,12 @@ class Slots:
             raise self._not_free(ids[others])
         self.state[ids] = _IDLE
 
-    def forget(self) -> None:
-        """The caller itself broke off what was going on, where nobody goes on with it: no answer is awaited."""
-        self.state[self.state < _READY] = _IDLE
-        self._due_s[:] = _NEVER
-        self._held = 0
+    def forget(self, ids: Ids) -> None:
+        """The caller itself broke off what was going on with these, and nobody goes on with it: no answer is awaited."""
+        open_ids = ids[self.state[ids] < _READY]
+        self._held -= int(np.count_nonzero(self.state[open_ids] == _HELD))
+        self.state[open_ids] = _IDLE
+        self._due_s[open_ids] = _NEVER
 
     def _note(self, env: int, now_s: float) -> tuple[int, bool]:
         """Remember a fault; how many were too many and of whom, or 0."""

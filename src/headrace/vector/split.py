@@ -53,7 +53,7 @@ class Split:
 
     def close(self, timeout_s: float) -> None:
         """See `Backend.close`."""
-        del self.slab
+        del self.slab, self.serial.slab
         self.pool.close(timeout_s)
         self.serial.close(timeout_s)
 

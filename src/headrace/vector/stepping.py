@@ -165,7 +165,8 @@ class Body:
         if not isinstance(returned, tuple) or len(returned) != 5 or not (returned[2] or returned[3]):
             return returned  # type: ignore[no-any-return]  # goes on, or is no answer at all
         observation, reward, terminated, truncated, info = returned
-        final = {"final_obs": copy.deepcopy(observation), "final_info": info}  # reset() may write into the same array
+        # reset() may write into the same array, and into the same dict.
+        final = {"final_obs": copy.deepcopy(observation), "final_info": _kept(info)}
         self._ending = True  # what was evaluated belongs to the episode that ends, and not to the next one
         again = self._reset(self.env)
         self._ending, self._steps = False, 0
@@ -190,6 +191,13 @@ class Body:
             environment=str(self.env)[:200],
             fix="correct the name, or create the attribute in the environment's __init__",
         )
+
+
+def _kept(info: Any) -> Any:
+    try:
+        return copy.deepcopy(info)
+    except Exception:  # noqa: BLE001 - it may hold anything; then at least its entries stay
+        return dict(info) if isinstance(info, Mapping) else info
 
 
 def _nobody_listens(_phase: Phase) -> None:

@@ -59,12 +59,13 @@ def take(
     if pending:
         places = {env: place for place, env in enumerate(shown.tolist())}
         told_infos, columns = pending.infos_of(ids)
-        if told_infos or columns:
-            infos.fill(told_infos, columns, places)
         cut = [env for env in ids.tolist() if env in pending.cut]
         mask[cut] = False
         pending.cut.difference_update(cut)
         told = {places[env]: pending.told.pop(env) for env in ids.tolist() if env in pending.told}
+        # Last: infos that cannot be put together raise, as in Gymnasium, and then these answers are over.
+        if told_infos or columns:
+            infos.fill(told_infos, columns, places)
         if told:
             infos.tell(told, mask[shown])
     objects = [[column[env] for env in shown.tolist()] for column in pending.objects]

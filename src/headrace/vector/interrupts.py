@@ -1,0 +1,101 @@
+"""Ctrl-C between two steps of bookkeeping: it waits until everything is written down, or something is waited for.
+
+Python runs a signal's handler between any two instructions of the main thread. An interrupt that comes after an answer
+was taken in, and before it was handed out, would lose it without a trace. Within `Held`, the handler of SIGINT only
+notes that it was called; within `LetThrough` it does what it does outside. What was noted is done at the next of these.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+Handler = Callable[[int, FrameType | None], Any]
+
+
+def _in_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
+
+
+class _Noting:
+    """A handler that does nothing yet.
+
+    Args:
+        before: The one in whose place it stands.
+    """
+
+    def __init__(self, before: Handler) -> None:
+        self.before = before
+        self.noted: tuple[int, FrameType | None] | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.noted = number, frame
+
+
+def _noting() -> _Noting | None:
+    current: Any = signal.getsignal(signal.SIGINT)
+    return current if isinstance(current, _Noting) and _in_main_thread() else None
+
+
+class Held:
+    """A context in which SIGINT is noted; what is noted at its end is done when it is entered again.
+
+    That is a call later, and loses nothing: at the end everything is written down, and the caller is about to be told.
+    """
+
+    def __init__(self) -> None:
+        self._own: _Noting | None = None
+        self._late: tuple[int, FrameType | None] | None = None
+
+    def __enter__(self) -> Self:
+        if self._late is not None:
+            late, self._late = self._late, None
+            handler: Any = signal.getsignal(signal.SIGINT)
+            if callable(handler):
+                handler(*late)
+        if _in_main_thread():
+            current: Any = signal.getsignal(signal.SIGINT)
+            if callable(current) and not isinstance(
+                current, _Noting
+            ):  # another one is outside of this, or nobody cares
+                self._own = _Noting(current)
+                signal.signal(signal.SIGINT, self._own)
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        own, self._own = self._own, None
+        if own is not None:
+            signal.signal(signal.SIGINT, own.before)
+            self._late = own.noted
+
+
+class LetThrough:
+    """A context in which SIGINT does what it does outside of `Held`; entering it does what was noted."""
+
+    def __init__(self) -> None:
+        self._noting: _Noting | None = None
+
+    def __enter__(self) -> Self:
+        self._noting = noting = _noting()
+        if noting is not None:
+            signal.signal(signal.SIGINT, noting.before)
+            if noting.noted is not None:
+                number, frame = noting.noted
+                noting.noted = None
+                try:
+                    noting.before(number, frame)
+                except BaseException:
+                    signal.signal(signal.SIGINT, noting)
+                    raise
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if self._noting is not None:
+            signal.signal(signal.SIGINT, self._noting)
