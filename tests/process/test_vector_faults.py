@@ -101,6 +101,7 @@ def test_a_hang_is_ended_and_named(tmp_path, what, backend, mode):
         cut = scene.assert_only("hung", lost_with(scene, what, backend))
     assert "step" in cut.message
     assert "1.5" in cut.message
+    assert what not in SOFT_HANGS or ".py" in cut.message  # where it hung
 
 
 @pytest.mark.parametrize(("what", "backend", "mode"), cells(DEATHS, ISOLATED))

@@ -254,7 +254,7 @@ def test_errors_of_lost_ones_are_of_a_component() -> None:
     lost = losses.lost_with("worker-1", 77, -9, {12}).of(3, 9)
     assert isinstance(lost.error, ComponentDied)
     assert lost.message.startswith(
-        "[SUP-001] lost with worker-1, which environment 12 held up\n  env: 3\n  step: 9\n  pid: 77\n"
+        "[SUP-001] lost with worker-1, which environment 12 held up or ended\n  env: 3\n  step: 9\n  pid: 77\n"
     )
     for culprits, says in ((set(), "no environment"), ({4, 2}, "one of environments 2, 4")):
         text = str(losses.lost_with("worker-1", 77, -9, culprits).error)

@@ -284,6 +284,6 @@ def test_what_raises_when_it_is_looked_at_is_one_environments_fault(what: Any) -
     assert {place: problem.kind.value for place, problem in settled.problems.items()} == {0: "contract"}
 
 
-@pytest.mark.parametrize("key", [1, True, ("a", 1), lambda: None, Unlucky], ids=str)
+@pytest.mark.parametrize("key", [1, True, ("a", 1), Unlucky])
 def test_only_names_are_keys_of_columns(key: Any) -> None:
     assert columns_of({0: {key: 1.0}}) is None

@@ -15,7 +15,7 @@ from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.forkserver import Child
 from headrace.ipc.stacks import StackDump
 from headrace.vector.forms import Forms
-from headrace.vector.messages import Abandon, Extras, NewForm, unpack
+from headrace.vector.messages import Abandon, Extras, LeftAlone, NewForm, unpack
 from headrace.vector.seats import Late, Seats
 from headrace.vector.signals import Signal
 from headrace.vector.slab import Mailbox
@@ -74,6 +74,8 @@ class Handle:
         """Environments whose threads it was told to leave alone, and has not said that it did."""
         self._left_alone: dict[int, int] = {}
         """How often the thread of each environment was left alone, as far as told of."""
+        self.stuck_in: dict[int, str | None] = {}
+        """Where the threads are that were left alone, by environment."""
         self.stuck = 0
         """Threads that were left alone, and may go on for ever."""
         self.successor: Handle | None = None
@@ -148,6 +150,8 @@ class Handle:
                     continue
                 if isinstance(message, Extras):
                     self.extras.update(dict.fromkeys(message.ids, message))
+                elif isinstance(message, LeftAlone):
+                    self.stuck_in[message.env] = message.stuck_in
                 elif isinstance(message, NewForm):
                     self.forms.add(message)
                 else:

@@ -37,10 +37,11 @@ def interrupted(problem: Problem, env: int, worker: str, pid: int, late: Late) -
     return Problem(FaultKind.HUNG, problem.phase, error)
 
 
-def abandoned(env: int, worker: str, pid: int, late: Late) -> Problem:
+def abandoned(env: int, worker: str, pid: int, late: Late, stuck_in: str | None) -> Problem:
     """The problem of a call whose thread was left alone."""
+    facts: dict[str, object] = {"stuck_in": stuck_in} if stuck_in else {}
     done = "its thread was left alone and its answer will not be taken; nobody else was touched"
-    return Problem(FaultKind.HUNG, late.phase.label, late_error(env, worker, pid, late, done=done))
+    return Problem(FaultKind.HUNG, late.phase.label, late_error(env, worker, pid, late, **facts, done=done))
 
 
 def culprit_ended(env: int, worker: str, pid: int, late: Late, stuck_in: str | None, stopped: bool) -> Problem:
@@ -69,8 +70,9 @@ def died(env: int, worker: str, pid: int, exit_code: int, phase: str, error: Hea
 def lost_with(worker: str, pid: int, exit_code: int, culprits: Collection[int]) -> Problem:
     """The problem of an environment whose process ended because of another one, or nobody knows why."""
     if len(culprits) == 1:
-        why = f"which environment {next(iter(culprits))} held up"
-        fix = "see the environment that is named; it has a process of its own from now on"
+        culprit = next(iter(culprits))
+        why = f"which environment {culprit} held up or ended"
+        fix = f"see the fault of environment {culprit}, which has a process of its own from now on"
     else:
         listed = f"one of environments {', '.join(map(str, sorted(culprits)))}" if culprits else "no environment"
         why = f"which ended ({describe_exit(exit_code)}), and {listed} is known to have caused that"

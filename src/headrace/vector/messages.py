@@ -142,6 +142,15 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftAlone:
+    """From a worker with threads: the thread of this environment was left alone."""
+
+    env: int
+    stuck_in: str | None
+    """Its innermost frame, ``fire.py:88 in spread``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """To a worker: close the environments and end."""
 

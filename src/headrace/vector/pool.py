@@ -257,7 +257,9 @@ class Pool:
         """A thread was left alone: its question is answered by that."""
         seq = int(self._slots.seq[env])
         handle.written_off.add((env, seq))
-        return [Failure(env, seq, losses.abandoned(env, handle.name, handle.child.pid, late))]
+        handle.read()
+        stuck_in = handle.stuck_in.pop(env, None)
+        return [Failure(env, seq, losses.abandoned(env, handle.name, handle.child.pid, late, stuck_in))]
 
     def _ended(self, handle: Handle, exit_code: int, events: list[Event]) -> None:
         """A worker has ended: what it had answered counts, everything else is lost."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import queue
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from headrace.core.errors import ChannelClosed, HeadraceError
 from headrace.vector.desk import Batch, Desk
 from headrace.vector.faults import Problem, from_exception
+from headrace.vector.messages import LeftAlone
 from headrace.vector.rows import settle
 from headrace.vector.stepping import Phase
 
@@ -35,7 +38,13 @@ class _Seat:
         self.number = number
         self.jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.abandoned = False
-        threading.Thread(target=self._work, name=f"env-{number}", daemon=True).start()
+        self._thread = threading.Thread(target=self._work, name=f"env-{number}", daemon=True)
+        self._thread.start()
+
+    def stuck_in(self) -> str | None:
+        """Its thread's innermost frame."""
+        frame = sys._current_frames().get(self._thread.ident or 0)  # noqa: SLF001 - the interpreter's only way to tell
+        return frame and f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
 
     def _work(self) -> None:
         while not self.abandoned:
@@ -96,7 +105,9 @@ class InThreads:
         self._enter()
         try:
             if self._marks[place] == number:
-                self._seats.pop(place).abandoned = True
+                left = self._seats.pop(place)
+                left.abandoned = True
+                self._desk.send(LeftAlone(env, left.stuck_in()))
                 self._marks[place] = -number
                 self._desk.renew(env)
                 self._desk.mailbox.left_alone[place] += 1
