@@ -89,7 +89,7 @@ def test_steps_that_wait_get_a_thread_each() -> None:
 def test_workers_keep_to_one_core_if_environments_start_nothing_that_would_inherit_it() -> None:
     chosen = plan(measured(2130, waits=0.98, alone=True), 100)
     assert chosen.pinned
-    assert str(chosen).startswith("2 workers, 50 threads each, each on one core: a step takes")
+    assert str(chosen).startswith("2 workers, 50 threads each, each on one core while it is free: a step takes")
     assert not plan(measured(2130, waits=0.98), 100).pinned
     assert not plan(measured(2130, alone=True), 100).pinned  # steps in turn
     assert not plan(measured(2130, waits=0.98, alone=True), 100, workers=2).pinned  # who chooses has reasons

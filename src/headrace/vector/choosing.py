@@ -66,8 +66,8 @@ class Plan:
     here: int = 0
     """How many environments this process steps while workers step the others."""
     pinned: bool = False
-    """Whether each worker keeps to one core. Its threads take turns anyway, as the interpreter has it, and a turn that
-    goes to another core takes several times as long."""
+    """Whether each worker keeps to one core, until others use most of it. Its threads take turns anyway, as the
+    interpreter has it, and a turn that goes to another core takes several times as long."""
 
     def __str__(self) -> str:
         """In one line."""
@@ -75,7 +75,7 @@ class Plan:
         if self.workers:
             each = f", {self.threads} threads each" if self.threads > 1 else ""
             where = f"{self.workers} worker{'s' if self.workers > 1 else ''}{each}"
-            where += ", each on one core" if self.pinned else ""
+            where += ", each on one core while it is free" if self.pinned else ""
         if self.here:
             where = f"{self.here} in this process and the others in {where}"
         return f"{where}: {self.reason}"

@@ -167,7 +167,7 @@ class Crew:
         template = self.options.template
         index, self._next_index = self._next_index, self._next_index + 1
         factories = {env: template.factories[env] for env in ids}
-        given = replace(template, factories=factories, build=build, cores=self._cores(index))
+        given = replace(template, factories=factories, build=build, core=self._core(index))
         block = SharedBlock.create(Mailbox.nbytes(template.num_envs))
         mailbox = Mailbox(block, template.num_envs)
         ordered, answered = Signal.create(), Signal.create()
@@ -254,11 +254,11 @@ class Crew:
         self._output.close()
         self._slab_block.close()
 
-    def _cores(self, index: int) -> tuple[int, ...]:
+    def _core(self, index: int) -> int | None:
         if not self.options.pinned or not hasattr(os, "sched_getaffinity"):
-            return ()
+            return None
         usable = sorted(os.sched_getaffinity(0))
-        return (usable[index % len(usable)],)
+        return usable[index % len(usable)]
 
     def _first_reply(self, handle: Handle) -> object:
         handle.read()

@@ -35,8 +35,8 @@ class Assignment:
     """Whether it builds its environments at once, or each when it is first asked."""
     eager: bool
     """Whether it may wait awake: there is a core for every process."""
-    cores: tuple[int, ...]
-    """Which it may run on; empty: any."""
+    core: int | None
+    """To which it keeps; None: any will do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,7 +207,7 @@ def _crew_options(data: dict[int, bytes], options: Options, chosen: Plan) -> Cre
         probes=dict(options.probes or {}),
         build=True,
         eager=chosen.threads == 1 and workers < usable_cores(),
-        cores=(),
+        core=None,
     )
     groups = [list(range(first, end)) for first, end in itertools.pairwise(edges)]
     limits, log_path = _limits(options), options.log_path

@@ -14,6 +14,7 @@ import cloudpickle
 
 from headrace.core.errors import ChannelClosed, HeadraceError
 from headrace.ipc.child import ChildContext
+from headrace.vector.confined import Confined
 from headrace.vector.desk import Batch, Desk, copy_facts
 from headrace.vector.faults import Interrupted, Problem, from_exception
 from headrace.vector.messages import (
@@ -134,20 +135,18 @@ class InTurn:
             raise Interrupted
 
 
-def _settle_down(given: Assignment) -> None:
+def _settled_down(given: Assignment) -> Confined | None:
     """Where there are threads: a turn lasts until its thread waits, and goes to another one on the same core."""
     if given.threaded and hasattr(os, "SCHED_BATCH") and os.sched_getscheduler(0) == os.SCHED_OTHER:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    if given.cores:
-        with contextlib.suppress(OSError):  # it was taken away from this process since; then any will do
-            os.sched_setaffinity(0, given.cores)
+    return None if given.core is None else Confined(given.core)
 
 
 class _Worker:
     def __init__(self, context: ChildContext) -> None:
         self._context = context
         self._desk = Desk(context)
-        _settle_down(self._desk.given)
+        self._confined = _settled_down(self._desk.given)
         self._seats: InTurn | InThreads = InThreads(self._desk) if self._desk.given.threaded else InTurn(self._desk)
         self._taken = 0
         self._leave = False
@@ -173,6 +172,8 @@ class _Worker:
         if not self._patience.lasts(self._has_orders) and not self._waiter.wait(_LOOK_S):
             self._leave = not self._context.parent_alive()
             return
+        if self._confined is not None:
+            self._confined.look()
         self._desk.ordered.clear()
         # In this order: what belongs to a question was sent before it, so it is there once the question is seen.
         orders = self._desk.mailbox.orders(self._taken)
