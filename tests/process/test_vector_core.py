@@ -455,3 +455,16 @@ def test_a_closed_one_that_is_kept_holds_nothing(backend: str) -> None:
     envs.close()
     assert not settled(before, SETTLE_S)
     assert envs.closed
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"workers": 0, "threads_per_worker": 4}, "threads_per_worker would be ignored"),
+        ({"probes": {"height": "height"}}, r"probe height is none(.|\n)*Probe.attribute"),
+        ({"start_method": "fork"}, r"no option start_method(.|\n)*leave it out: workers come from a server"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        headrace.VectorEnv([Sampling("box")], **options)

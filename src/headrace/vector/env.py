@@ -300,6 +300,13 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             raise VectorMisused("this vector environment is closed", fix="make a new one")
 
 
+_ELSEWHERE = dict.fromkeys(
+    ("start_method", "context", "daemon"),
+    "leave it out: workers come from a server that is started once, and end with this process",
+)
+"""What other vector environments are asked for, and this one need not be."""
+
+
 def _check_names(options: dict[str, Any]) -> None:
     known = [field.name for field in fields(Options)]
     for name in options:
@@ -307,8 +314,8 @@ def _check_names(options: dict[str, Any]) -> None:
             meant = nearest(name, known)
             raise ConfigError(
                 f"VectorEnv has no option {name}",
-                **({"nearest": meant} if meant else {"known": ", ".join(known)}),
-                fix="correct its name, or leave it out",
+                **({"nearest": meant} if meant and name not in _ELSEWHERE else {"known": ", ".join(known)}),
+                fix=_ELSEWHERE.get(name, "correct its name, or leave it out"),
             )
 
 

@@ -75,6 +75,20 @@ class Options:
                     here=self.here,
                     fix="take at least one worker and here=0, or leave step_timeout_s out",
                 )
+        if self.workers == 0 and self.threads_per_worker not in ("auto", 1):
+            raise ConfigError(
+                "threads_per_worker would be ignored: there is no worker",
+                threads_per_worker=self.threads_per_worker,
+                workers=0,
+                fix="take at least one worker, or leave threads_per_worker out",
+            )
+        for name, probe in (self.probes or {}).items():
+            if not isinstance(probe, Probe):
+                raise ConfigError(
+                    f"probe {name} is none",
+                    found=repr(probe)[:200],
+                    fix=f'give e.g. {{"{name}": headrace.Probe.attribute("{name}")}}',
+                )
         if self.on_fault not in ("replace", "raise"):
             raise ConfigError("on_fault is unknown", found=self.on_fault, fix='take "replace" or "raise"')
         _ = self.mode
