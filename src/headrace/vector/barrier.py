@@ -41,8 +41,8 @@ class Barrier:
         groups = self._crew.grouped(self._everybody)
         last = groups[-1][0]
         for handle, part in groups:
-            # The last one is likely the last to finish: it alone need wake us, if we do not wait awake.
             handle.mailbox.portion(0)
+            # The last one is likely the last to finish: it alone need wake us, if we do not wait awake.
             handle.order(part, now_s, wakes=handle is last and not self._eager)
 
     def answered(self) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.vector.faults import Fault
+from headrace.vector.rows import compact
 
 _PYTHONS_OWN = (bool, int, float)
 _WHOLE = frozenset({bool, int, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32})
@@ -76,8 +77,8 @@ class Columns:
 
 def index(envs: list[int]) -> slice | list[int]:
     """What picks these out of an array; neighbours at once."""
-    first, count = envs[0], len(envs)
-    return slice(first, first + count) if envs == list(range(first, first + count)) else envs
+    together = compact(envs)
+    return slice(together.start, together.stop) if isinstance(together, range) else envs
 
 
 def columns_of(infos: Mapping[int, Info]) -> Columns | None:

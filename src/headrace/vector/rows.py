@@ -33,10 +33,10 @@ def row_of(env: Any, seq: Any, num_envs: int) -> Any:
     return env + (seq & 1) * num_envs
 
 
-def compact(rows: list[int]) -> Sequence[int]:
-    """The same rows, as a range if they are neighbours: such are written without a copy in between."""
-    together = range(rows[0], rows[0] + len(rows))
-    return together if rows == list(together) else rows
+def compact(numbers: list[int]) -> Sequence[int]:
+    """The same numbers, as a range if they are neighbours: rows of such are written without a copy in between."""
+    together = range(numbers[0], numbers[0] + len(numbers))
+    return together if numbers == list(together) else numbers
 
 
 class Rows:
