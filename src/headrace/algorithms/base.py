@@ -42,6 +42,8 @@ class PolicySpec:
     action_space: spaces.Space[Any]
     config: Section
     """The algorithm's own section."""
+    policy_of: tuple[int, ...] = ()
+    """Policy of each agent of a copy; row ``i`` of a call belongs to agent ``i % len(policy_of)``. Empty: one for all."""
 
 
 class LaneNoise(Protocol):
@@ -99,8 +101,14 @@ class Algorithm(Protocol):
         """
         ...
 
-    def observe(self, obs: Arrays, env_steps: int) -> None:
-        """Take notice of newly committed observations [B, ...] and of the total of environment steps."""
+    def observe(self, obs: Arrays, env_steps: int, policies: NDArray[np.intp] | None = None) -> None:
+        """Take notice of newly committed observations [B, ...] and of the total of environment steps.
+
+        Args:
+            obs: [B, ...] per leaf.
+            env_steps: Over all lanes.
+            policies: [B] policy that was shown each of them; None: there is one.
+        """
         ...
 
     def policy_arrays(self) -> dict[str, NDArray[Any]]:

@@ -165,7 +165,7 @@ class DQN:
         """The only place where target weights move."""
         self._target_q_flat.lerp_(self._q_flat, self._config.target.tau)
 
-    def observe(self, obs: Arrays, env_steps: int) -> None:
+    def observe(self, obs: Arrays, env_steps: int, policies: NDArray[np.intp] | None = None) -> None:
         """Take notice of the total of environment steps."""
         self._scale[0] = scale_at(self._config.exploration, env_steps)
 

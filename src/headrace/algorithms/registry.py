@@ -95,7 +95,7 @@ def carried_floats(config: Section, action_space: Space) -> int:
 
 
 def build_algorithm(
-    config: Section, observation_space: Space, action_space: Space, seed: int, device: str = "cpu"
+    config: Section, observation_space: Space, action_space: Space, seed: int, device: str = "cpu", policies: int = 1
 ) -> Algorithm:
     """The learning half, freshly initialised.
 
@@ -105,6 +105,7 @@ def build_algorithm(
         action_space: Of one environment.
         seed: The run's seed; every draw comes from streams derived from it.
         device: A torch device.
+        policies: How many there are.
 
     Raises:
         UnsupportedSpace: As `check_spaces`.

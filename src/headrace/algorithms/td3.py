@@ -167,7 +167,7 @@ class TD3:
         self._target_actor_flat.lerp_(self._actor_flat, self._config.tau)
         self._target_critic_flat.lerp_(self._critic_flat, self._config.tau)
 
-    def observe(self, obs: Arrays, env_steps: int) -> None:
+    def observe(self, obs: Arrays, env_steps: int, policies: NDArray[np.intp] | None = None) -> None:
         """Take notice of newly committed observations [B, ...] and of the total of environment steps."""
         self._scale[0] = scale_at(self._config.exploration, env_steps)
         self._inputs.observe(obs)

@@ -12,7 +12,8 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.algorithms.base import Actor
+from headrace.algorithms.base import Actor, Arrays
+from headrace.collectors.copies import copies_of, stand_in
 from headrace.collectors.finite import refuse_non_finite
 from headrace.collectors.remote import RemoteEnv
 from headrace.collectors.restoring import Episodes, bring_back, not_restored
@@ -21,6 +22,7 @@ from headrace.collectors.streams import LaneStreams
 from headrace.core import seeding
 from headrace.core.errors import EnvironmentFault
 from headrace.core.specs import handed_over
+from headrace.envs.agents import Seat
 from headrace.envs.contract import ObservationCheck
 from headrace.lanes.credits import Commit, LaneCommit
 from headrace.lanes.derive import observe
@@ -88,6 +90,7 @@ class Collector:
         self.remote = envs[0].owner if isinstance(envs[0], RemoteEnv) else None
         """Whose environments these are, if workers step them."""
         self._lanes = [self._lane(number, env, resume) for number, env in zip(group.lanes, envs, strict=True)]
+        self._copies = copies_of(self._lanes, group, slot) if isinstance(envs[0], Seat) else []
         self._windows = block.windows(block.geometry.frame_stack)
         self._places = np.zeros(len(envs), np.int64)
         self._t = np.zeros(len(envs), np.int64)
@@ -108,6 +111,8 @@ class Collector:
             EpisodeNotRestored: An environment did something else than what is stored, or too little is stored. Nothing
                 was written.
         """
+        if self._copies and any(lane.running for lane in self._lanes):
+            raise not_restored(self._lanes[0].number, problem="an episode of several agents is not brought back")
         for lane in self._lanes:
             lane.streams.noise.carry[:] = self._block.carry[lane.number, 0]
             if not lane.running:
@@ -203,15 +208,13 @@ class Collector:
     def _step(self, number: int, lost: LostSteps, wanted: Sequence[bool] | None = None) -> Generator[None]:
         """One step of every lane, or of those that are wanted; its number in the chunk."""
         block, version = self._block, self._reader.version
+        if self._copies:
+            self._step_copies(version, wanted)
+            return
         idle = [lane for lane in self._lanes if not lane.running]
         if idle:
             yield from self._reset(idle)
-        for place, lane in enumerate(self._lanes):
-            self._places[place] = block.place(lane.number, lane.writer.row - block.geometry.first_row)
-            self._t[place] = lane.writer.t
-        self._slot.enter(Activity.POLICY)
-        # All lanes at once, always: another number of rows may round differently.
-        actions = self._actor.act(self._observations(), [lane.streams.noise for lane in self._lanes])
+        actions = self._act()
         for place, lane in enumerate(self._lanes):
             if wanted is not None and not wanted[place]:
                 continue
@@ -229,6 +232,38 @@ class Collector:
             self.remote.flush()
             yield
             self._finish(version)
+
+    def _act(self) -> Arrays:
+        """What the policy says to the newest observation of every lane, [N, ...] per leaf."""
+        block = self._block
+        for place, lane in enumerate(self._lanes):
+            self._places[place] = block.place(lane.number, lane.writer.row - block.geometry.first_row)
+            self._t[place] = lane.writer.t
+        if self._copies:
+            stand_in([place for place, lane in enumerate(self._lanes) if not lane.running], self._places, self._t)
+        self._slot.enter(Activity.POLICY)
+        # All lanes at once, always: another number of rows may round differently.
+        return self._actor.act(self._observations(), [lane.streams.noise for lane in self._lanes])
+
+    def _step_copies(self, version: int, wanted: Sequence[bool] | None) -> None:
+        """One step of every copy, or of the lanes among theirs that are wanted."""
+        for copy in self._copies:
+            if not copy.running:
+                copy.reset()
+        actions = self._act()
+        start = 0
+        for copy in self._copies:
+            stop = start + len(copy.lanes)
+            chosen = [
+                lane.random_action()
+                if lane.running and lane.acts_at_random
+                else [handed_over(actions[leaf.path][start + place]) for leaf in self._block.geometry.action]
+                for place, lane in enumerate(copy.lanes)
+            ]
+            some = None if wanted is None else wanted[start:stop]
+            if some is None or any(some):
+                copy.step(chosen, version, some)
+            start = stop
 
     def _finish(self, version: int) -> None:
         """Take what environments in other processes have come to, and close the episodes of those that were lost."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,14 +131,14 @@ class SteppedLane:
         """
         writer = self.writer
         writer.intend(action)  # before the board says so: whoever finds this step unfinished finds what it was
-        self._finish(action, self._assembled(action), version)
+        self._finish(action, self.assembled(action), version)
 
     def send_step(self, action: list[Any]) -> None:
         """Have an environment in another process begin a step; `finish_step` completes it."""
         assert isinstance(self.env, RemoteEnv), "one that is here has nobody to send to"
         self.writer.intend(action)
         self._pending = action
-        self.env.send_step(self._assembled(action), self.writer.transitions)
+        self.env.send_step(self.assembled(action), self.writer.transitions)
 
     def finish_step(self, version: int) -> None:
         """Complete the step that was sent, if one was; as `step`."""
@@ -146,7 +146,8 @@ class SteppedLane:
         if action is not None:
             self._finish(action, None, version)
 
-    def _assembled(self, action: list[Any]) -> Any:
+    def assembled(self, action: list[Any]) -> Any:
+        """An action, given per leaf, as the environment takes it."""
         leaves = self._action
         if not leaves[0].keys:
             return action[0]
@@ -162,6 +163,21 @@ class SteppedLane:
             *returned, info = self.env.step(value)
         except Exception as error:  # user code may raise anything; it is passed on with its place
             raise raised(error, "step", self._group.environment, self.number, writer.transitions + 1) from error
+        self.store(action, returned, info, version)
+
+    def store(self, action: list[Any], returned: Sequence[Any], info: Any, version: int) -> None:
+        """Write what a step came to.
+
+        Args:
+            action: Per leaf.
+            returned: Observation, reward, terminated, truncated, as the environment returned them.
+            info: What it returned beside them.
+            version: Of the policy that chose the action.
+
+        Raises:
+            EnvironmentFault: It broke its contract. Nothing was stored.
+        """
+        writer = self.writer
         if info and isinstance(info, dict) and not _ODD_KEYS.isdisjoint(info):
             self._count_odd(info)
         obs, reward, ended = self._check.transition(returned, self.number, writer.transitions + 1)
@@ -195,7 +211,19 @@ class SteppedLane:
             obs, _ = self.env.reset(seed=self._next_seed())
         except Exception as error:  # user code may raise anything; it is passed on with its place
             raise raised(error, "reset", self._group.environment, self.number, writer.transitions) from error
-        writer.begin_episode(self._parts(self._check.check(obs, self.number, writer.transitions)))
+        self.begin(obs)
+
+    def begin(self, obs: Any, episode: int | None = None) -> None:
+        """Store the observation an episode begins with.
+
+        Args:
+            obs: As the environment returned it.
+            episode: Its number, if the lane does not count by itself.
+
+        Raises:
+            EnvironmentFault: It broke its contract. No episode has begun.
+        """
+        self.writer.begin_episode(self._parts(self._check.check(obs, self.number, self.writer.transitions)), episode)
         self.streams.noise.begin_episode()
         self.running = True
 

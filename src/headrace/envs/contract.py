@@ -22,6 +22,7 @@ from headrace.core.config import EnvConfig, factory_name, nearest
 from headrace.core.errors import EnvironmentNotBuilt, HeadraceError, ObservationMismatch
 from headrace.core.specs import Leaf, assemble, leaves
 from headrace.envs import registration
+from headrace.envs.agents import ParallelCopy, is_parallel, takes_turns
 
 Environment = gymnasium.Env[Any, Any]
 GOES_ON = (False, False)
@@ -59,6 +60,37 @@ def build_environment(
     return builder.build({**config.kwargs, **({} if render_mode is None else {"render_mode": render_mode})})
 
 
+def build_copy(
+    source: EnvConfig,
+    agents: int,
+    lane: int = 0,
+    *,
+    factory: Callable[..., Any] | None = None,
+    render_mode: str | None = None,
+    component: str = "run",
+) -> Environment | ParallelCopy:
+    """Build the environment of one copy, whatever number of agents it has; arguments as in `build_environment`.
+
+    Args:
+        source: The section ``env``.
+        agents: As many as it must have.
+        lane: The first of its lanes.
+        factory: Returns a Gymnasium environment or one of PettingZoo's.
+        render_mode: Passed on if not None.
+        component: Who builds it.
+
+    Returns:
+        A copy of an environment of many agents, or a Gymnasium environment, which has one.
+
+    Raises:
+        EnvironmentNotBuilt: As `build_environment`, or it has another number of agents.
+        UnsupportedSpace: Its agents' spaces are not all the same.
+    """
+    builder = _Builder(source, factory, lane, component)
+    kwargs = {**source.kwargs, **({} if render_mode is None else {"render_mode": render_mode})}
+    return builder.build_any(kwargs, agents)
+
+
 def environment_name(config: EnvConfig, factory: EnvFactory | None = None) -> str:
     """What to call the environment in messages: its id, or where its factory is found."""
     return factory_name(factory) if factory is not None else config.id or config.factory or "environment"
@@ -76,17 +108,47 @@ class _Builder:
         return environment_name(self.config, self.factory)
 
     def build(self, kwargs: dict[str, Any]) -> Environment:
+        made = self._made(kwargs, self._make)
+        self._check(made)
+        limit = self.config.max_episode_steps
+        return TimeLimit(made, max_episode_steps=limit) if limit is not None else made
+
+    def build_any(self, kwargs: dict[str, Any], agents: int) -> Environment | ParallelCopy:
+        many = agents > 1 and self.factory is None and self.config.id in registration.PARALLEL_ENTRY_POINTS
+        made = self._made(kwargs, self._make_parallel if many else self._make)
+        if takes_turns(made):
+            made = self._made({"aec_env": made}, _as_parallel)
+        if not is_parallel(made):
+            if agents > 1 and isinstance(made, gymnasium.Env):
+                raise self._not_built(
+                    "this environment has one agent",
+                    agents_count=agents,
+                    fix="remove agents.count, or build another one",
+                )
+            self._check(made)
+            limit = self.config.max_episode_steps
+            return TimeLimit(made, max_episode_steps=limit) if limit is not None else made
+        copy = ParallelCopy(made, self.name, self.config.max_episode_steps)
+        if len(copy.agents) != agents:
+            raise self._not_built(
+                f"this environment has {len(copy.agents)} agents: {', '.join(copy.agents)}",
+                agents_count=agents,
+                fix=f"set agents.count = {len(copy.agents)}, and env.lanes and env.group_size to multiples of it",
+            )
+        return copy
+
+    def _made(self, kwargs: dict[str, Any], make: Callable[[dict[str, Any]], Any]) -> Any:
         try:
-            made = self._make(kwargs)
+            return make(kwargs)
         except gymnasium.error.UnregisteredEnv as error:
             raise self._unregistered(error) from error
         except HeadraceError:  # says already what is wrong, e.g. a setting of one of our own environments
             raise
         except Exception as error:  # user code may raise anything; the text reaches the user as it is
             raise self._raised(error) from error
-        self._check(made)
-        limit = self.config.max_episode_steps
-        return TimeLimit(made, max_episode_steps=limit) if limit is not None else made
+
+    def _make_parallel(self, kwargs: dict[str, Any]) -> Any:
+        return self._import(registration.PARALLEL_ENTRY_POINTS[str(self.config.id)])(**kwargs)
 
     def _make(self, kwargs: dict[str, Any]) -> Environment:
         if self.factory is not None:
@@ -122,6 +184,12 @@ class _Builder:
         return factory
 
     def _check(self, made: object) -> None:
+        if is_parallel(made) or takes_turns(made):
+            raise self._not_built(
+                "this environment is of many agents, and what is asked for here knows environments of one",
+                found=f"{type(made).__name__}",
+                fix="train it: set agents.count to the number of its agents",
+            )
         if not isinstance(made, gymnasium.Env):
             raise self._not_built(
                 f"factory for lane {self.lane} returned {'None' if made is None else type(made).__name__}",
@@ -171,6 +239,13 @@ class _Builder:
 
     def _not_built(self, what: str, *, fix: str, **facts: object) -> EnvironmentNotBuilt:
         return EnvironmentNotBuilt(what, component=self.component, environment=self.name, **facts, fix=fix)
+
+
+def _as_parallel(kwargs: dict[str, Any]) -> Any:
+    """By PettingZoo's own conversion, which says itself which environments have none."""
+    from pettingzoo.utils.conversions import aec_to_parallel
+
+    return aec_to_parallel(kwargs["aec_env"])
 
 
 # Checking what it returns

@@ -18,6 +18,10 @@ _ENTRY_POINTS = {
 }
 
 
+PARALLEL_ENTRY_POINTS: dict[str, str] = {}
+"""Environments of many agents, by id: what builds one copy, with PettingZoo's parallel interface."""
+
+
 def register() -> None:
     """Register every environment of Headrace; calling it again changes nothing.
 

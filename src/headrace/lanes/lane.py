@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from headrace.core.errors import DataLossError, ObservationMismatch
 from headrace.core.specs import Leaf
 from headrace.lanes.layout import (
+    ABSENT,
     FINAL,
     HEAD,
     HEADER_BYTES,
@@ -137,7 +138,7 @@ class LaneWriter:
 
     Observations and actions are numpy values per leaf, in the geometry's order, already checked against their
     spaces: their bytes are stored as they are. A chunk of ``n`` steps uses at most ``2 n`` rows: a step is a transition,
-    perhaps with the row that ends its episode, or a row of kind LOST.
+    perhaps with the row that ends its episode, or a row of kind LOST or ABSENT.
 
     Args:
         block: The lanes.
@@ -168,6 +169,7 @@ class LaneWriter:
         self._no_action = [
             (offset, bytes(size)) for offset, size in zip(self._action_places, self._sizes, strict=False)
         ]
+        self._nothing_seen = [bytes(size) for size in self._sizes[len(g.action) :]]
         self._put_action = struct.Struct(f"{self._action_size}s").pack_into
         self._obs_places = [int(fields[leaf.path][1]) for leaf in g.observation]
         self._write_head = HEAD.pack_into
@@ -193,8 +195,13 @@ class LaneWriter:
         """Number of the running episode, from 0; -1 before the first."""
         return int(self._number[1]) - 1
 
-    def begin_episode(self, obs: Sequence[Any]) -> None:
+    def begin_episode(self, obs: Sequence[Any], episode: int | None = None) -> None:
         """Store the observation an episode begins with.
+
+        Args:
+            obs: Per leaf.
+            episode: Its number, where several lanes count together; an agent that comes back goes on in the same one.
+                None: the lane's next.
 
         Raises:
             DataLossError: An episode is running. Its last transition's successor would be overwritten.
@@ -207,8 +214,19 @@ class LaneWriter:
         self._put_obs(slot, parts)
         if slot < self._mirror:
             self._rows[self._ring + slot] = self._rows[slot]
-        self._place = place_word(self._number[1], 0)
-        self._number[1] += 1
+        number = self._number[1] if episode is None else episode
+        self._place = place_word(number, 0)
+        self._number[1] = number + 1
+
+    def begin_absent(self, episode: int) -> None:
+        """An episode begins in which the lane's agent is not there yet.
+
+        Raises:
+            DataLossError: An episode is running.
+        """
+        self._refuse_unended(0)
+        self._place = place_word(episode, 0)
+        self._number[1] = episode + 1
 
     def intend(self, action: Sequence[Any]) -> None:
         """Store what is about to be done, per leaf, before it is: a step that never returns leaves it to be read.
@@ -302,8 +320,21 @@ class LaneWriter:
         self._copy_to_mirror(slot)
         self._number[0] = self.row
 
+    def absent(self, version: int) -> None:
+        """A step in which the lane's agent was not there; between its episodes only.
+
+        Args:
+            version: Of the policy that chose the actions of the others.
+        """
+        slot = self.row % self._ring
+        self._place = place_word(self._place >> 32, 0)
+        self._put_obs(slot, self._nothing_seen)
+        self._end_in(slot, version, ABSENT)
+        self._copy_to_mirror(slot)
+        self._number[0] = self.row
+
     def _end_in(self, slot: int, version: int, kind: int) -> None:
-        """Make the row that already holds an episode's last observation the end of it."""
+        """Make a row that already holds its observation one in which nothing was done."""
         at = self._head + slot * self._size
         self._write_head(self._bytes, at, 0.0, version, self.transitions, self._place, kind)
         for offset, zeros in self._no_action:  # not what the row held a lap ago, which a resumed run does not know

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.core.errors import ConfigError
 from headrace.core.specs import Leaf
@@ -33,6 +34,9 @@ CUT = 3
 LOST = 4
 """Like `CUT`, where an environment was lost in a step: a step of the lane's group in which this lane made no transition.
 The row holds what the policy had seen in that step."""
+ABSENT = 5
+"""A step of the lane's group in which the lane's agent was not there: it had left, or has not come yet. The row holds
+nothing but the number of its copy's episode."""
 
 HEAD = struct.Struct("<dqqQQ")
 """reward, version, transitions, `place_word`, `end_word`; at `Geometry.head_offset` of a row.
@@ -65,6 +69,18 @@ def place_word(episode: int, t: int) -> int:
 def end_word(kind: int, *, terminated: bool = False, truncated: bool = False) -> int:
     """Kind and ends of a row, as its head holds them."""
     return kind | terminated << 8 | truncated << 16
+
+
+def steps_among(kinds: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Which rows of these kinds stand for a step of the lane's group, whatever became of it."""
+    found: NDArray[np.bool_] = (kinds == STEP) | (kinds == LOST) | (kinds == ABSENT)
+    return found
+
+
+def present(rows: NDArray[np.void]) -> NDArray[np.void]:
+    """Rows without those of kind ABSENT; the very same ones where there is none."""
+    away = rows["kind"] == ABSENT
+    return rows[~away] if away.any() else rows
 
 
 def _aligned(offset: int, to: int) -> int:

@@ -7,7 +7,7 @@ the sampling stream, so a replay of the run draws the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,10 +85,18 @@ class PrioritisedSampler:
         replay: Where the rows are.
         generator: The learner's sampling stream.
         config: Exponents, and their schedule.
+        lanes: Whose rows; None: those of all lanes.
     """
 
-    def __init__(self, replay: Replay, generator: np.random.Generator, config: PriorityConfig) -> None:
+    def __init__(
+        self,
+        replay: Replay,
+        generator: np.random.Generator,
+        config: PriorityConfig,
+        lanes: Sequence[int] | None = None,
+    ) -> None:
         g = replay.geometry
+        self._own = tuple(range(g.lanes) if lanes is None else lanes)
         self.generator = generator
         self.places: Int64 = np.zeros(0, np.int64)
         """[B] places of the newest batch's windows, see `Replay.windows`."""
@@ -172,7 +180,8 @@ class PrioritisedSampler:
         """See `Sampler.load_state`; rows that have come since have the highest priority, as new ones."""
         self._tree = SumTree(len(self._tree.numbers))
         self._highest[:] = arrays["highest"]
-        for lane, (first, stop) in enumerate(arrays["known"].tolist()):
+        for lane in self._own:
+            first, stop = arrays["known"][lane].tolist()
             resident = self._replay.resident(lane)
             first, stop = max(first, resident[0]), max(first, resident[0], min(stop, resident[1]))
             leaves = self._leaf(lane, np.arange(first, stop))
@@ -194,7 +203,8 @@ class PrioritisedSampler:
         if self._generation == self._replay.generation:
             return
         self._generation = self._replay.generation
-        for lane, (first, stop) in enumerate(self._known.tolist()):
+        for lane in self._own:
+            first, stop = self._known[lane].tolist()
             now_first, now_stop = self._replay.resident(lane)
             if (first, stop) == (now_first, now_stop):
                 continue

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -69,18 +69,20 @@ class Sampler(Protocol):
 
 
 class UniformSampler:
-    """Every transition of every lane with the same probability, with replacement.
+    """Every transition of its lanes with the same probability, with replacement.
 
-    All lanes are one flat index: the resident rows of a lane are one or two pieces of the block, and a number
+    All these lanes are one flat index: the resident rows of a lane are one or two pieces of the block, and a number
     drawn below the total length of all pieces names a row. Rows that hold no transition are drawn again.
 
     Args:
         replay: Where the rows are.
         generator: The learner's sampling stream.
+        lanes: Whose rows; None: those of all lanes.
     """
 
-    def __init__(self, replay: Replay, generator: np.random.Generator) -> None:
+    def __init__(self, replay: Replay, generator: np.random.Generator, lanes: Sequence[int] | None = None) -> None:
         self._replay = replay
+        self._lanes = tuple(range(replay.geometry.lanes) if lanes is None else lanes)
         self.generator = generator
         self._generation = -1
         self._ends = np.zeros(0, np.int64)
@@ -186,7 +188,7 @@ class UniformSampler:
         self._generation = replay.generation
         self._ahead = []
         g, starts, lengths = replay.geometry, [], []
-        for lane in range(g.lanes):
+        for lane in self._lanes:
             first, last = replay.resident(lane)
             slot = (first - (g.frame_stack - 1)) % g.ring_rows
             whole = min(last - first, g.ring_rows - slot)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.lanes.credits import Commit, LaneCommit
-from headrace.lanes.layout import FINAL, LOST, STEP
+from headrace.lanes.layout import FINAL, STEP, steps_among
 from headrace.lanes.replay import Replay
 
 
@@ -48,4 +48,4 @@ def _part(replay: Replay, lane: int, steps: int) -> LaneCommit:
 
 def _steps(rows: NDArray[np.void]) -> NDArray[np.intp]:
     """Places of the rows [R] that stand for a step of the group each."""
-    return np.flatnonzero((rows["kind"] == STEP) | (rows["kind"] == LOST))
+    return np.flatnonzero(steps_among(rows["kind"]))

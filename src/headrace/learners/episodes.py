@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from headrace.lanes.layout import CUT, FINAL, LOST
+from headrace.lanes.layout import CUT, FINAL, LOST, present
 from headrace.lanes.replay import Stretch
 
 
@@ -28,12 +28,15 @@ class EpisodeBooks:
 
     Args:
         lanes: Number of lanes.
+        agents: Names of the agents of one copy, whose lanes follow each other; empty where there is but one.
         recent: How many finished episodes the means are taken over.
     """
 
-    def __init__(self, lanes: int, recent: int = 100) -> None:
+    def __init__(self, lanes: int, agents: Sequence[str] = (), recent: int = 100) -> None:
+        self._agents = tuple(agents)
         self._reward_sum = [0.0] * lanes
         self._length = [0] * lanes
+        self._finished = [0] * lanes
         self._recent: deque[Episode] = deque(maxlen=recent)
         self.terminated = 0
         self.truncated = 0
@@ -53,7 +56,8 @@ class EpisodeBooks:
         """
         ended: list[Episode] = []
         lane = stretch.lane
-        for rows in stretch.rows:
+        for piece in stretch.rows:
+            rows = present(piece)
             rewards, kinds = rows["reward"], rows["kind"]
             start = 0
             for end in np.flatnonzero((kinds == FINAL) | (kinds == CUT) | (kinds == LOST)).tolist():
@@ -61,6 +65,7 @@ class EpisodeBooks:
                 episode = Episode(lane, self._reward_sum[lane], self._length[lane])
                 if kinds[end] == FINAL:
                     ended.append(episode)
+                    self._finished[lane] += 1
                 else:
                     self.cut += 1
                 self._reward_sum[lane], self._length[lane] = 0.0, 0
@@ -76,6 +81,7 @@ class EpisodeBooks:
         return {
             "reward_sum": self._reward_sum,
             "length": self._length,
+            "finished": self._finished,
             "recent": [[episode.lane, episode.reward_sum, episode.length] for episode in self._recent],
             "counts": [self.terminated, self.truncated, self.cut],
         }
@@ -83,6 +89,7 @@ class EpisodeBooks:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state` of as many lanes."""
         self._reward_sum, self._length = list(state["reward_sum"]), list(state["length"])
+        self._finished = list(state["finished"])
         self._recent.clear()
         self._recent.extend(Episode(*values) for values in state["recent"])
         self.terminated, self.truncated, self.cut = state["counts"]
@@ -100,6 +107,18 @@ class EpisodeBooks:
     def mean_length(self) -> float | None:
         """Mean length of the same episodes, in environment steps."""
         return float(np.mean([episode.length for episode in self._recent])) if self._recent else None
+
+    def by_agent(self) -> dict[str, dict[str, Any]]:
+        """Finished episodes of each agent, and mean return and length of its newest; None before the first."""
+        found = {}
+        for number, agent in enumerate(self._agents):
+            own = [one for one in self._recent if one.lane % len(self._agents) == number]
+            found[agent] = {
+                "episodes": sum(self._finished[number :: len(self._agents)]),
+                "mean_return": float(np.mean([one.reward_sum for one in own])) if own else None,
+                "mean_length": float(np.mean([one.length for one in own])) if own else None,
+            }
+        return found
 
     def counts(self) -> dict[str, int]:
         """As ``summary.json`` has them."""

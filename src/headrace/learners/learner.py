@@ -61,12 +61,17 @@ class LearnerParts:
     groups: tuple[tuple[int, ...], ...]
     """Lanes of each group."""
     batch_size: int
+    """Transitions per update, for each policy."""
     gamma: float
     slot: Slot = field(repr=False)
     suspicion: Suspicion | None = field(default=None, repr=False)
     """Looks at every row that arrives; None: nobody does."""
     witness: Witness = field(default_factory=Nobody, repr=False)
     """Told of every event that decides what is learned."""
+    agents: tuple[str, ...] = ()
+    """Names of the agents of one copy; empty where there is but one, without a name."""
+    policy_of: tuple[int, ...] = ()
+    """Number of the policy that acts in each lane; empty where there is one."""
 
 
 class Learner:
@@ -77,7 +82,7 @@ class Learner:
         self.replay = parts.replay
         self.algorithm = parts.algorithm
         self.limiter = parts.limiter
-        self.episodes = EpisodeBooks(parts.replay.geometry.lanes)
+        self.episodes = EpisodeBooks(parts.replay.geometry.lanes, parts.agents)
         self.suspicion = parts.suspicion
         self.witness = parts.witness
         self.ledger: LedgerBook | None = None
@@ -183,12 +188,20 @@ class Learner:
                     self.suspicion.add(stretch.lane, piece)
         self.env_steps = self.replay.env_steps
         seen = [self._seen(stretch) for stretch in stretches]
-        self.algorithm.observe({name: np.concatenate([one[name] for one in seen]) for name in seen[0]}, self.env_steps)
+        whole = {name: np.concatenate([one[name] for one in seen]) for name in seen[0]}
+        self.algorithm.observe(whole, self.env_steps, self._policies(stretches, seen))
         if self.ledger is not None:
             self.ledger.stored(self.env_steps, self.updates)
         slot = self._parts.slot
         slot.count("env_steps", self.env_steps)
         slot.count("episodes", self.episodes.finished)
+
+    def _policies(self, stretches: Sequence[Stretch], seen: Sequence[Arrays]) -> NDArray[np.intp] | None:
+        """Policy of each observation; None where there is one policy."""
+        if not self._parts.policy_of:
+            return None
+        counts = [len(next(iter(one.values()))) for one in seen]
+        return np.repeat([self._parts.policy_of[stretch.lane] for stretch in stretches], counts)
 
     def _seen(self, stretch: Stretch) -> Arrays:
         """What a policy was shown in the transitions of a stretch, which is the newest of its lane."""
@@ -218,7 +231,7 @@ class Learner:
             self.first_update_at = self.env_steps
         parts.sampler.learned(self.algorithm.update(self.batch()))
         self.asked_updates += 1
-        self.sampled += parts.batch_size
+        self.sampled += len(parts.sampler.places)
         self.witness.updated(self.algorithm)
         parts.slot.count("updates", self.updates)
 

@@ -12,7 +12,7 @@ from headrace.algorithms.base import Algorithm
 from headrace.core.config import RecordConfig
 from headrace.lanes.credits import Commit
 from headrace.lanes.lane import LaneBlock
-from headrace.lanes.layout import LOST, STEP
+from headrace.lanes.layout import STEP, steps_among
 from headrace.learners.witness import Drawn, Salvaged, batch_print
 from headrace.record.events import (
     NOT_KEPT,
@@ -192,12 +192,12 @@ class Recorder:
             self._try(self.trace.write, BatchesTrained(self._updates, prints))
 
     def _tell_lost(self, updates: int, group: int, chunk: int, stretches: Sequence[tuple[int, int, int]]) -> None:
-        """Which steps of a chunk, whose rows these are (lane, start, stop), its environments did not come back from."""
+        """Which steps of a chunk, whose rows these are (lane, start, stop), brought a lane no transition."""
         lost = []
         for lane, start, stop in stretches:
             kinds = np.concatenate([piece["kind"] for piece in self._block.pieces(lane, start, stop)])
-            steps = kinds[(kinds == STEP) | (kinds == LOST)]
-            lost += [(lane, step) for step in np.flatnonzero(steps == LOST).tolist()]
+            steps = kinds[steps_among(kinds)]
+            lost += [(lane, step) for step in np.flatnonzero(steps != STEP).tolist()]
         if lost:
             self.write(StepsLost(updates, group, chunk, tuple(lost)))
 

@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from headrace.lanes.layout import present
 from headrace.learners.evidence import Columns, Finding, History, Window
 from headrace.learners.oddities import CHECKS, OF_THE_WHOLE_RUN, Expected
 
@@ -64,7 +65,7 @@ class Suspicion:
             lane: Their lane.
             rows: Complete rows, contiguous; copied.
         """
-        rows = rows.view(self._bytes.dtype)
+        rows = present(rows).view(self._bytes.dtype)
         while len(rows):
             part = rows[: len(self._rows) - self._filled]
             stop = self._filled + len(part)

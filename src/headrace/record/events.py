@@ -265,9 +265,10 @@ class LearnerSucceeded:
 
 @dataclass(frozen=True, slots=True)
 class StepsLost:
-    """In the chunk of a group that the next event about the group brings, environments were lost and replaced.
+    """In the chunk of a group that the next event about the group brings, these steps brought these lanes no transition.
 
-    Each did not come back from a step: its lane made no transition in it, its episode ended with a row of kind LOST.
+    Either an environment did not come back from the step and was replaced, and the lane has a row of kind LOST; or the
+    lane's agent was not there, and it has one of kind ABSENT.
     """
 
     code: ClassVar[int] = 9

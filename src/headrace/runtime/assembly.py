@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from headrace.algorithms.configs import DQNConfig
 from headrace.algorithms.registry import build_algorithm
 from headrace.core import seeding
+from headrace.core.agents import Cast
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.prioritised import PrioritisedSampler
 from headrace.lanes.rate_limiter import RateLimiter
 from headrace.lanes.replay import Replay
 from headrace.lanes.samplers import Sampler, UniformSampler
+from headrace.lanes.several import SeveralSamplers
 from headrace.learners.learner import Learner, LearnerParts
 from headrace.learners.oddities import Expected
 from headrace.learners.suspicion import Suspicion
@@ -49,13 +53,15 @@ def build_learner(
 
     torch.set_num_threads(config.learn.threads)
     policy = spaces.policy(config)
+    cast = spaces.cast(config)
     algorithm = build_algorithm(
-        config.algorithm, policy.observation_space, policy.action_space, config.run.seed, config.learn.device
-    )
+        config.algorithm, policy.observation_space, policy.action_space, config.run.seed, config.learn.device,
+        len(cast.policies),
+    )  # fmt: skip
     layout = SnapshotLayout.of(algorithm.policy_arrays())
     parts = LearnerParts(
         replay=replay,
-        sampler=_sampler(config, replay),
+        sampler=_sampler(config, cast, replay),
         algorithm=algorithm,
         snapshots=publish_to(layout),
         limiter=rate_limiter(config),
@@ -65,17 +71,27 @@ def build_learner(
         slot=slot,
         suspicion=suspicion,
         witness=witness,
+        agents=spaces.agents,
+        policy_of=tuple(map(cast.policy_of_lane, range(config.env.lanes))) if len(cast.policies) > 1 else (),
     )
     return Learner(parts), layout
 
 
-def _sampler(config: ExperimentConfig, replay: Replay) -> Sampler:
+def _sampler(config: ExperimentConfig, cast: Cast, replay: Replay) -> Sampler:
     """Who draws the batches."""
     generator = seeding.generator(config.run.seed, "sampling")
+    lanes = [cast.lanes_of(policy, config.env.lanes) for policy in range(len(cast.policies))]
+    samplers = [_sampler_of(config, replay, generator, own) for own in lanes]
+    return samplers[0] if len(samplers) == 1 else SeveralSamplers(samplers)
+
+
+def _sampler_of(
+    config: ExperimentConfig, replay: Replay, generator: np.random.Generator, lanes: tuple[int, ...]
+) -> Sampler:
     algorithm = config.algorithm
     if isinstance(algorithm, DQNConfig) and algorithm.priority.enabled:
-        return PrioritisedSampler(replay, generator, algorithm.priority)
-    return UniformSampler(replay, generator)
+        return PrioritisedSampler(replay, generator, algorithm.priority, lanes)
+    return UniformSampler(replay, generator, lanes)
 
 
 def suspicion(config: ExperimentConfig, spaces: EnvSpaces, block: LaneBlock) -> Suspicion:

@@ -11,7 +11,6 @@ from typing import Any
 from headrace.collectors.restoring import EPISODES_FILE, Episodes, save_episodes
 from headrace.core.clock import MonotonicClock
 from headrace.core.errors import RunDirectoryError
-from headrace.core.spaces import space_facts
 from headrace.ipc.channel import Channel
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.replay import Replay
@@ -188,8 +187,7 @@ class _Desk:
         succeeded: dict[str, int] | None = None,
     ) -> Begun:
         spaces = self._payload.spaces
-        policy_facts = space_facts(spaces.observation, spaces.action)
-        keeper = Keeper(self._payload.checkpoints, learner, recorder, self._config, policy_facts, MonotonicClock())
+        keeper = Keeper(self._payload.checkpoints, learner, recorder, self._config, spaces.facts(), MonotonicClock())
         streams = streams or [0] * len(self._groups)
         return Begun(learner, layout, keeper, streams, succeeded)
 

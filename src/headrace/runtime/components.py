@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 from headrace.algorithms.registry import check_spaces
@@ -14,7 +15,8 @@ from headrace.collectors.worker import CollectorWorker
 from headrace.core import seeding
 from headrace.core.errors import NonFiniteValue, UnsupportedSpace
 from headrace.core.specs import leaves
-from headrace.envs.contract import ObservationCheck, build_environment, environment_name, first_non_finite
+from headrace.envs.agents import ParallelCopy
+from headrace.envs.contract import ObservationCheck, environment_name, first_non_finite
 from headrace.ipc.channel import MessagePipe
 from headrace.ipc.child import ChildContext
 from headrace.lanes.credits import CREDIT_BYTES, commit_bytes
@@ -27,6 +29,7 @@ from headrace.runtime.payloads import (
     attach_lanes,
     attach_snapshots,
     build_collector,
+    build_run_environment,
     group_lanes,
 )
 from headrace.supervision.messages import Done, Ready, Report
@@ -48,8 +51,9 @@ def probe(context: ChildContext) -> None:
     with Board.attach(basics.board) as board:
         slot = board.slot(context.id)
         slot.enter(Activity.ENV_CONSTRUCT, 0)
-        with closing(build_environment(config.env, 0, factory=basics.env_factory, component=context.id)) as env:
-            spaces = EnvSpaces(env.observation_space, env.action_space)
+        with closing(build_run_environment(basics, 0, context.id)) as env:
+            spaces = EnvSpaces.declared(env)
+            spaces.cast(config)
             try:
                 spaces.geometry(config)
                 check_spaces(config.algorithm, stacked_space(spaces.observation, config.env.frame_stack), spaces.action)
@@ -60,13 +64,20 @@ def probe(context: ChildContext) -> None:
             slot.enter(Activity.ENV_RESET, 0)
             name = environment_name(config.env, basics.env_factory)
             try:
-                obs, _ = env.reset(seed=seeding.integer(config.run.seed, "environment", 0, 0))
+                first = _first_observation(env, seeding.integer(config.run.seed, "environment", 0, 0))
             except Exception as error:  # user code may raise anything; it is passed on with its place
                 raise raised(error, "reset", name, 0, 0) from error
-            first = ObservationCheck(spaces.observation, name, cast=config.env.cast_observations).check(obs, 0, 0)
+            first = ObservationCheck(spaces.observation, name, cast=config.env.cast_observations).check(first, 0, 0)
             _refuse_non_finite(spaces, first, name)
             slot.enter(Activity.ENV_CLOSE, 0)
         context.control.send(Done({"spaces": spaces}), timeout_s=config.deadlines.start_s)
+
+
+def _first_observation(env: gymnasium.Env[Any, Any] | ParallelCopy, seed: int) -> Any:
+    """What the environment shows first, to the first of its agents if there are many."""
+    if isinstance(env, ParallelCopy):
+        return next(iter(env.reset(seed).values()))
+    return env.reset(seed=seed)[0]
 
 
 def _refuse_non_finite(spaces: EnvSpaces, obs: Any, environment: str) -> None:

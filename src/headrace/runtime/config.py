@@ -14,6 +14,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from headrace.algorithms.configs import DQNConfig, TD3Config
 from headrace.algorithms.exploration import decay_of
 from headrace.core import toml
+from headrace.core.agents import AgentsConfig
 from headrace.core.config import (
     CheckpointConfig,
     CollectConfig,
@@ -53,6 +54,7 @@ class ExperimentConfig(Section):
 
     run: RunConfig = RunConfig()
     env: EnvConfig = EnvConfig()
+    agents: AgentsConfig = AgentsConfig()
     replay: ReplayConfig = ReplayConfig()
     collect: CollectConfig = CollectConfig()
     learn: LearnConfig = LearnConfig()
@@ -235,6 +237,29 @@ def _check_workers(config: ExperimentConfig) -> None:
         )
 
 
+def _check_agents(config: ExperimentConfig) -> None:
+    env, agents = config.env, config.agents
+    if agents.count == 1 and agents.policies == "own":
+        raise ConfigError(
+            "agents.policies would be ignored: there is one agent", fix="set agents.count, or remove agents.policies"
+        )
+    for key, lanes in (("lanes", env.lanes), ("group_size", env.group_size)):
+        if lanes % agents.count:
+            raise ConfigError(
+                f"env.{key} is no multiple of agents.count: each agent of each copy has a lane, and a copy's lanes act together",
+                **{key: lanes},
+                agents_count=agents.count,
+                fix=f"set env.{key} to {-(-lanes // agents.count) * agents.count}",
+            )
+    if agents.count > 1 and env.workers:
+        raise ConfigError(
+            "environments of many agents are stepped by their collector itself",
+            agents_count=agents.count,
+            workers=env.workers,
+            fix="remove env.workers; more collectors (run.collectors) step more copies at once",
+        )
+
+
 def _check_ratio(config: ExperimentConfig) -> None:
     replay = config.replay
     if replay.ratio is None:
@@ -329,6 +354,7 @@ _CHECKS: tuple[Callable[[ExperimentConfig], None], ...] = (
     _check_environment,
     _check_schedule,
     _check_workers,
+    _check_agents,
     _check_ratio,
     _check_replay,
     _check_length,

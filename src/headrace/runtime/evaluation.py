@@ -7,7 +7,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,15 @@ from headrace.collectors.stepping import raised
 from headrace.core import seeding
 from headrace.core.errors import ConfigError, NonFiniteValue, RunDirectoryError
 from headrace.core.specs import Leaf, assemble, handed_over, leaves
-from headrace.envs.contract import ObservationCheck, build_environment, environment_name
+from headrace.envs.agents import ParallelCopy
+from headrace.envs.contract import ObservationCheck, environment_name
 from headrace.ipc.child import ChildContext
 from headrace.lanes.derive import stack
 from headrace.runtime.config import ExperimentConfig
-from headrace.runtime.payloads import EnvFactory, EnvSpaces, EvaluatorPayload
+from headrace.runtime.payloads import Basics, EnvFactory, EnvSpaces, EvaluatorPayload, build_run_environment
 from headrace.runtime.rundir import RunDirectory
+from headrace.runtime.scores import Scores
+from headrace.runtime.team import TeamPlayer
 from headrace.supervision.messages import Command, Ready, Report, Stop
 from headrace.telemetry.board import Activity, Board, State
 from headrace.telemetry.waits import wait_readable
@@ -35,30 +37,6 @@ from headrace.weights.policy_file import load_policy_arrays, policy_versions
 
 _FRAME_MS = 40
 _MAX_FRAMES = 1500
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Returns of complete episodes."""
-
-    returns: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        """Their mean."""
-        return float(np.mean(self.returns))
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """Normal 95 % confidence interval of the mean; None for fewer than two episodes."""
-        if len(self.returns) < 2:
-            return None
-        half = 1.96 * float(np.std(self.returns, ddof=1)) / math.sqrt(len(self.returns))
-        return self.mean - half, self.mean + half
-
-    def facts(self) -> dict[str, Any]:
-        """Plain values, as events and summaries have them."""
-        return {"mean_reward": self.mean, "interval": self.interval, "episodes": len(self.returns)}
 
 
 class Player:
@@ -160,6 +138,16 @@ class Player:
         return stack(np.stack(padded)[None], np.array([t]))
 
 
+def player_of(
+    env: gymnasium.Env[Any, Any] | ParallelCopy, config: ExperimentConfig, name: str, actor: Actor | None, *,
+    explores: bool = False,
+) -> Player | TeamPlayer:  # fmt: skip
+    """Who plays an environment, of one agent or of many; arguments as of `Player`."""
+    if isinstance(env, ParallelCopy):
+        return TeamPlayer(env, config, name, actor, explores=explores)
+    return Player(env, config, name, actor, explores=explores)
+
+
 def evaluator(context: ChildContext) -> None:
     """Entry point of the evaluator's process: one frozen policy after the other, as ordered."""
     payload: EvaluatorPayload = context.payload
@@ -168,9 +156,7 @@ def evaluator(context: ChildContext) -> None:
     with Board.attach(payload.basics.board) as board:
         slot = board.slot(context.id)
         slot.enter(Activity.ENV_CONSTRUCT)
-        with closing(
-            build_environment(config.env, -1, factory=payload.basics.env_factory, component=context.id)
-        ) as env:
+        with closing(build_run_environment(payload.basics, -1, context.id)) as env:
             policy = payload.spaces.policy(config)
             actor = build_actor(policy)
             context.control.send(Ready({}), timeout_s=config.deadlines.start_s)
@@ -187,10 +173,10 @@ def evaluator(context: ChildContext) -> None:
                     version = message.facts["version"]
                     slot.enter(Activity.EVALUATE)
                     if version is None:
-                        player = Player(env, config, name, build_random_actor(policy), explores=True)
+                        player = player_of(env, config, name, build_random_actor(policy), explores=True)
                     else:
                         actor.load(load_policy_arrays(payload.checkpoints, version)[0])
-                        player = Player(env, config, name, actor)
+                        player = player_of(env, config, name, actor)
                     scores = player.play(config.evaluation.episodes)
                     slot.add("evaluations")
                     context.control.send(
@@ -232,13 +218,14 @@ def evaluate_run(
     arrays, facts = load_policy_arrays(run.checkpoints_dir, chosen)
     mode = "rgb_array" if render_to is not None else None
     name = environment_name(config.env, env_factory)
-    with closing(build_environment(config.env, -1, factory=env_factory, render_mode=mode, component="eval")) as env:
-        actor = build_actor(EnvSpaces(env.observation_space, env.action_space).policy(config))
+    basics = Basics(config, run.board_file, env_factory)
+    with closing(build_run_environment(basics, -1, "eval", mode)) as env:
+        actor = build_actor(EnvSpaces.declared(env).policy(config))
         actor.load(arrays)
         frames: list[NDArray[np.uint8]] = []
         camera = _camera(env, frames, config) if render_to is not None else None
         wanted = episodes or config.evaluation.episodes or 10
-        scores = Player(env, config, name, actor).play(wanted, camera)
+        scores = player_of(env, config, name, actor).play(wanted, camera)
     if render_to is not None:
         _write_gif(frames, render_to)
     return {
@@ -255,7 +242,7 @@ def _number(facts: Mapping[str, str], name: str) -> int | None:
 
 
 def _camera(
-    env: gymnasium.Env[Any, Any], frames: list[NDArray[np.uint8]], config: ExperimentConfig
+    env: gymnasium.Env[Any, Any] | ParallelCopy, frames: list[NDArray[np.uint8]], config: ExperimentConfig
 ) -> Callable[[], None]:
     if env.render_mode != "rgb_array":
         raise ConfigError(

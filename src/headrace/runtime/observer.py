@@ -100,6 +100,7 @@ class Observer:
             "headrace/lanes_lost": self.lanes_lost,
             **self._memory(),
             "headrace/data_warnings": warnings_in(facts),
+            **_by_agent(facts.get("agents", {})),
             **facts["values"],
         }
         self._metrics.write(facts["env_steps"], facts["updates"], self.wall_s, values)
@@ -117,6 +118,7 @@ class Observer:
         """An evaluation was finished."""
         point = self._evaluations.finished(facts)
         values: dict[str, float | None] = {"eval/mean_reward": point.mean_reward}
+        values |= {f"eval/{agent}/mean_reward": mean for agent, mean in (point.agents or {}).items()}
         if point.version is None:
             values = {"eval/random_mean_reward": point.mean_reward}
         self._metrics.write(point.env_steps or 0, None, self.wall_s, values)
@@ -204,3 +206,9 @@ class Observer:
         if before is None or now_s == before[0]:
             return None
         return max(0.0, (count - before[1]) / (now_s - before[0]))
+
+
+def _by_agent(agents: Mapping[str, Mapping[str, Any]]) -> dict[str, float | None]:
+    """What the episodes of each agent came to, as TensorBoard names it."""
+    names = {"mean_return": "ep_rew_mean", "mean_length": "ep_len_mean", "episodes": "episodes"}
+    return {f"rollout/{agent}/{name}": told[key] for agent, told in agents.items() for key, name in names.items()}

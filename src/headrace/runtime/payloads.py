@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,12 @@ from headrace.collectors.collector import Collector, PolicySource
 from headrace.collectors.remote import RemoteEnvs
 from headrace.collectors.stepping import Group
 from headrace.core import seeding
+from headrace.core.agents import Cast
 from headrace.core.errors import EnvironmentFault
+from headrace.core.spaces import space_facts, spaces_of
 from headrace.core.specs import leaves
-from headrace.envs.contract import build_environment, environment_name
+from headrace.envs.agents import ParallelCopy, Seat
+from headrace.envs.contract import build_copy, environment_name
 from headrace.ipc.shm import SharedBlock
 from headrace.lanes.derive import stacked_space
 from headrace.lanes.lane import LaneBlock
@@ -47,7 +51,10 @@ class EnvSpaces:
     """The spaces the environment declared when it was first built."""
 
     observation: spaces.Space[Any]
+    """Of each agent."""
     action: spaces.Space[Any]
+    agents: tuple[str, ...] = ()
+    """Names of the agents of one copy; empty where the environment has but one, without a name."""
 
     @classmethod
     def of(cls, basics: Basics) -> EnvSpaces:
@@ -56,9 +63,36 @@ class EnvSpaces:
         Raises:
             EnvironmentFault: It cannot be built.
         """
-        env = build_environment(basics.config.env, 0, factory=basics.env_factory, component="replay")
-        with closing(env):
-            return cls(env.observation_space, env.action_space)
+        with closing(build_run_environment(basics, 0, "replay")) as env:
+            return cls.declared(env)
+
+    @classmethod
+    def declared(cls, env: gymnasium.Env[Any, Any] | ParallelCopy) -> EnvSpaces:
+        """Those of an environment that is built."""
+        agents = env.agents if isinstance(env, ParallelCopy) else ()
+        return cls(env.observation_space, env.action_space, agents)
+
+    @classmethod
+    def told(cls, facts: Mapping[str, str]) -> EnvSpaces:
+        """Those that `facts` tells of.
+
+        Raises:
+            RunDirectoryError: They are missing, or not what `facts` makes.
+        """
+        return cls(*spaces_of(facts), tuple(json.loads(facts.get("agents", "[]"))))
+
+    def facts(self) -> dict[str, str]:
+        """All of it as facts of a policy's file."""
+        agents = {"agents": json.dumps(self.agents)} if self.agents else {}
+        return space_facts(self.observation, self.action) | agents
+
+    def cast(self, config: ExperimentConfig) -> Cast:
+        """Which policy each agent acts by.
+
+        Raises:
+            ConfigError: See `Cast.of`.
+        """
+        return Cast.of(config.agents, self.agents)
 
     def geometry(self, config: ExperimentConfig) -> Geometry:
         """Sizes of the lanes."""
@@ -77,7 +111,8 @@ class EnvSpaces:
     def policy(self, config: ExperimentConfig) -> PolicySpec:
         """What the acting half is built from."""
         observation = stacked_space(self.observation, config.env.frame_stack)
-        return PolicySpec(config.algorithm.name, observation, self.action, config.algorithm)
+        policy_of = self.cast(config).policy_of if self.agents else ()
+        return PolicySpec(config.algorithm.name, observation, self.action, config.algorithm, policy_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +228,17 @@ def build_collector(
         slot.enter(Activity.ENV_CONSTRUCT, lane)
         return build_lane_environment(basics, lane, begin.incarnation, slot.id)
 
+    def seats(lane: int) -> list[Seat]:
+        slot.enter(Activity.ENV_CONSTRUCT, lane)
+        copy = build_lane_copy(basics, lane, begin.incarnation, slot.id)
+        return [Seat(copy, agent) for agent in range(len(copy.agents))]
+
     remote = begin.remote
-    envs = [build(lane) if remote is None else remote.env(lane) for lane in lanes]
+    envs: list[gymnasium.Env[Any, Any]] = []
+    if policy.policy_of:  # of many agents
+        envs = [seat for lane in lanes[:: config.agents.count] for seat in seats(lane)]
+    else:
+        envs = [build(lane) if remote is None else remote.env(lane) for lane in lanes]
     actor: Actor = build_actor(policy)
     collector = Collector(
         Group(
@@ -229,7 +273,34 @@ def build_lane_environment(basics: Basics, lane: int, incarnation: int, componen
     Raises:
         EnvironmentFault: It could not be built.
     """
-    config = basics.config
+    built = _built(basics, lane, incarnation, component)
+    assert isinstance(built, gymnasium.Env), "the probe has seen one of one agent"
+    return built
+
+
+def build_lane_copy(basics: Basics, lane: int, incarnation: int, component: str) -> ParallelCopy:
+    """The copy of an environment of many agents whose first lane this is; otherwise as `build_lane_environment`."""
+    built = _built(basics, lane, incarnation, component)
+    assert isinstance(built, ParallelCopy), "the probe has seen one of many agents"
+    return built
+
+
+def _built(basics: Basics, lane: int, incarnation: int, component: str) -> gymnasium.Env[Any, Any] | ParallelCopy:
     # What a constructor draws from a global generator must not depend on who was built before it.
-    seeding.seed_global_generators(config.run.seed, "construct-global", lane, incarnation)
-    return build_environment(config.env, lane, factory=basics.env_factory, component=component)
+    seeding.seed_global_generators(basics.config.run.seed, "construct-global", lane, incarnation)
+    return build_run_environment(basics, lane, component)
+
+
+def build_run_environment(
+    basics: Basics, lane: int, component: str, render_mode: str | None = None
+) -> gymnasium.Env[Any, Any] | ParallelCopy:
+    """One environment of a run, with as many agents as it has.
+
+    Raises:
+        EnvironmentFault: It could not be built, or has another number of agents.
+        UnsupportedSpace: Its agents' spaces are not all the same.
+    """
+    config = basics.config
+    return build_copy(
+        config.env, config.agents.count, lane, factory=basics.env_factory, render_mode=render_mode, component=component
+    )

@@ -41,6 +41,8 @@ class EvaluationPoint:
     """The policy version; None for random actions."""
     interval: tuple[float, float] | None = None
     """95 % confidence interval of the mean return; None for a single episode."""
+    agents: dict[str, float] | None = None
+    """Mean return of each agent, where there are many; the mean return is that of all together."""
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self:
@@ -52,6 +54,7 @@ class EvaluationPoint:
             env_steps=facts.get("env_steps"),
             version=facts.get("version"),
             interval=(interval[0], interval[1]) if interval else None,
+            agents=facts.get("agents"),
         )
 
 

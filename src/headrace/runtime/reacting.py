@@ -16,10 +16,11 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from headrace.algorithms.base import Actor
+from headrace.collectors.copies import stand_in
 from headrace.collectors.streams import LaneStreams
 from headrace.lanes.derive import observe
 from headrace.lanes.lane import LaneBlock
-from headrace.lanes.layout import LOST, STEP, Geometry
+from headrace.lanes.layout import ABSENT, LOST, STEP, Geometry, steps_among
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.payloads import EnvSpaces
 
@@ -110,9 +111,8 @@ def sight(setting: Setting, chunk: LaneChunk, shift: int = 0) -> Sight:
 
 
 def steps_of(setting: Setting, chunk: LaneChunk) -> NDArray[np.int64]:
-    """[T] places of a chunk's steps among its R rows: its transitions, and the steps its environment was lost in."""
-    kinds = chunk.rows["kind"][setting.geometry.frame_stack - 1 :]
-    return np.flatnonzero((kinds == STEP) | (kinds == LOST))
+    """[T] places of a chunk's steps among its R rows: its transitions, and the steps that brought the lane none."""
+    return np.flatnonzero(steps_among(chunk.rows["kind"][setting.geometry.frame_stack - 1 :]))
 
 
 def needs_policy(setting: Setting, chunk: GroupChunk) -> bool:
@@ -158,10 +158,14 @@ def act_again(
     acts = needs_policy(setting, chunk)
     windows, t = np.zeros((len(lanes), depth), setting.geometry.dtype), np.zeros(len(lanes), np.int64)
     for step in range(max(len(lane.places) for lane in lanes)):
+        away = []
         for place, lane in enumerate(lanes):
             lane.streams.begin_step(step)
-            if step < len(lane.places):
+            if lane.absent(step):
+                away.append(place)
+            elif step < len(lane.places):
                 windows[place], t[place] = lane.sight.windows[step], lane.sight.t[step]
+        stand_in(away, windows, t)
         noise = [lane.streams.drawn.noise for lane in lanes] if explore else None
         actions = actor.act(observe(windows, setting.geometry.observation, t), noise) if acts else {}
         for place, lane in enumerate(lanes):
@@ -207,8 +211,14 @@ class _Lane:
         """Of the lane."""
         return self.stored.lane
 
+    def absent(self, step: int) -> bool:
+        """Whether the lane's agent was not there in a step."""
+        return step < len(self.places) and bool(self.made["kind"][self.places[step]] == ABSENT)
+
     def put(self, step: int, actions: Arrays, place: int) -> None:
         """Write the action of a step: the policy's, or a random one."""
+        if self.absent(step):
+            return
         row, leaves = self.places[step], self.setting.geometry.action
         lost = bool(self.made["kind"][row] == LOST)  # an action was drawn, and none is stored
         if self.made["transitions"][row] + lost <= self.setting.random_steps:

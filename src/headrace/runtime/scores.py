@@ -1,15 +1,46 @@
-"""The queue of evaluations: one at a time, in order, and none waits for ever behind the others."""
+"""What evaluations come to, and their queue: one at a time, in order, and none waits for ever behind the others."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from headrace.runtime.history import History
 from headrace.runtime.progress import EvaluationPoint
 
 _MOST_WAITING = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Returns of complete episodes."""
+
+    returns: tuple[float, ...]
+    agents: Mapping[str, float] = field(default_factory=dict)
+    """Mean return of each agent, where the environment has many; ``returns`` are sums over them."""
+
+    @property
+    def mean(self) -> float:
+        """Their mean."""
+        return float(np.mean(self.returns))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Normal 95 % confidence interval of the mean; None for fewer than two episodes."""
+        if len(self.returns) < 2:
+            return None
+        half = 1.96 * float(np.std(self.returns, ddof=1)) / math.sqrt(len(self.returns))
+        return self.mean - half, self.mean + half
+
+    def facts(self) -> dict[str, Any]:
+        """Plain values, as events and summaries have them."""
+        facts = {"mean_reward": self.mean, "interval": self.interval, "episodes": len(self.returns)}
+        return {**facts, "agents": dict(self.agents)} if self.agents else facts
 
 
 class EvaluationQueue:

@@ -242,6 +242,7 @@ class Training:
             "episodes": learner.episodes.counts(),
             "mean_return": learner.episodes.mean_return,
             "mean_length": learner.episodes.mean_length,
+            "agents": learner.episodes.by_agent(),
             "lag": {"mean": learner.lag.mean, "max": learner.lag.max},
             "ratio": learner.limiter.measured(learner.env_steps, learner.updates),
             "first_update_at": learner.first_update_at,

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from headrace.algorithms.registry import build_actor, build_algorithm
 from headrace.core.errors import RecordDamaged, ReplayDiffers, RunDirectoryError
-from headrace.core.spaces import spaces_of
 from headrace.record.diff import ROUNDING, Divergence, RowDifference, first_difference, relative_difference
 from headrace.record.machine import differences, fingerprint, limited_threads
 from headrace.record.trace import Trace
@@ -120,7 +119,7 @@ class KeptPolicies:
         problem: RunDirectoryError | None = None
         for version in reversed(self.versions):
             try:
-                return EnvSpaces(*spaces_of(load_policy_arrays(self._folder, version)[1]))
+                return EnvSpaces.told(load_policy_arrays(self._folder, version)[1])
             except RunDirectoryError as error:
                 problem = problem or error
         if problem is not None:

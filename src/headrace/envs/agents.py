@@ -1,0 +1,225 @@
+"""One copy of an environment of many agents (PettingZoo's parallel interface), and the contract it has to keep.
+
+Agents are numbered in the order of ``possible_agents``. An agent may leave, by being terminated or truncated, while
+others go on; it may come back; the episode of the copy is over when nobody is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+
+from headrace.core.errors import ObservationMismatch, UnsupportedSpace
+
+Space = spaces.Space[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What became of one step of a copy."""
+
+    returned: Mapping[int, tuple[Any, Any, Any, Any]]
+    """Of each agent that acted: observation, reward, terminated, truncated; not checked against its space yet."""
+    infos: Mapping[int, Any]
+    joined: Mapping[int, Any] = field(default_factory=dict)
+    """First observation of each agent that was not there before."""
+    over: bool = False
+    """Whether the copy has to be reset."""
+
+
+def is_parallel(made: object) -> bool:
+    """Whether something is an environment of many agents that act at once."""
+    return (
+        hasattr(made, "possible_agents")
+        and not hasattr(made, "agent_selection")
+        and callable(getattr(made, "step", None))
+    )
+
+
+def takes_turns(made: object) -> bool:
+    """Whether something is a PettingZoo environment whose agents act one after the other (AEC)."""
+    return hasattr(made, "possible_agents") and hasattr(made, "agent_iter")
+
+
+class ParallelCopy:
+    """One copy of an environment of many agents.
+
+    Args:
+        env: With ``possible_agents``, ``agents``, ``observation_space(agent)``, ``action_space(agent)``, ``reset``,
+            ``step``; duck-typed.
+        name: Of the environment, for messages.
+        max_turns: Steps after which every agent that is left is truncated, on top of the environment's own limit.
+
+    Raises:
+        UnsupportedSpace: The agents' spaces are not all the same.
+    """
+
+    def __init__(self, env: Any, name: str, max_turns: int | None = None) -> None:
+        self.env = env
+        self.agents: tuple[str, ...] = tuple(env.possible_agents)
+        """Names of all agents there may be."""
+        self.observation_space = _common(env.observation_space, self.agents, "observation", name)
+        """Of each agent."""
+        self.action_space = _common(env.action_space, self.agents, "action", name)
+        """Of each agent."""
+        self._name = name
+        self._max_turns = max_turns
+        self._turns = 0
+        self._there: frozenset[str] = frozenset()
+        self._number = {agent: number for number, agent in enumerate(self.agents)}
+
+    @property
+    def render_mode(self) -> str | None:
+        """As the environment declares it."""
+        mode: str | None = getattr(self.env, "render_mode", None)
+        return mode
+
+    def reset(self, seed: int) -> dict[int, Any]:
+        """Begin an episode.
+
+        Returns:
+            The first observation of each agent that is there, not checked yet.
+
+        Raises:
+            ObservationMismatch: Nobody is there, or somebody has no observation.
+        """
+        returned = self.env.reset(seed=seed)
+        if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[0], Mapping):
+            raise self._broken(
+                "what reset() returned", "observations and infos, a dict by agent each", f"{returned!r}"[:120]
+            )
+        observations = returned[0]
+        self._turns, self._there = 0, self._listed()
+        if not self._there:
+            raise self._broken("agents after reset()", "at least one agent", "none")
+        return self._of(self._there, observations, "reset()")
+
+    def step(self, actions: Mapping[int, Any]) -> Turn:
+        """Let every agent that is there act.
+
+        Args:
+            actions: By agent.
+
+        Raises:
+            ObservationMismatch: What came back does not hold what it must of every agent, or agents that ended are still
+                there, or some are gone that have not ended.
+        """
+        acted = self._there
+        returned = self.env.step({self.agents[number]: action for number, action in actions.items()})
+        if not isinstance(returned, tuple) or len(returned) != 5:
+            raise self._broken("what step() returned", "five dicts by agent", f"{returned!r}"[:120])
+        observations, *parts, infos = returned
+        self._turns += 1
+        columns = [self._of(acted, part, "step()") for part in (observations, *parts)]
+        found = {
+            number: (columns[0][number], columns[1][number], columns[2][number], columns[3][number])
+            for number in columns[0]
+        }
+        late = self._max_turns is not None and self._turns >= self._max_turns
+        if late:
+            found = {number: (obs, reward, ended, True) for number, (obs, reward, ended, _) in found.items()}
+        told = {self._number[agent]: info for agent, info in infos.items() if agent in acted} if infos else {}
+        listed = frozenset() if late else self._listed()
+        ended = {self.agents[number] for number, one in found.items() if one[2] or one[3]}
+        if ended == acted and ended >= listed:
+            listed = frozenset()  # some leave the list as it was when everybody has ended at once
+        self._refuse_ghosts(acted, ended, listed)
+        joined = self._of(listed - acted, observations, "step()")
+        self._there = listed
+        return Turn(found, told, joined, over=not listed)
+
+    def render(self) -> Any:
+        """As the environment draws itself."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    def _listed(self) -> frozenset[str]:
+        listed = frozenset(self.env.agents)
+        if not listed <= self._number.keys():
+            raise self._broken(
+                "agents", f"only such as possible_agents has: {', '.join(self.agents)}", ", ".join(sorted(listed))
+            )
+        return listed
+
+    def _of(self, agents: frozenset[str], values: Any, call: str) -> dict[int, Any]:
+        """Values of these agents by number, in the order of the numbers."""
+        held = values if isinstance(values, Mapping) else {}
+        missing = [agent for agent in self.agents if agent in agents and agent not in held]
+        if missing:
+            raise self._broken(
+                f"what {call} returned",
+                f"a value for {', '.join(missing)}",
+                f"values for {', '.join(map(str, held)) or 'nobody'}",
+            )
+        return {number: held[agent] for number, agent in enumerate(self.agents) if agent in agents}
+
+    def _refuse_ghosts(self, acted: frozenset[str], ended: set[str], listed: frozenset[str]) -> None:
+        staying, gone = sorted(ended & listed), sorted(acted - ended - listed)
+        if staying:
+            raise self._broken(
+                "agents after step()",
+                f"no agent that was terminated or truncated, as {staying[0]} was",
+                ", ".join(sorted(listed)),
+            )
+        if gone and listed:
+            raise self._broken(
+                "agents after step()",
+                f"{gone[0]}, which was neither terminated nor truncated",
+                ", ".join(sorted(listed)),
+            )
+        if gone:
+            raise self._broken(
+                "terminations and truncations", f"true in one of them for {gone[0]}: nobody is left", "false in both"
+            )
+
+    def _broken(self, field: str, expected: str, found: str) -> ObservationMismatch:
+        return ObservationMismatch(
+            f"{field}: not what an environment of many agents has to return",
+            environment=self._name,
+            field=field,
+            expected=expected,
+            found=found,
+            turn=self._turns,
+            fix="correct the environment; pettingzoo.test.parallel_api_test says what its interface asks",
+        )
+
+
+class Seat(gymnasium.Env[Any, Any]):
+    """One agent's place in a copy: its spaces. The copy steps all of them at once, so a seat alone cannot.
+
+    Args:
+        copy: The copy, which the first seat closes.
+        agent: Number of the agent.
+    """
+
+    def __init__(self, copy: ParallelCopy, agent: int) -> None:
+        self.copy = copy
+        self._agent = agent
+        self.observation_space, self.action_space = copy.observation_space, copy.action_space
+
+    def close(self) -> None:
+        """Close the copy, if this is its first seat."""
+        if self._agent == 0:
+            self.copy.close()
+
+
+def _common(space_of: Any, agents: Sequence[str], which: str, name: str) -> Space:
+    """The one space that all agents have."""
+    found: dict[str, Space] = {agent: space_of(agent) for agent in agents}
+    first = found[agents[0]]
+    other = next((agent for agent, space in found.items() if space != first), None)
+    if other is not None:
+        raise UnsupportedSpace(
+            f"agents of {name} have different {which} spaces, and the rows of a run have one form",
+            expected=f"that of {agents[0]} for all: {first}",
+            found=f"{other}: {found[other]}",
+            fix=f"pad the {which}s to one space (supersuit.pad_{which}s{'_v0' if which == 'observation' else '_space_v0'} does)",
+        )
+    return first
