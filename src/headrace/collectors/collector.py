@@ -111,11 +111,12 @@ class Collector:
             EpisodeNotRestored: An environment did something else than what is stored, or too little is stored. Nothing
                 was written.
         """
-        if self._copies and any(lane.running for lane in self._lanes):
-            raise not_restored(self._lanes[0].number, problem="an episode of several agents is not brought back")
         for lane in self._lanes:
             lane.streams.noise.carry[:] = self._block.carry[lane.number, 0]
-            if not lane.running:
+        for copy in self._copies:
+            copy.restore(episodes, self._check, stopping)
+        for lane in self._lanes:
+            if not lane.running or self._copies:
                 continue
             if lane.number not in episodes:
                 raise not_restored(lane.number, problem="its first rows are no longer kept")

@@ -6,16 +6,18 @@ the lanes of a copy have as many steps as one another, whoever comes and goes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.collectors.restoring import Episodes, bring_back_agents, not_restored
 from headrace.collectors.stepping import Group, SteppedLane, raised
 from headrace.core import seeding
 from headrace.core.errors import EnvironmentFault
 from headrace.envs.agents import ParallelCopy, Seat
+from headrace.envs.contract import ObservationCheck
 from headrace.telemetry.board import Activity, Slot
 
 
@@ -73,6 +75,28 @@ class AgentLanes:
                 lane.begin(there[agent], number)
             else:
                 lane.writer.begin_absent(number)
+        self._begun = True
+
+    def restore(self, episodes: Episodes, check: ObservationCheck, stopping: Callable[[], bool]) -> None:
+        """Bring the copy to where its lanes' rows end, if an episode of it is running.
+
+        Args:
+            episodes: Of every lane of a copy in which one is.
+            check: Of the environment's observations.
+            stopping: Asked between steps; true ends it early, and no step may follow.
+
+        Raises:
+            EpisodeNotRestored: The environment did something else than what is stored, or too little is stored.
+        """
+        if not any(lane.running for lane in self.lanes):
+            return
+        first = self.first.number
+        if any(lane.number not in episodes for lane in self.lanes):
+            raise not_restored(first, problem="its first rows are no longer kept")
+        rows = {agent: episodes[lane.number] for agent, lane in enumerate(self.lanes)}
+        joined = bring_back_agents(self._copy, rows, first, self._seed, check, self._slot, stopping)
+        for agent, obs in joined.items():
+            self.lanes[agent].begin(obs, self.episode)
         self._begun = True
 
     def step(self, actions: Sequence[list[Any]], version: int, wanted: Sequence[bool] | None = None) -> None:

@@ -8,12 +8,15 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from headrace.core import seeding
 from headrace.core.errors import EpisodeNotRestored
 from headrace.core.specs import assemble, handed_over, leaves
+from headrace.envs.agents import ParallelCopy
 from headrace.envs.contract import ObservationCheck
+from headrace.lanes.layout import STEP, steps_among
 from headrace.telemetry.board import Activity, Slot
 
 EPISODES_FILE = "running.npz"
@@ -58,7 +61,7 @@ def bring_back(
     Raises:
         EpisodeNotRestored: It did something else.
     """
-    observation, action = leaves(env.observation_space, "obs"), leaves(env.action_space, "action")
+    observation = leaves(env.observation_space, "obs")
     slot.enter(Activity.ENV_RESET, lane, 0)
     try:
         obs, _ = env.reset(seed=seeding.integer(seed, "environment", lane, int(rows[0]["episode"])))
@@ -70,8 +73,7 @@ def bring_back(
                 return
             slot.enter(Activity.ENV_STEP, lane, step)
             slot.add("rows")  # a run that is at this for long does not stand still
-            parts = {leaf.path: handed_over(row[leaf.path]) for leaf in action}
-            *returned, _ = env.step(assemble(env.action_space, parts, "action"))
+            *returned, _ = env.step(_action(env.action_space, row))
             obs, reward, (terminated, truncated) = check.transition(returned, lane, step + 1)
             for name, value in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
                 _compare(lane, step, name, row[name], np.asarray(value, row[name].dtype))
@@ -79,6 +81,76 @@ def bring_back(
         raise
     except Exception as error:  # user code may raise anything; that too is something else than what is stored
         raise not_restored(lane, error=f"{type(error).__name__}: {error}") from error
+
+
+def bring_back_agents(
+    copy: ParallelCopy, rows: Mapping[int, NDArray[np.void]], first: int, seed: int, check: ObservationCheck, slot: Slot,
+    stopping: Callable[[], bool],
+) -> Mapping[int, Any]:  # fmt: skip
+    """Repeat the running episode of a copy, comparing as `bring_back` does.
+
+    Args:
+        copy: Fresh.
+        rows: See `Episodes`; of every agent, by its number, also of those that were not there.
+        first: The first of the copy's lanes.
+        seed: Of the run.
+        check: Of the environment's observations.
+        slot: The component's place on the board.
+        stopping: Asked between steps; true leaves the copy where it is then, to be closed.
+
+    Returns:
+        First observations of agents that came with the last step, which no row holds.
+
+    Raises:
+        EpisodeNotRestored: It did something else.
+    """
+    steps = {agent: one[:-1][steps_among(one[:-1]["kind"])] for agent, one in rows.items()}
+    count, episode = len(steps[0]), int(rows[0]["episode"][0])
+    joined: Mapping[int, Any] = {}
+    slot.enter(Activity.ENV_RESET, first, 0)
+    try:
+        seen = dict(copy.reset(seeding.integer(seed, "environment", first, episode)))
+        for step in range(count):
+            if stopping():
+                return {}
+            there = {agent: one[step] for agent, one in steps.items() if one[step]["kind"] == STEP}
+            _compare_agents(copy, first, step, there, seen, check)
+            slot.enter(Activity.ENV_STEP, first, step)
+            slot.add("rows")
+            turn = copy.step({agent: _action(copy.action_space, row) for agent, row in there.items()})
+            for agent, row in there.items():
+                _, reward, ended = check.transition(turn.returned[agent], first + agent, step + 1)
+                for name, value in (("reward", reward), ("terminated", ended[0]), ("truncated", ended[1])):
+                    _compare(first + agent, step, name, row[name], np.asarray(value, row[name].dtype))
+            joined = turn.joined
+            gone = {agent for agent, row in there.items() if row["terminated"] or row["truncated"]}
+            seen = {agent: one[0] for agent, one in turn.returned.items() if agent not in gone} | dict(joined)
+        following = {agent: one[-1] for agent, one in rows.items() if agent in seen and agent not in joined}
+        _compare_agents(copy, first, count, following, {agent: seen[agent] for agent in following}, check)
+    except EpisodeNotRestored:
+        raise
+    except Exception as error:  # user code may raise anything; that too is something else than what is stored
+        raise not_restored(first, error=f"{type(error).__name__}: {error}") from error
+    return joined
+
+
+def _compare_agents(
+    copy: ParallelCopy, first: int, step: int, rows: Mapping[int, np.void], seen: Mapping[int, Any],
+    check: ObservationCheck,
+) -> None:  # fmt: skip
+    """Whether the agents that are there are those that were, and see what they saw."""
+    if rows.keys() != seen.keys():
+        raise not_restored(first, step=step, field="agents", stored=sorted(rows), found=sorted(seen))
+    for agent, row in rows.items():
+        lane = first + agent
+        found = check.check(seen[agent], lane, step)
+        for leaf in leaves(copy.observation_space, "obs"):
+            _compare(lane, step, leaf.path, row[leaf.path], np.asarray(leaf.of(found), leaf.dtype))
+
+
+def _action(space: spaces.Space[Any], row: np.void) -> Any:
+    parts = {leaf.path: handed_over(row[leaf.path]) for leaf in leaves(space, "action")}
+    return assemble(space, parts, "action")
 
 
 def _compare(lane: int, step: int, field: str, stored: Any, found: Any) -> None:

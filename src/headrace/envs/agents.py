@@ -33,11 +33,7 @@ class Turn:
 
 def is_parallel(made: object) -> bool:
     """Whether something is an environment of many agents that act at once."""
-    return (
-        hasattr(made, "possible_agents")
-        and not hasattr(made, "agent_selection")
-        and callable(getattr(made, "step", None))
-    )
+    return hasattr(made, "possible_agents") and not takes_turns(made)
 
 
 def takes_turns(made: object) -> bool:
@@ -55,7 +51,7 @@ class ParallelCopy:
         max_turns: Steps after which every agent that is left is truncated, on top of the environment's own limit.
 
     Raises:
-        UnsupportedSpace: The agents' spaces are not all the same.
+        UnsupportedSpace: There is no agent, or their spaces are not all the same.
     """
 
     def __init__(self, env: Any, name: str, max_turns: int | None = None) -> None:
@@ -109,11 +105,11 @@ class ParallelCopy:
                 there, or some are gone that have not ended.
         """
         acted = self._there
+        self._turns += 1
         returned = self.env.step({self.agents[number]: action for number, action in actions.items()})
         if not isinstance(returned, tuple) or len(returned) != 5:
             raise self._broken("what step() returned", "five dicts by agent", f"{returned!r}"[:120])
         observations, *parts, infos = returned
-        self._turns += 1
         columns = [self._of(acted, part, "step()") for part in (observations, *parts)]
         found = {
             number: (columns[0][number], columns[1][number], columns[2][number], columns[3][number])
@@ -212,6 +208,8 @@ class Seat(gymnasium.Env[Any, Any]):
 
 def _common(space_of: Any, agents: Sequence[str], which: str, name: str) -> Space:
     """The one space that all agents have."""
+    if not agents:
+        raise UnsupportedSpace(f"possible_agents of {name} is empty", fix="name every agent there may be in it")
     found: dict[str, Space] = {agent: space_of(agent) for agent in agents}
     first = found[agents[0]]
     other = next((agent for agent, space in found.items() if space != first), None)

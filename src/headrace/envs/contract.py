@@ -19,7 +19,7 @@ from gymnasium.wrappers import TimeLimit
 from numpy.typing import NDArray
 
 from headrace.core.config import EnvConfig, factory_name, nearest
-from headrace.core.errors import EnvironmentNotBuilt, HeadraceError, ObservationMismatch
+from headrace.core.errors import ConfigError, EnvironmentNotBuilt, HeadraceError, ObservationMismatch
 from headrace.core.specs import Leaf, assemble, leaves
 from headrace.envs import registration
 from headrace.envs.agents import ParallelCopy, is_parallel, takes_turns
@@ -83,7 +83,8 @@ def build_copy(
         A copy of an environment of many agents, or a Gymnasium environment, which has one.
 
     Raises:
-        EnvironmentNotBuilt: As `build_environment`, or it has another number of agents.
+        EnvironmentNotBuilt: As `build_environment`.
+        ConfigError: It has another number of agents.
         UnsupportedSpace: Its agents' spaces are not all the same.
     """
     builder = _Builder(source, factory, lane, component)
@@ -108,34 +109,34 @@ class _Builder:
         return environment_name(self.config, self.factory)
 
     def build(self, kwargs: dict[str, Any]) -> Environment:
-        made = self._made(kwargs, self._make)
-        self._check(made)
-        limit = self.config.max_episode_steps
-        return TimeLimit(made, max_episode_steps=limit) if limit is not None else made
+        return self._checked(self._made(kwargs, self._make))
 
     def build_any(self, kwargs: dict[str, Any], agents: int) -> Environment | ParallelCopy:
         many = agents > 1 and self.factory is None and self.config.id in registration.PARALLEL_ENTRY_POINTS
         made = self._made(kwargs, self._make_parallel if many else self._make)
         if takes_turns(made):
             made = self._made({"aec_env": made}, _as_parallel)
-        if not is_parallel(made):
-            if agents > 1 and isinstance(made, gymnasium.Env):
-                raise self._not_built(
-                    "this environment has one agent",
-                    agents_count=agents,
-                    fix="remove agents.count, or build another one",
-                )
-            self._check(made)
-            limit = self.config.max_episode_steps
-            return TimeLimit(made, max_episode_steps=limit) if limit is not None else made
-        copy = ParallelCopy(made, self.name, self.config.max_episode_steps)
-        if len(copy.agents) != agents:
-            raise self._not_built(
-                f"this environment has {len(copy.agents)} agents: {', '.join(copy.agents)}",
-                agents_count=agents,
-                fix=f"set agents.count = {len(copy.agents)}, and env.lanes and env.group_size to multiples of it",
+        if is_parallel(made):
+            copy = ParallelCopy(made, self.name, self.config.max_episode_steps)
+            self._require_agents(agents, copy.agents)
+            return copy
+        if isinstance(made, gymnasium.Env):
+            self._require_agents(agents, ("the one",))
+        return self._checked(made)
+
+    def _require_agents(self, declared: int, found: Sequence[str]) -> None:
+        if len(found) != declared:
+            raise ConfigError(
+                f"{self.name} has {len(found)} {'agent' if len(found) == 1 else 'agents'}: {', '.join(found)}",
+                agents_count=declared,
+                fix=f"set agents.count = {len(found)}, and env.lanes and env.group_size to multiples of it",
             )
-        return copy
+
+    def _checked(self, made: Any) -> Environment:
+        self._check(made)
+        env: Environment = made
+        limit = self.config.max_episode_steps
+        return TimeLimit(env, max_episode_steps=limit) if limit is not None else env
 
     def _made(self, kwargs: dict[str, Any], make: Callable[[dict[str, Any]], Any]) -> Any:
         try:

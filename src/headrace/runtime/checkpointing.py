@@ -142,7 +142,7 @@ class Keeper:
         assert recorder.rows is not None, "the configuration refuses checkpoints of a record without rows"
         recorder.sync()
         books, at = learner.replay.books, recorder.rows.position
-        running = running_from(learner.replay)
+        running = running_from(learner.replay, self._config.agents.count)
         floors = books.resident_from - (learner.replay.geometry.frame_stack - 1)
         floors = np.where(running >= 0, np.minimum(floors, running), floors).tolist()
         facts = {

@@ -217,7 +217,7 @@ class Judge:
         """Play the episode that differs again, twice, up to where it does."""
         block = self._recorded.block
         start = difference.row - difference.t
-        if start < int(block.committed[difference.lane, 5]):
+        if start < int(block.committed[difference.lane, 5]) or self._spaces.agents:
             return Repeat.NOT_TRIED
         rows = self._recorded.replayed(difference.lane, start, difference.row + 1)
         actions = rows[rows["kind"] == STEP]

@@ -297,7 +297,8 @@ def build_run_environment(
     """One environment of a run, with as many agents as it has.
 
     Raises:
-        EnvironmentFault: It could not be built, or has another number of agents.
+        EnvironmentFault: It could not be built.
+        ConfigError: It has another number of agents.
         UnsupportedSpace: Its agents' spaces are not all the same.
     """
     config = basics.config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,12 @@ from numpy.typing import NDArray
 
 from headrace.algorithms.registry import build_actor
 from headrace.core.errors import HeadraceError, NonFiniteValue, RunDirectoryError
-from headrace.core.spaces import spaces_of
-from headrace.core.specs import assemble, handed_over, leaves
+from headrace.core.specs import leaves
 from headrace.envs.contract import ObservationCheck, environment_name
-from headrace.lanes.derive import stack
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.payloads import EnvSpaces
 from headrace.runtime.rundir import RunDirectory
+from headrace.runtime.team import Team
 from headrace.weights.policy_file import POLICY_FILE, load_policy_arrays, policy_versions, read_policy
 
 
@@ -59,66 +57,67 @@ class Policy:
     """
 
     def __init__(self, config: ExperimentConfig, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, str]) -> None:
-        self.observation_space, self.action_space = spaces_of(facts)
-        """Of one environment, without a stack of frames."""
+        spaces = EnvSpaces.told(facts)
+        self.observation_space, self.action_space = spaces.observation, spaces.action
+        """Of one environment, or of each agent of it, without a stack of frames."""
+        self.agents = spaces.agents
+        """Names of the agents, each with its own policy or one of several; empty where the environment has but one."""
         self.version = int(facts["version"])
         self.env_steps = int(facts["env_steps"]) if "env_steps" in facts else None
         """Environment steps of the run when the policy was written; None if that was not noted."""
-        self._actor = build_actor(EnvSpaces(self.observation_space, self.action_space).policy(config))
-        self._actor.load(arrays)
+        actor = build_actor(spaces.policy(config))
+        actor.load(arrays)
         name, cast = environment_name(config.env), config.env.cast_observations
         self._check = ObservationCheck(self.observation_space, name, cast=cast)
-        self._observation = leaves(self.observation_space, "obs")
-        self._action = leaves(self.action_space, "action")
-        self._frames: deque[dict[str, NDArray[Any]]] = deque(maxlen=config.env.frame_stack)
+        self._floats = [leaf for leaf in leaves(self.observation_space, "obs") if leaf.dtype.kind == "f"]
+        agents = max(1, len(self.agents))
+        self._team = Team(actor, self.observation_space, self.action_space, agents, config.env.frame_stack)
+        self._number = {agent: number for number, agent in enumerate(self.agents)}
+        self._there: set[int] = set()
+        """Agents that acted last; whoever was not among them begins an episode."""
         self._t = 0
 
     def begin_episode(self) -> None:
         """Look no further back than to the next observation. Needed after each reset if ``env.frame_stack`` is above 1."""
-        self._t = 0  # frames of the episode before may stay; `stack` does not reach back beyond step 0
+        self._there, self._t = set(), 0
 
     def act(self, obs: Any) -> Any:
         """The action for the newest observation; to be called once for each.
 
         Args:
-            obs: As the environment returned it, a member of ``observation_space``.
+            obs: As the environment returned it, a member of ``observation_space``; of an environment of many agents a
+                dict of the observations of those that are to act. One that is left out has left; it may come back.
 
         Returns:
-            A new member of ``action_space``.
+            A new member of ``action_space``; of many agents a dict by agent.
 
         Raises:
-            ObservationMismatch: The observation does not fit the space.
+            ObservationMismatch: An observation does not fit the space.
             NonFiniteValue: A number in it is NaN or infinite.
         """
-        checked = self._check.check(obs, -1, self._t)
-        # Copied, because an environment may return the same array, changed, after its next step.
-        frame = {leaf.path: np.array(leaf.of(checked), leaf.dtype) for leaf in self._observation}
-        self._refuse_non_finite(frame)
-        self._frames.append(frame)
-        actions = self._actor.act({leaf.path: self._stacked(leaf.path) for leaf in self._observation})
-        self._t += 1
-        return assemble(
-            self.action_space, {leaf.path: handed_over(actions[leaf.path][0]) for leaf in self._action}, "action"
-        )
+        if not self.agents:
+            return self._act({0: obs})[0]
+        actions = self._act({self._number[agent]: own for agent, own in obs.items()})
+        return {agent: actions[self._number[agent]] for agent in obs}
 
-    def _refuse_non_finite(self, frame: Mapping[str, NDArray[Any]]) -> None:
-        for path, values in frame.items():
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
-                raise NonFiniteValue(
-                    f"policy {self.version} was given an observation with a number that is not finite",
-                    field=path,
-                    found=values,
-                    step=self._t,
-                    fix="find out why the environment returns it; no action follows from it",
-                )
+    def _act(self, observations: Mapping[int, Any]) -> dict[int, Any]:
+        for agent, obs in observations.items():
+            checked = self._check.check(obs, -1, self._t)
+            for leaf in self._floats:
+                self._refuse_non_finite(leaf.path, leaf.of(checked))
+            self._team.see(agent, checked, first=agent not in self._there)
+        self._there, self._t = set(observations), self._t + 1
+        return self._team.act(sorted(observations))
 
-    def _stacked(self, path: str) -> NDArray[Any]:
-        """What the policy sees of one leaf, [1, ...], stacked by the same rule as in training."""
-        frames, depth = [frame[path] for frame in self._frames], self._frames.maxlen or 1
-        if depth == 1:
-            return frames[-1][None]
-        padded = [frames[0]] * (depth - len(frames)) + frames
-        return stack(np.stack(padded)[None], np.array([self._t]))
+    def _refuse_non_finite(self, path: str, values: NDArray[Any]) -> None:
+        if not np.isfinite(values).all():
+            raise NonFiniteValue(
+                f"policy {self.version} was given an observation with a number that is not finite",
+                field=path,
+                found=values,
+                step=self._t,
+                fix="find out why the environment returns it; no action follows from it",
+            )
 
 
 def _read(run: RunDirectory, version: int | None) -> tuple[Path, dict[str, NDArray[Any]], dict[str, str]]:

@@ -31,15 +31,50 @@ def lane_facts(block: LaneBlock, books: LaneBooks, episodes_begun: Sequence[int]
     ]
 
 
-def running_from(replay: Replay) -> NDArray[np.int64]:
-    """Row number at which the running episode of each lane begins; -1 where none is running."""
-    g, found = replay.geometry, []
-    for lane in range(g.lanes):
-        row = int(replay.books.row[lane])
-        last = replay.block.rows[lane, (row - 1) % g.ring_rows]
-        running = row > g.first_row and last["kind"] == STEP
-        found.append(row - 1 - int(last["t"]) if running else -1)
-    return np.array(found, np.int64)
+def running_from(replay: Replay, agents: int = 1) -> NDArray[np.int64]:
+    """Row number at which the running episode of each lane begins; -1 where none is running.
+
+    Args:
+        replay: The lanes.
+        agents: Of one copy, whose lanes follow each other. Where an episode of a copy is running, it is in all of them,
+            also in those whose agent is not there; -1 if its beginning is no longer in the ring of one of them.
+    """
+    g = replay.geometry
+    last = [_last(replay, lane) for lane in range(g.lanes)]
+    if agents == 1:
+        return np.array(
+            [-1 if row is None else _end(replay, lane) - 1 - int(row["t"]) for lane, row in enumerate(last)]
+        )
+    found = np.full(g.lanes, -1, np.int64)
+    for first in range(0, g.lanes, agents):
+        running = next((row for row in last[first : first + agents] if row is not None), None)
+        if running is not None:
+            lanes = range(first, first + agents)
+            begins = [_begin_of(replay, lane, int(running["episode"])) for lane in lanes]
+            found[list(lanes)] = begins if min(begins) >= 0 else -1
+    return found
+
+
+def _end(replay: Replay, lane: int) -> int:
+    return int(replay.books.row[lane])
+
+
+def _last(replay: Replay, lane: int) -> np.void | None:
+    """The last row of a lane, if an episode goes on after it."""
+    row, g = _end(replay, lane), replay.geometry
+    last: np.void = replay.block.rows[lane, (row - 1) % g.ring_rows]
+    return last if row > g.first_row and last["kind"] == STEP else None
+
+
+def _begin_of(replay: Replay, lane: int, episode: int) -> int:
+    """The first of the rows at a lane's end that are of this episode; -1: it is no longer there."""
+    g, stop = replay.geometry, _end(replay, lane)
+    start = max(g.first_row, stop - g.ring_rows + 1)
+    rows = np.concatenate([piece["episode"] for piece in replay.block.pieces(lane, start, stop)])
+    others = np.flatnonzero(rows != episode)
+    if len(others):
+        return start + int(others[-1]) + 1
+    return start if start == g.first_row else -1
 
 
 @dataclass(frozen=True, slots=True)

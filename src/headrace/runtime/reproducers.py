@@ -72,11 +72,12 @@ class Reproducer:
 def reproducer(event: Exited, basics: Basics, block: LaneBlock, books: LaneBooks) -> Reproducer | None:
     """What led to the end of a component, read before its rows are salvaged; None if no environment is to blame.
 
-    An environment that broke its contract has been named with field and value; that needs no repeating.
+    An environment that broke its contract has been named with field and value; that needs no repeating. Of environments
+    of many agents there is none yet.
     """
     config, lane = basics.config, event.lane
     call = _call(event, books)
-    if call not in _CALLS or not 0 <= lane < block.geometry.lanes:
+    if config.agents.count > 1 or call not in _CALLS or not 0 <= lane < block.geometry.lanes:
         return None
     begun = int(block.episodes_begun[lane])
     episode = begun if call != "step" else begun - 1

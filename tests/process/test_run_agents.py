@@ -1,0 +1,174 @@
+"""Whole runs of environments of many agents: every schedule, policies of their own, faults, replay, resume."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace
+from choice_envs import SMALL
+from headrace.cli.main import main
+from headrace.core.errors import ConfigError
+from headrace.lanes.layout import ABSENT, CUT, FINAL, STEP, steps_among
+from headrace.runtime.rundir import RunDirectory
+from headrace.runtime.verifier import verify_run
+from replay_support import Blows, blows, replayed_alike
+from run_support import Runs, assert_books, events
+from session_support import assert_replays, in_sessions, outcome
+
+__all__ = ["blows"]
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+
+MANY: Mapping[str, Any] = {
+    **SMALL, "env.lanes": 6, "env.group_size": 3, "agents.count": 3, "run.steps": 600, "collect.random_steps": 60,
+}  # fmt: skip
+OWN: Mapping[str, Any] = {**MANY, "agents.policies": "own"}
+PACKS: Mapping[str, Any] = {**MANY, "agents.policies": {"first": ["a"], "others": ["*"]}}
+INLINE: Mapping[str, Any] = {"run.schedule": "inline", "run.collectors": 1}
+LOCKSTEP: Mapping[str, Any] = {"run.schedule": "lockstep", "run.collectors": 2}
+ASYNC: Mapping[str, Any] = {"run.schedule": "async", "run.collectors": 2}
+
+
+def assert_whole_lives(rows: np.ndarray, agent: int) -> None:
+    """Rows of `agent_envs.Comers`: each life of the agent from its first turn on, its own, and everything of it once."""
+    assert rows["transitions"][rows["kind"] == STEP].tolist() == list(range(1, int((rows["kind"] == STEP).sum()) + 1))
+    there = rows[rows["kind"] != ABSENT]
+    assert set(there["obs"][:, 0].tolist()) <= {float(agent)}
+    for life in np.split(there, np.flatnonzero(np.isin(there["kind"], (FINAL, CUT))) + 1):
+        if len(life):
+            assert life["t"].tolist() == list(range(len(life)))
+            assert len(set(life["episode"].tolist())) == len(set(life["obs"][:, 2].tolist())) == 1
+            assert np.diff(life["obs"][:, 1]).tolist() == [1.0] * (len(life) - 1)
+            steps = life[life["kind"] == STEP]
+            np.testing.assert_allclose(
+                steps["reward"], steps["obs"][:, 1] + 1 + 0.1 * agent + 0.01 * steps["action"], rtol=1e-6
+            )
+
+
+@pytest.mark.parametrize(
+    "policies", [OWN, pytest.param(MANY, marks=pytest.mark.table), PACKS], ids=["own", "shared", "packs"]
+)
+def test_every_schedule_learns_the_same(runs: Runs, policies: Mapping[str, Any]) -> None:
+    found = []
+    for schedule in (INLINE, LOCKSTEP):
+        run = runs.train("agent_envs:comers", **policies, **schedule)
+        assert run.completed, run.summary["error"]
+        assert_books(run)
+        found.append(run.summary["weights_sha256"])
+        for lane, rows in enumerate(runs.rows):
+            assert_whole_lives(rows, lane % 3)
+        steps = {int(steps_among(rows["kind"]).sum()) for rows in runs.rows}
+        assert len(steps) == 1  # chunks of a group have as many steps in each lane, and each group made as many
+    assert found[0] == found[1]
+
+
+def test_a_run_of_several_processes_replays_and_verifies(runs: Runs) -> None:
+    run = runs.train("agent_envs:comers", **OWN, **ASYNC, evaluation__every_steps=150, evaluation__episodes=2)
+    assert run.completed, run.summary["error"]
+    assert_books(run)
+    replayed_alike(run)
+    found = verify_run(RunDirectory.open(run.path), samples=100_000)
+    assert (found.largest_difference, found.machine) == (0.0, ())
+    assert len(found.versions) >= 2
+    evaluation = run.summary["evaluations"][-1]
+    assert set(evaluation["agents"]) == {"a", "b", "c"}
+    assert evaluation["mean_reward"] == pytest.approx(sum(evaluation["agents"].values()))
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert any("eval/b/mean_reward" in line for line in lines)
+    assert any(line.get("rollout/c/episodes") for line in lines)
+
+
+def test_counts_are_those_of_agents_that_leave(runs: Runs) -> None:
+    """Case agents_leave: eleven transitions an episode, five, two and four, of which c's may be bootstrapped from."""
+    run = runs.train("agent_envs:leavers", **OWN, **ASYNC)
+    assert run.completed, run.summary["error"]
+    for lane, rows in enumerate(runs.rows):
+        length, total, terminated = [(5, 14.0, True), (2, -4.0, True), (4, 4.0, False)][lane % 3]
+        ends = np.flatnonzero(rows["kind"] == FINAL)
+        assert len(ends) >= 5
+        for end in ends.tolist():
+            life = rows[end - length : end]
+            assert life["t"].tolist() == list(range(length))
+            assert life["reward"].sum() == total
+            assert (bool(life["terminated"][-1]), bool(life["truncated"][-1])) == (terminated, not terminated)
+    episodes = run.summary["episodes"]
+    assert episodes["truncated"] == pytest.approx(episodes["terminated"] / 2, abs=4)
+
+
+def test_one_that_takes_turns_is_trained(runs: Runs) -> None:
+    run = runs.train(
+        "agent_envs:taking_turns", **{**MANY, "agents.count": 2, "env.group_size": 2, "run.steps": 300}, **INLINE
+    )
+    assert run.completed, run.summary["error"]
+    assert {len(rows[rows["kind"] == STEP]) for rows in runs.rows} == {runs.rows[0]["transitions"].max()}
+
+
+def test_a_killed_collector_is_replaced_and_nothing_is_lost_or_doubled(runs: Runs, blows: Blows) -> None:
+    blows.plan([("collector-1", SIGKILL, 100)])
+    run = runs.train("agent_envs:comers", **{**OWN, "run.steps": 3_000, "supervision.backoff_s": 0.0}, **ASYNC)
+    assert run.completed, run.summary["error"]
+    assert blows.sent
+    assert run.summary["faults"] == {"died": 1}
+    assert_books(run)
+    for lane, rows in enumerate(runs.rows):
+        assert_whole_lives(rows, lane % 3)
+    replayed_alike(run)
+
+
+def test_a_collector_that_dies_in_the_middle_of_a_step(runs: Runs, tmp_path: Path) -> None:
+    run = runs.train(
+        "agent_envs:comers", kwargs={"kill_at": 20, "marker": str(tmp_path / "killed")},
+        **{**MANY, "supervision.backoff_s": 0.0}, **ASYNC,
+    )  # fmt: skip
+    assert run.completed, run.summary["error"]
+    assert run.summary["faults"] == {"died": 1}
+    assert_books(run)
+    for lane, rows in enumerate(runs.rows):
+        assert_whole_lives(rows, lane % 3)
+    assert not list(run.path.glob("reproducers/*"))
+
+
+def test_stopped_and_resumed_it_learns_the_same(runs: Runs) -> None:
+    settings = {**OWN, "run.steps": 720}
+    whole = runs.train("agent_envs:comers", kwargs={"length": 40}, **settings, **INLINE)
+    assert whole.completed, whole.summary["error"]
+    sessions = [{**one, "run.steps": steps} for one, steps in ((INLINE, 216), (LOCKSTEP, 456), (INLINE, 720))]
+    del settings["run.steps"]
+    stopped = in_sessions(runs, "agent_envs:comers", sessions, {"length": 40}, **settings)
+    assert outcome(stopped) == outcome(whole)
+    assert all(event["problems"] == [] for event in events(stopped, "resumed"))
+    assert_replays(stopped)
+
+
+def test_the_agents_have_to_be_declared_as_they_are(runs: Runs) -> None:
+    run = runs.train("agent_envs:comers", **{**MANY, "agents.count": 2, "env.group_size": 2}, **INLINE)
+    assert run.summary["exit_code"] == 2
+    assert "has 3 agents: a, b, c" in run.summary["error"]
+    run = runs.train("agent_envs:comers", **{**MANY, "agents.policies": {"pack": ["wolf"]}}, **INLINE)
+    assert "agent a has no policy" in run.summary["error"]
+    with pytest.raises(ConfigError, match=r"no multiple of agents\.count"):
+        runs.train("agent_envs:comers", **{**MANY, "env.lanes": 4, "env.group_size": 1})
+
+
+def test_its_policies_are_evaluated_and_can_be_loaded(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    run = runs.train("agent_envs:comers", **OWN, **INLINE, evaluation__every_steps=300, evaluation__episodes=2)
+    with pytest.raises(SystemExit) as left:
+        main(["eval", str(run.path), "--episodes", "2"])
+    assert left.value.code == 0
+    assert "policy version" in capsys.readouterr().out
+    policy = headrace.load_policy(run.path)
+    assert policy.agents == ("a", "b", "c")
+    env = __import__("agent_envs").comers(length=20)
+    obs, _ = env.reset(seed=3)
+    policy.begin_episode()
+    while env.agents:
+        actions = policy.act({agent: obs[agent] for agent in env.agents})
+        assert set(actions) == set(env.agents)
+        obs, *_ = env.step(actions)
