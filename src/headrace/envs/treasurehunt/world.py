@@ -165,11 +165,12 @@ class World:
 
     def _move_in_random_order(self, targets: NDArray[np.int64]) -> NDArray[np.float64]:
         order = self._orders[self._every, self.turns % self._block]  # [C, A]
-        positions = np.take_along_axis(self._positions, order, axis=1)
-        found = self._move(positions, np.take_along_axis(targets, order, axis=1))
-        np.put_along_axis(self._positions, order, positions, axis=1)
+        ranked = self._every[:, None], order  # [C, A] by rank
+        positions = self._positions[ranked]
+        found = self._move(positions, targets[ranked])
+        self._positions[ranked] = positions
         rewards = np.empty(order.shape)
-        np.put_along_axis(rewards, order, self._values[found], axis=1)
+        rewards[ranked] = self._values[found]
         return rewards
 
 
