@@ -11,11 +11,17 @@ from gymnasium.envs import registration as gymnasium_registration
 
 HOCKEY_ID = "headrace/Hockey-v0"
 FUELBREAK_ID = "headrace/FuelBreak-v0"
+TREASUREHUNT_ID = "headrace/TreasureHunt-v0"
 
 _ENTRY_POINTS = {
     HOCKEY_ID: "headrace.envs.hockey.env:HockeyEnv",
     FUELBREAK_ID: "headrace.envs.fuelbreak.env:FuelBreakEnv",
+    TREASUREHUNT_ID: "headrace.envs.treasurehunt.env:TreasureHuntEnv",
 }
+_VECTOR_ENTRY_POINTS = {TREASUREHUNT_ID: "headrace.envs.treasurehunt.vector:TreasureHuntVector"}
+
+PARALLEL_ENTRY_POINTS = {TREASUREHUNT_ID: "headrace.envs.treasurehunt:TreasureHuntParallel"}
+"""The environments of several agents, by id: what builds one with the interface of PettingZoo's ``ParallelEnv``."""
 
 
 PARALLEL_ENTRY_POINTS: dict[str, str] = {}
@@ -29,7 +35,9 @@ def register() -> None:
     """
     for name, entry_point in _ENTRY_POINTS.items():
         if name not in gymnasium_registration.registry:
-            gymnasium_registration.register(id=name, entry_point=entry_point)
+            gymnasium_registration.register(
+                id=name, entry_point=entry_point, vector_entry_point=_VECTOR_ENTRY_POINTS.get(name)
+            )
 
 
 register()
