@@ -1,5 +1,7 @@
 """The protocol an algorithm fulfils: build, act, update, what to publish.
 
+It may learn several policies that are alike and know nothing of each other, each from its own transitions.
+
 An algorithm has two halves. The learning half lives in the learner and uses torch. The acting half, the
 `Actor`, lives wherever actions are chosen and sees nothing but arrays of a snapshot; for plain
 perceptrons it is numpy alone. Letters in shapes: B batch, N lanes, O observation, A action.
@@ -42,6 +44,9 @@ class PolicySpec:
     action_space: spaces.Space[Any]
     config: Section
     """The algorithm's own section."""
+    policy_of: tuple[int, ...] = ()
+    """Number of the policy of each agent in one copy of the environment; row i of an `Actor` is of agent
+    ``i % len(policy_of)``. Empty: one policy acts in all rows."""
 
 
 class LaneNoise(Protocol):
@@ -94,17 +99,29 @@ class Algorithm(Protocol):
     def update(self, batch: Transitions) -> NDArray[np.float32] | None:
         """One gradient step; deterministic given the batch and the algorithm's own generator.
 
+        Args:
+            batch: Of several policies, as many transitions of each, policy by policy.
+
         Returns:
             Size of each transition's TD error before the step, [B], for whoever draws by priority; None: not measured.
         """
         ...
 
-    def observe(self, obs: Arrays, env_steps: int) -> None:
-        """Take notice of newly committed observations [B, ...] and of the total of environment steps."""
+    def observe(self, obs: Arrays, env_steps: int, policies: NDArray[np.intp] | None = None) -> None:
+        """Take notice of newly committed observations [B, ...] and of the total of environment steps.
+
+        Args:
+            obs: [B, ...] per leaf.
+            env_steps: So far.
+            policies: [B] number of the policy that each is of; None: all are of the first.
+        """
         ...
 
     def policy_arrays(self) -> dict[str, NDArray[Any]]:
-        """Live views of all that acting needs: weights, normaliser, exploration. Copied to publish."""
+        """All that acting needs: weights, normaliser, exploration. Live views where they can be; copied to publish.
+
+        Of several policies each array is [policies, ...], one after the other, but ``exploration_scale``, which is [1].
+        """
         ...
 
     def metrics(self) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headrace.algorithms.configs import DQNConfig
+from headrace.algorithms.configs import DQNConfig, IQNConfig
 from headrace.algorithms.registry import build_algorithm
 from headrace.core import seeding
 from headrace.lanes.lane import LaneBlock
@@ -73,7 +73,7 @@ def _sampler(config: ExperimentConfig, replay: Replay) -> Sampler:
     """Who draws the batches."""
     generator = seeding.generator(config.run.seed, "sampling")
     algorithm = config.algorithm
-    if isinstance(algorithm, DQNConfig) and algorithm.priority.enabled:
+    if isinstance(algorithm, DQNConfig | IQNConfig) and algorithm.priority.enabled:
         return PrioritisedSampler(replay, generator, algorithm.priority)
     return UniformSampler(replay, generator)
 
