@@ -1,5 +1,7 @@
 """The protocol an algorithm fulfils: build, act, update, what to publish.
 
+It may learn several policies that are alike and know nothing of each other, each from its own transitions.
+
 An algorithm has two halves. The learning half lives in the learner and uses torch. The acting half, the
 `Actor`, lives wherever actions are chosen and sees nothing but arrays of a snapshot; for plain
 perceptrons it is numpy alone. Letters in shapes: B batch, N lanes, O observation, A action.
@@ -96,6 +98,9 @@ class Algorithm(Protocol):
     def update(self, batch: Transitions) -> NDArray[np.float32] | None:
         """One gradient step; deterministic given the batch and the algorithm's own generator.
 
+        Args:
+            batch: Of several policies, as many transitions of each, policy by policy.
+
         Returns:
             Size of each transition's TD error before the step, [B], for whoever draws by priority; None: not measured.
         """
@@ -112,7 +117,10 @@ class Algorithm(Protocol):
         ...
 
     def policy_arrays(self) -> dict[str, NDArray[Any]]:
-        """Live views of all that acting needs: weights, normaliser, exploration. Copied to publish."""
+        """All that acting needs: weights, normaliser, exploration. Live views where they can be; copied to publish.
+
+        Of several policies each array is [policies, ...], one after the other, but ``exploration_scale``, which is [1].
+        """
         ...
 
     def metrics(self) -> dict[str, float]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from headrace.algorithms.acting import Network, misfit
 from headrace.algorithms.base import Arrays, LaneNoise, PolicySpec
 from headrace.algorithms.choices import Choices, Mask
-from headrace.algorithms.configs import DQNConfig
+from headrace.algorithms.configs import DQNConfig, IQNConfig
 from headrace.algorithms.encoding import Float32, ObservationEncoder, aligned
 from headrace.algorithms.exploration import RandomChoice
 from headrace.core.specs import leaves
@@ -21,7 +21,7 @@ class QActor:
     """Fulfils `headrace.algorithms.base.Actor`: the best by Q-value, or with a share of epsilon something random.
 
     Args:
-        policy: What to rebuild; its configuration is a `DQNConfig`.
+        policy: What to rebuild; its configuration is a `DQNConfig` or an `IQNConfig`.
         network: From encoded observations to Q-values [N, n].
 
     Raises:
@@ -123,7 +123,7 @@ class _Sight:
     """What an actor makes of observations: encoded, in memory that is used again, and what can be chosen."""
 
     def __init__(self, policy: PolicySpec) -> None:
-        config = cast("DQNConfig", policy.config)
+        config = cast("DQNConfig | IQNConfig", policy.config)
         self._encoder = ObservationEncoder(policy.observation_space)
         self.choices = Choices(policy.action_space, config.actions)
         self.mask = Mask(config.actions, self._encoder, self.choices.size)

@@ -162,6 +162,29 @@ class PriorityConfig(Section):
     """Added to every TD error, so that no transition is left out for ever."""
 
 
+class OptimiserConfig(Section):
+    """What becomes of the learning rate over a run, and how a large batch is learned from in little memory."""
+
+    lr_final: float | None = Field(default=None, gt=0)
+    """Learning rate at the end of its schedule, and from there on; not set: it stays as it is."""
+    lr_decay_updates: int | None = Field(default=None, ge=1)
+    """Updates from ``algorithm.lr`` to ``lr_final``, linear."""
+    accumulate: int = Field(default=1, ge=1)
+    """Parts in which the ``batch_size`` transitions of an update go through the network, one after the other. Their gradients
+    are added up to that of the whole batch, and one step is made: what is learned is the same within rounding."""
+
+    @model_validator(mode="after")
+    def _schedule_is_whole(self) -> Self:
+        if (self.lr_final is None) != (self.lr_decay_updates is None):
+            raise ConfigError(
+                "the schedule of the learning rate is not whole: one of its two keys would be ignored",
+                lr_final=self.lr_final,
+                lr_decay_updates=self.lr_decay_updates,
+                fix="set both algorithm.optimiser.lr_final and lr_decay_updates, or neither",
+            )
+        return self
+
+
 class DQNConfig(Section):
     """Deep Q-learning (Mnih et al. 2015), double, dueling and prioritised as wanted."""
 
@@ -184,10 +207,13 @@ class DQNConfig(Section):
     actions: ActionsConfig = ActionsConfig()
     exploration: EpsilonConfig = EpsilonConfig()
     priority: PriorityConfig = PriorityConfig()
+    optimiser: OptimiserConfig = OptimiserConfig()
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
-        ignored = [
+        _refuse_ignored(
+            _unused_priority(self.priority),
+            _unequal_parts(self.batch_size, self.optimiser),
             (
                 "algorithm.network",
                 self.map.leaf is not None and self.network != NetworkConfig(),
@@ -206,18 +232,108 @@ class DQNConfig(Section):
                 "an action is not made of cells",
                 "remove it, or set algorithm.actions.cells",
             ),
-            (
-                "algorithm.priority",
-                not self.priority.enabled and self.priority != PriorityConfig(),
-                "prioritised sampling is not enabled",
-                "set algorithm.priority.enabled = true, or remove the others",
-            ),
-        ]
-        for key, is_ignored, why, fix in ignored:
-            if is_ignored:
-                raise ConfigError(f"{key} would be ignored: {why}", fix=fix)
+        )
         return self
+
+
+class QuantileNetworkConfig(Section):
+    """The network of IQN: observation and quantile fraction are embedded, multiplied, and taken to values of actions."""
+
+    embedding: int = Field(default=250, ge=1)
+    """Units of either embedding: of the observation and of the quantile fraction."""
+    cosines: int = Field(default=64, ge=1)
+    """Cosines that a quantile fraction is spread into."""
+    hidden: int = Field(default=250, ge=1)
+    """Units of the layer after their product."""
+    noisy: bool = False
+    """Weights of that layer and of what follows are drawn anew in every update, with a spread that is learned (Fortunato et
+    al. 2018). Collectors act without noise: ``exploration`` says how they explore."""
+    dueling: bool = True
+    """A value of the observation and advantages of the actions, for each quantile (Wang et al. 2016)."""
+
+
+class QuantilesConfig(Section):
+    """How many quantiles stand for a distribution of returns, and how their errors count."""
+
+    online: int = Field(default=12, ge=1)
+    """Quantiles of the action that was chosen, which are pulled to the targets."""
+    next: int = Field(default=12, ge=1)
+    """Quantiles of the next observation: of the targets, and, double, of what the next action is chosen by."""
+    acting: int = Field(default=12, ge=1)
+    """Quantiles whose mean is an action's value where it is acted."""
+    kappa: float = Field(default=1.0, gt=0)
+    """Size of an error from which on it counts linear instead of squared."""
+
+
+class IQNConfig(Section):
+    """Implicit quantile networks (Dabney et al. 2018), double, dueling, noisy and prioritised as wanted."""
+
+    name: Literal["iqn"] = "iqn"
+    gamma: float = Field(default=0.99, ge=0, le=1)
+    """Discount per environment step."""
+    batch_size: int = Field(default=64, ge=1)
+    """Transitions per update, of each policy."""
+    lr: float = Field(default=2.5e-4, gt=0)
+    """Of Adam."""
+    max_grad_norm: float | None = Field(default=10.0, gt=0)
+    """Longer gradients of a policy are shortened to this Euclidean norm; not set: none is."""
+    network: QuantileNetworkConfig = QuantileNetworkConfig()
+    quantiles: QuantilesConfig = QuantilesConfig()
+    target: TargetConfig = TargetConfig()
+    actions: ActionsConfig = ActionsConfig()
+    exploration: EpsilonConfig = EpsilonConfig()
+    priority: PriorityConfig = PriorityConfig()
+    optimiser: OptimiserConfig = OptimiserConfig()
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        if self.actions.cells is not None:
+            raise ConfigError(
+                "IQN chooses one action at a time, not cells",
+                cells=self.actions.cells,
+                fix='remove algorithm.actions.cells, or set algorithm.name = "dqn"',
+            )
+        _refuse_ignored(
+            _unused_priority(self.priority),
+            _unequal_parts(self.batch_size, self.optimiser),
+            (
+                "algorithm.target.bootstrap",
+                self.target.bootstrap != "k_best",
+                "an action is not made of cells",
+                "remove it",
+            ),
+        )
+        return self
+
+
+_Ignored = tuple[str, bool, str, str]
+"""A key, whether it would be ignored, why, and what to do."""
+
+
+def _refuse_ignored(*cases: _Ignored) -> None:
+    for key, is_ignored, why, fix in cases:
+        if is_ignored:
+            raise ConfigError(f"{key} would be ignored: {why}", fix=fix)
+
+
+def _unused_priority(priority: PriorityConfig) -> _Ignored:
+    return (
+        "algorithm.priority",
+        not priority.enabled and priority != PriorityConfig(),
+        "prioritised sampling is not enabled",
+        "set algorithm.priority.enabled = true, or remove the others",
+    )
+
+
+def _unequal_parts(batch_size: int, optimiser: OptimiserConfig) -> _Ignored:
+    return (
+        f"algorithm.optimiser.accumulate {optimiser.accumulate}",
+        batch_size % optimiser.accumulate != 0,
+        f"algorithm.batch_size {batch_size} is no multiple of it",
+        "make algorithm.batch_size a multiple of accumulate",
+    )
 
 
 TD3 = TD3Config
 DQN = DQNConfig
+IQN = IQNConfig

@@ -8,6 +8,7 @@ each of k cells, so that its value is the mean of what was chosen. Rewards, disc
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from headrace.algorithms.base import Arrays, PolicySpec, Transitions
-from headrace.algorithms.choices import Choices, Mask
 from headrace.algorithms.configs import DQNConfig
-from headrace.algorithms.encoding import ObservationEncoder
 from headrace.algorithms.exploration import scale_at
 from headrace.algorithms.flat import FlatAdam, FlatParameters, counts
 from headrace.algorithms.learned import (
@@ -34,6 +33,8 @@ from headrace.algorithms.learned import (
     sha256_of,
 )
 from headrace.algorithms.q_networks import build_q_network
+from headrace.algorithms.rates import rate_at
+from headrace.algorithms.sampled import Sampled, SampledRows
 from headrace.core import seeding
 
 
@@ -105,7 +106,9 @@ class DQN:
         self.policy = PolicySpec("dqn", observation_space, action_space, config)
         self.updates = 0
         self._config = config
-        self._inputs = _Inputs(config, observation_space, action_space, existing_device(device))
+        self._inputs = Sampled(
+            observation_space, action_space, config.actions, config.target, config.batch_size, existing_device(device)
+        )
         choices = self._inputs.choices
         self._next_cells = 1 if config.target.bootstrap == "best" else choices.k
 
@@ -130,36 +133,54 @@ class DQN:
         Raises:
             NonFiniteValue: The loss or its gradient is NaN or infinite. No weight, moment or target has changed.
         """
-        obs, shares, reward, discount, weight, next_obs = self._inputs.tensors(batch)
-        target = td_target(reward, discount, self._next_value(next_obs))
-        value = action_value(self._q(obs), shares)
-        error = target - value
+        rows = self._inputs.tensors(batch)
+        seen: list[tuple[Tensor, Tensor, Tensor]] = []  # of each part: loss [], value [b], target [b]
+        norms = self._q_flat.accumulate(self._losses(rows, seen))
+        losses, values, targets = zip(*seen, strict=True)
+        value, target = torch.cat(values), torch.cat(targets)
         try:
-            self._step(td_loss(error, weight, self._config.loss), value, target)
+            self._step(torch.stack(losses).sum(), value, target, norms)
         except NotFiniteError as problem:
             raise problem.told(batch, self.updates + 1, "lr") from None
         self.updates += 1
+        self._set_rate()
         if self.updates % self._config.target.every_updates == 0:
             self._move_target()
-        return error.detach().abs().cpu().numpy()
+        return (target - value).abs().cpu().numpy()
+
+    def _losses(self, rows: SampledRows, seen: list[tuple[Tensor, Tensor, Tensor]]) -> Iterator[Tensor]:
+        """What each part of a batch adds to its loss."""
+        for part in rows.parts(self._config.optimiser.accumulate):
+            target = td_target(part.reward, part.discount, self._next_value(part))
+            value = action_value(self._q(part.obs), part.shares)
+            share = len(part.reward) / len(rows.reward)
+            loss = td_loss(target - value, part.weight, self._config.loss) * share
+            seen.append((loss.detach(), value.detach(), target))
+            yield loss
 
     @torch.no_grad()
-    def _next_value(self, next_obs: Tensor) -> Tensor:
-        judge: Tensor = self._target_q(next_obs)
-        chooser: Tensor = self._q(next_obs) if self._config.target.double else judge
-        return best_value(chooser, judge, self._inputs.next_legal, self._next_cells)
+    def _next_value(self, rows: SampledRows) -> Tensor:
+        judge: Tensor = self._target_q(rows.next_obs)
+        chooser: Tensor = self._q(rows.next_obs) if self._config.target.double else judge
+        return best_value(chooser, judge, rows.next_legal, self._next_cells)
 
-    def _step(self, loss: Tensor, value: Tensor, target: Tensor) -> None:
-        norm = self._q_flat.backward(loss)
+    def _step(self, loss: Tensor, value: Tensor, target: Tensor, norms: list[float]) -> None:
         measured = torch.stack([loss, value.mean(), target.mean()]).tolist()  # one transfer from an accelerator
-        require_finite("Q-network", measured[0], norm)
-        most = self._config.max_grad_norm
-        if most is not None and norm > most:
-            self._q_flat.grad.mul_(most / norm)
+        require_finite("Q-network", measured[0], norms[0])
+        self._q_flat.shorten(norms, self._config.max_grad_norm)
         self._q_adam.step()
         for name, number in zip(("q_loss", "q_mean", "target_q_mean"), measured, strict=True):
             self._means.add(name, number)
-        self._means.add("q_grad_norm", norm)
+        self._means.add("q_grad_norm", norms[0])
+
+    def _set_rate(self) -> None:
+        if (
+            self._config.optimiser.lr_final is not None
+        ):  # where nothing moves the rate, the ledger shall see what else has
+            self._q_adam.lr = self._rate()
+
+    def _rate(self) -> float:
+        return rate_at(self._config.lr, self._config.optimiser, self.updates)
 
     def _move_target(self) -> None:
         """The only place where target weights move."""
@@ -188,7 +209,7 @@ class DQN:
             "q_steps": min(self.updates, FlatAdam.MOST_STEPS),
             "target_q_moves": self.updates // self._config.target.every_updates,
             "q_optimisers": 1,
-            "q_lr": self._config.lr,
+            "q_lr": self._rate(),
         }
         return {"updates": self.updates, **done, **{f"{name}_declared": value for name, value in declared.items()}}
 
@@ -209,6 +230,7 @@ class DQN:
         """Go on from `state`, as saved by an algorithm of the same configuration and spaces."""
         load_learned(arrays, self._flats(), self._adams())
         self.updates = int(arrays["counters"][0])
+        self._set_rate()
         self._scale[:] = arrays["exploration_scale"]
 
     def _flats(self) -> dict[str, FlatParameters]:
@@ -216,48 +238,3 @@ class DQN:
 
     def _adams(self) -> dict[str, FlatAdam]:
         return {"q": self._q_adam}
-
-
-class _Inputs:
-    """Batches on their way to torch: encoded, float32, in memory that is used again and again."""
-
-    def __init__(
-        self,
-        config: DQNConfig,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        device: torch.device,
-    ) -> None:
-        self.encoder = ObservationEncoder(observation_space)
-        self.choices = Choices(action_space, config.actions)
-        self.next_legal: Tensor | None = None
-        """[B, n] what can be chosen in the newest batch's next observations; None: everything."""
-        self._mask = Mask(config.actions, self.encoder, self.choices.size)
-        self._reward_scale = config.target.reward_scale
-        self._device = device
-        self._resize(config.batch_size)
-
-    def tensors(self, batch: Transitions) -> tuple[Tensor, ...]:
-        """``obs`` [B, O], ``shares`` [B, n], ``reward``, ``discount``, ``weight`` [B], ``next_obs`` [B, O].
-
-        They, and ``next_legal``, are valid until the next call.
-        """
-        if len(batch.reward) != len(self._tensors[2]):
-            self._resize(len(batch.reward))
-        obs, shares, reward, discount, weight, next_obs = self._views
-        self.encoder.encode(batch.obs, obs)
-        self.encoder.encode(batch.next_obs, next_obs)
-        self.choices.shares(batch.action["action"], shares)
-        np.multiply(batch.reward, self._reward_scale, out=reward, casting="same_kind")
-        discount[...] = batch.discount
-        weight[...] = 1.0 if batch.weight is None else batch.weight
-        legal = self._mask.legal(next_obs)
-        self.next_legal = None if legal is None else torch.from_numpy(legal).to(self._device)
-        return tuple(tensor.to(self._device) for tensor in self._tensors)
-
-    def _resize(self, rows: int) -> None:
-        # Torch's own memory, because it is 64-byte aligned: MKL repeats itself bit for bit only on such.
-        observations, actions = self.encoder.size, self.choices.size
-        shapes = ((rows, observations), (rows, actions), (rows,), (rows,), (rows,), (rows, observations))
-        self._tensors = [torch.zeros(shape) for shape in shapes]
-        self._views = [tensor.numpy() for tensor in self._tensors]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,51 +22,81 @@ class FlatParameters:
     two layers share lies there once. Torch allocates both vectors on 64-byte boundaries. The module stays an
     ordinary module: it can be called and differentiated as before.
 
+    A module may hold several networks that are alike, the first axis of every parameter saying which one. Each of them is
+    then a row of its own: the shapes below, [P], are [rows, P].
+
     Args:
         module: On the device it will stay on. Its parameters are moved into the vector, values kept.
+        rows: Networks in it; None: it is one, and its parameters have no such axis.
 
     Raises:
         ConfigError: It has no parameter, or one that is not float32; the module is left as it was.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, rows: int | None = None) -> None:
         named = dict(module.named_parameters())
         _must_be_float32(module, named)
+        lead = () if rows is None else (rows,)
         self.counts = np.zeros(2, np.int64)
         """How often `lerp_` has moved it, and how many optimisers were made for it; live, to be saved and overwritten."""
         self.parameters = list(named.values())
         first = self.parameters[0]
-        self.value = torch.empty(
-            sum(p.numel() for p in self.parameters), dtype=torch.float32, device=first.device
-        )  # [P]
+        scalars = sum(p.numel() for p in self.parameters) // (rows or 1)
+        self.value = torch.empty((*lead, scalars), dtype=torch.float32, device=first.device)  # [P]
         self.value.grad = torch.zeros_like(self.value)
         self.grad: Tensor = self.value.grad  # [P]
+        self._grads = [self.grad] if rows is None else list(self.grad)
+        self._views: list[Tensor] = []
         start = 0
         for parameter in self.parameters:
-            end = start + parameter.numel()
-            view = self.value[start:end].view(parameter.shape)
+            end = start + parameter.numel() // (rows or 1)
+            view = self.value[..., start:end].view(parameter.shape)
             view.copy_(parameter.detach())
             parameter.data = view
-            # Autograd adds to a gradient that is already there, in place; so it stays a view.
-            parameter.grad = self.grad[start:end].view(parameter.shape)
+            parameter.grad = self.grad[..., start:end].view(parameter.shape)
+            self._views.append(parameter.grad)
             start = end
 
     def __len__(self) -> int:
-        """Number of scalars P."""
-        return self.value.numel()
+        """Number of scalars P, of one network."""
+        return self.value.shape[-1]
 
     def backward(self, loss: Tensor) -> float:
         """Fill ``grad`` with the gradient of ``loss`` for these parameters alone; no other network's is computed.
 
         Args:
-            loss: A scalar.
+            loss: A scalar; of a module that is one network.
 
         Returns:
             Euclidean norm of the gradient.
         """
+        (norm,) = self.accumulate((loss,))
+        return norm
+
+    def accumulate(self, losses: Iterable[Tensor]) -> list[float]:
+        """Fill ``grad`` with the gradient of the sum of ``losses``.
+
+        Args:
+            losses: Scalars. Each is asked for when the one before has been differentiated and its memory is free again.
+
+        Returns:
+            Euclidean norm of each network's gradient.
+        """
         self.grad.zero_()
-        loss.backward(inputs=[parameter for parameter in self.parameters if parameter.requires_grad])
-        return float(torch.linalg.vector_norm(self.grad))
+        pairs = zip(self.parameters, self._views, strict=True)
+        trained, views = zip(*(pair for pair in pairs if pair[0].requires_grad), strict=True)
+        for loss in losses:
+            # Not `backward`, which warns of gradients that are rows of a matrix.
+            for view, found in zip(views, torch.autograd.grad(loss, trained, allow_unused=True), strict=True):
+                if found is not None:
+                    view.add_(found)
+        return [float(torch.linalg.vector_norm(grad)) for grad in self._grads]
+
+    def shorten(self, norms: Sequence[float], most: float | None) -> None:
+        """Shorten each network's gradient, as long as `accumulate` said, to ``most`` if it is longer; None: none is."""
+        for grad, norm in zip(self._grads, norms, strict=True):
+            if most is not None and norm > most:
+                grad.mul_(most / norm)
 
     @torch.no_grad()
     def lerp_(self, online: FlatParameters, share: float) -> None:
@@ -121,6 +151,10 @@ class FlatAdam:
     def lr(self) -> float:
         """The learning rate of the next step."""
         return float(self._adam.param_groups[0]["lr"])
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        self._adam.param_groups[0]["lr"] = lr
 
     @property
     def optimisers(self) -> int:

@@ -16,9 +16,12 @@ from headrace.algorithms.acting import BoxActor, Network, PerceptronForward
 from headrace.algorithms.base import Actor, Algorithm, PolicySpec
 from headrace.algorithms.choices import Choices, Mask
 from headrace.algorithms.choosing import DuelingForward, QActor, RandomActor
-from headrace.algorithms.configs import DQNConfig, NetworkConfig, TD3Config
+from headrace.algorithms.configs import DQNConfig, IQNConfig, NetworkConfig, TD3Config
 from headrace.algorithms.encoding import ActionBox, ObservationEncoder, map_place
 from headrace.algorithms.exploration import carried_floats as carried_by_noise
+from headrace.algorithms.many_actors import ManyActors
+from headrace.algorithms.quantile_acting import QuantileForward
+from headrace.core import seeding
 from headrace.core.config import Section
 from headrace.core.errors import ConfigError
 
@@ -38,6 +41,8 @@ class Entry:
     carried_floats: Callable[[Section, Space], int]
     acts_in_torch: Callable[[Section], bool]
     build_random_actor: Callable[[PolicySpec], Actor | None]
+    build_batched: Callable[[Section, Space, Space, int, str, int], Algorithm] | None = None
+    """Several policies in one algorithm; None: each is an algorithm of its own."""
 
 
 def algorithms() -> dict[str, str]:
@@ -56,13 +61,16 @@ def check_spaces(config: Section, observation_space: Space, action_space: Space)
 
 
 def build_actor(policy: PolicySpec) -> Actor:
-    """The acting half; it acts from its first `load` on.
+    """The acting half, of all policies that ``policy.policy_of`` names; it acts from its first `load` on.
 
     Raises:
         UnsupportedSpace: As `check_spaces`.
         ConfigError: A network factory does not do, or ``policy.config`` belongs to no algorithm.
     """
-    return _entry(policy.config).build_actor(policy)
+    build, policies = _entry(policy.config).build_actor, 1 + max(policy.policy_of, default=0)
+    if policies == 1:
+        return build(policy)
+    return ManyActors(policy, [build(policy) for _ in range(policies)])
 
 
 def build_random_actor(policy: PolicySpec) -> Actor | None:
@@ -105,13 +113,21 @@ def build_algorithm(
         action_space: Of one environment.
         seed: The run's seed; every draw comes from streams derived from it.
         device: A torch device.
-        policies: How many there are.
+        policies: How many are learned, alike and apart. The first begins as one that is alone.
 
     Raises:
         UnsupportedSpace: As `check_spaces`.
         ConfigError: A network factory does not do, the device is not there, or ``config`` belongs to no algorithm.
     """
-    return _entry(config).build_algorithm(config, observation_space, action_space, seed, device)
+    entry = _entry(config)
+    if policies == 1:
+        return entry.build_algorithm(config, observation_space, action_space, seed, device)
+    if entry.build_batched is not None:
+        return entry.build_batched(config, observation_space, action_space, seed, device, policies)
+    from headrace.algorithms.several import Several
+
+    seeds = [seed, *(seeding.integer(seed, "policy", policy) for policy in range(1, policies))]
+    return Several([entry.build_algorithm(config, observation_space, action_space, member, device) for member in seeds])
 
 
 def _entry(config: Section) -> Entry:
@@ -191,8 +207,8 @@ def _q_network(config: DQNConfig, encoder: ObservationEncoder, actions: int) -> 
     return ModuleForward(build_q_network(config, encoder, actions, torch.Generator()))
 
 
-def _dqn_random_actor(policy: PolicySpec) -> Actor | None:
-    actions = cast("DQNConfig", policy.config).actions
+def _random_choosing_actor(policy: PolicySpec) -> Actor | None:
+    actions = cast("DQNConfig | IQNConfig", policy.config).actions
     return None if actions.cells is None and actions.mask_leaf is None else RandomActor(policy)
 
 
@@ -200,6 +216,25 @@ def _dqn(config: Section, observation_space: Space, action_space: Space, seed: i
     from headrace.algorithms.dqn import DQN  # imports torch
 
     return DQN(cast("DQNConfig", config), observation_space, action_space, seed, device)
+
+
+def _check_discrete(config: Section, observation_space: Space, action_space: Space) -> None:
+    actions = cast("IQNConfig", config).actions
+    Mask(actions, ObservationEncoder(observation_space), Choices(action_space, actions).size)
+
+
+def _iqn_actor(policy: PolicySpec) -> Actor:
+    config = cast("IQNConfig", policy.config)
+    inputs = ObservationEncoder(policy.observation_space).size
+    return QActor(policy, QuantileForward(config, inputs, Choices(policy.action_space, config.actions).size))
+
+
+def _iqn(
+    config: Section, observation_space: Space, action_space: Space, seed: int, device: str, policies: int = 1
+) -> Algorithm:
+    from headrace.algorithms.iqn import IQN  # imports torch
+
+    return IQN(cast("IQNConfig", config), observation_space, action_space, seed, device, policies)
 
 
 _ENTRIES: Mapping[type[Section], Entry] = MappingProxyType(
@@ -222,7 +257,18 @@ _ENTRIES: Mapping[type[Section], Entry] = MappingProxyType(
             build_algorithm=_dqn,
             carried_floats=lambda _config, _space: 0,
             acts_in_torch=_dqn_acts_in_torch,
-            build_random_actor=_dqn_random_actor,
+            build_random_actor=_random_choosing_actor,
+        ),
+        IQNConfig: Entry(
+            name="iqn",
+            summary="implicit quantile networks, for one of n actions (Dabney et al. 2018)",
+            check_spaces=_check_discrete,
+            build_actor=_iqn_actor,
+            build_algorithm=_iqn,
+            carried_floats=lambda _config, _space: 0,
+            acts_in_torch=lambda _: False,
+            build_random_actor=_random_choosing_actor,
+            build_batched=_iqn,
         ),
     }
 )

@@ -168,7 +168,7 @@ class TD3:
         self._target_critic_flat.lerp_(self._critic_flat, self._config.tau)
 
     def observe(self, obs: Arrays, env_steps: int, policies: NDArray[np.intp] | None = None) -> None:
-        """Take notice of newly committed observations [B, ...] and of the total of environment steps."""
+        """Take notice of newly committed observations [B, ...] and of the total of environment steps; it is one policy."""
         self._scale[0] = scale_at(self._config.exploration, env_steps)
         self._inputs.observe(obs)
 
@@ -282,10 +282,11 @@ class _Inputs:
         return tuple(tensor.to(self._device) for tensor in self._tensors)
 
     def observe(self, obs: Arrays) -> None:
-        """Add rows [B, ...] to the running moments, if observations are normalised."""
-        if self.moments is None:
+        """Add rows [B, ...] to the running moments, if observations are normalised; B may be 0."""
+        count = len(next(iter(obs.values()), ()))
+        if self.moments is None or not count:
             return
-        rows = np.empty((len(next(iter(obs.values()))), self.encoder.size), np.float32)
+        rows = np.empty((count, self.encoder.size), np.float32)
         self.encoder.encode(obs, rows)
         self.moments.add(rows)
 

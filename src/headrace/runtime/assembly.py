@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from headrace.algorithms.configs import DQNConfig
+from headrace.algorithms.configs import DQNConfig, IQNConfig
 from headrace.algorithms.registry import build_algorithm
 from headrace.core import seeding
 from headrace.core.agents import Cast
@@ -89,7 +89,7 @@ def _sampler_of(
     config: ExperimentConfig, replay: Replay, generator: np.random.Generator, lanes: tuple[int, ...]
 ) -> Sampler:
     algorithm = config.algorithm
-    if isinstance(algorithm, DQNConfig) and algorithm.priority.enabled:
+    if isinstance(algorithm, DQNConfig | IQNConfig) and algorithm.priority.enabled:
         return PrioritisedSampler(replay, generator, algorithm.priority, lanes)
     return UniformSampler(replay, generator, lanes)
 

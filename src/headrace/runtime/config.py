@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 import tomli_w
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from headrace.algorithms.configs import DQNConfig, TD3Config
+from headrace.algorithms.configs import DQNConfig, IQNConfig, TD3Config
 from headrace.algorithms.exploration import decay_of
 from headrace.core import toml
 from headrace.core.agents import AgentsConfig
@@ -41,7 +41,7 @@ def _algorithm_name(section: object) -> object:
     return getattr(section, "name", None)
 
 
-AlgorithmConfig = TD3Config | DQNConfig
+AlgorithmConfig = TD3Config | DQNConfig | IQNConfig
 
 
 class ExperimentConfig(Section):
@@ -64,7 +64,8 @@ class ExperimentConfig(Section):
     record: RecordConfig = RecordConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     algorithm: Annotated[
-        Annotated[TD3Config, Tag("td3")] | Annotated[DQNConfig, Tag("dqn")], Discriminator(_algorithm_name)
+        Annotated[TD3Config, Tag("td3")] | Annotated[DQNConfig, Tag("dqn")] | Annotated[IQNConfig, Tag("iqn")],
+        Discriminator(_algorithm_name),
     ] = Field(default=_DEFAULT_ALGORITHM)
     """Hyperparameters; ``algorithm.name`` says which algorithm."""
 
@@ -329,7 +330,7 @@ def _check_exploration(config: ExperimentConfig) -> None:
 
 
 def _check_random_steps(config: ExperimentConfig) -> None:
-    actions = config.algorithm.actions if isinstance(config.algorithm, DQNConfig) else None
+    actions = config.algorithm.actions if isinstance(config.algorithm, DQNConfig | IQNConfig) else None
     if config.collect.random_steps and actions is not None and (actions.cells or actions.mask_leaf):
         raise ConfigError(
             "the first actions would be drawn from the whole action space: any number of cells, and what cannot be chosen",
