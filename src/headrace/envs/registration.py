@@ -24,10 +24,6 @@ PARALLEL_ENTRY_POINTS = {TREASUREHUNT_ID: "headrace.envs.treasurehunt:TreasureHu
 """The environments of several agents, by id: what builds one with the interface of PettingZoo's ``ParallelEnv``."""
 
 
-PARALLEL_ENTRY_POINTS: dict[str, str] = {}
-"""Environments of many agents, by id: what builds one copy, with PettingZoo's parallel interface."""
-
-
 def register() -> None:
     """Register every environment of Headrace; calling it again changes nothing.
 

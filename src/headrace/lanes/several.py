@@ -38,9 +38,11 @@ class SeveralSamplers:
         Raises:
             DataLossError: There is nothing to sample for one of them.
         """
-        windows = np.concatenate([sampler.sample(batch_size) for sampler in self._samplers])
+        drawn = [sampler.sample(batch_size) for sampler in self._samplers]
         self.places = np.concatenate([sampler.places for sampler in self._samplers])
-        return windows
+        # As bytes: joined as records they would lose the gaps between their fields.
+        raw = np.concatenate([windows.view(np.uint8).reshape(batch_size, -1) for windows in drawn])
+        return raw.view(drawn[0].dtype).reshape(-1, drawn[0].shape[1])
 
     def weights(self, updates: int) -> NDArray[np.float64] | None:
         """See `Sampler.weights`; the largest of each policy's batch is 1."""

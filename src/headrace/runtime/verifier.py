@@ -101,8 +101,9 @@ class KeptPolicies:
         self.spaces = self._spaces()
         """Of one environment."""
         policy = self.spaces.policy(config)
+        policies = len(self.spaces.cast(config).policies)
         algorithm = build_algorithm(
-            config.algorithm, policy.observation_space, policy.action_space, config.run.seed, "cpu"
+            config.algorithm, policy.observation_space, policy.action_space, config.run.seed, "cpu", policies
         )
         self._layout = SnapshotLayout.of(algorithm.policy_arrays())
         self._newest: tuple[int, Arrays | None, int] | None = None
