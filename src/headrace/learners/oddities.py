@@ -181,7 +181,9 @@ def same_in_lanes(w: Window, _: History, __: Expected) -> Iterator[Finding]:
     group = np.cumsum(new_value) - 1
     first, last = np.flatnonzero(new_value), np.r_[np.flatnonzero(new_value)[1:] - 1, len(digest) - 1]
     shared = np.not_equal(lane[first], lane[last])[group]
-    if shared.mean() < 0.1:
+    # By chance a value meets its like in another lane as much oftener than in its own as there are more of the others.
+    by_chance = (1.0 - pairs / len(digest)) * (len(w.lanes) - 1)
+    if shared.mean() < max(0.1, 2.0 * by_chance):
         return
     lanes = sorted({int(number) for number in lane[shared]})
     text = (
