@@ -120,6 +120,13 @@ def test_epsilon_that_does_not_reach_the_collectors():
             ),
         ),
         (
+            {"algorithm__optimiser__lr_final": 1e-5, "algorithm__optimiser__lr_decay_updates": 609},
+            (
+                "algorithm.optimiser.lr_final 1e-05 is never reached: lr_decay_updates 609 is longer than the 608 updates of the "
+                "run"
+            ),
+        ),
+        (
             {"algorithm__exploration__decay_steps": 700},
             (
                 "algorithm.exploration.final_epsilon 0.05 is never reached: decay_steps 700 is longer than the 608 environment "
@@ -145,7 +152,7 @@ def test_epsilon_that_does_not_reach_the_collectors():
 def test_what_is_never_reached_is_told(changes, line):
     assert never_hit(config()) == []
     changes = {"run__schedule": "lockstep", **changes}
-    found = [one for one in never_hit(config(**changes)) if "updates;" in one or "exploration" in one]
+    found = [one for one in never_hit(config(**changes)) if "updates;" in one or "exploration" in one or "lr" in one]
     assert found == [line]
 
 

@@ -153,6 +153,64 @@ def test_counts_are_live_and_can_be_overwritten():
     assert (target.moves, target.optimisers) == (42, 1)
 
 
+class Scales(nn.Module):
+    """Two networks in one: the first axis of either parameter says which."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        self.b = nn.Parameter(torch.tensor([[[5.0]], [[6.0]]]))
+
+    def forward(self) -> torch.Tensor:
+        return (self.a * torch.tensor([[3.0, 4.0], [6.0, 8.0]])).sum() + (self.b * 0).sum()
+
+
+def test_networks_in_one_module_are_rows():
+    net = Scales()
+    flat = FlatParameters(net, rows=2)
+    assert flat.numpy().tolist() == [[1.0, 2.0, 5.0], [3.0, 4.0, 6.0]]
+    assert len(flat) == 3
+    assert flat.accumulate([net(), net()]) == [10.0, 20.0]
+    assert flat.grad.tolist() == [[6.0, 8.0, 0.0], [12.0, 16.0, 0.0]]
+    flat.shorten([10.0, 20.0], None)
+    flat.shorten([10.0, 20.0], 15.0)
+    assert flat.grad.tolist() == [[6.0, 8.0, 0.0], [9.0, 12.0, 0.0]]
+    adam = FlatAdam(flat, 0.5)
+    adam.step()
+    assert net.a.tolist() == [[0.5, 1.5], [2.5, 3.5]]
+    assert {name: moment.shape for name, moment in adam.moments().items()} == {
+        "exp_avg": (2, 3), "exp_avg_sq": (2, 3), "step": (),
+    }  # fmt: skip
+
+
+def test_losses_are_differentiated_one_by_one_and_added_up():
+    net, plain = network(), network()
+    flat, alive = FlatParameters(net), []
+
+    def losses():
+        for step in range(3):
+            alive.append(flat.grad.clone())
+            yield loss_of(net, step)
+
+    (norm,) = flat.accumulate(losses())
+    sum(loss_of(plain, step) for step in range(3)).backward()
+    expected = torch.cat([p.grad.ravel() for p in plain.parameters()])
+    torch.testing.assert_close(flat.grad, expected)
+    assert norm == pytest.approx(float(expected.norm()))
+    assert [float(grad.abs().sum()) > 0 for grad in alive] == [False, True, True]
+
+
+def test_the_rate_of_the_next_step_can_be_set():
+    flat = FlatParameters(network())
+    adam = FlatAdam(flat, 1e-2)
+    before = flat.value.clone()
+    adam.lr = 1e-4
+    assert adam.lr == 1e-4
+    flat.grad.fill_(1.0)
+    adam.step()
+    torch.testing.assert_close(before - flat.value, torch.full_like(before, 1e-4), rtol=0, atol=1e-6)
+
+
 def test_frozen_layers_are_published_but_not_trained():
     net = network()
     net[0].requires_grad_(requires_grad=False)

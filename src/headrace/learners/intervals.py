@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from headrace.algorithms.configs import EpsilonConfig, ExplorationConfig, TargetConfig
+from headrace.algorithms.configs import EpsilonConfig, ExplorationConfig, OptimiserConfig, TargetConfig
 from headrace.algorithms.exploration import decay_of
 from headrace.core.config import (
     CheckpointConfig,
@@ -169,6 +169,18 @@ def _in_updates(config: Sections) -> Iterator[str]:
         yield f"algorithm.target.every_updates {target.every_updates:,} {has}; the target network stays as it began"
 
 
+def _rate(config: Sections) -> Iterator[str]:
+    optimiser, updates = getattr(config.algorithm, "optimiser", None), _updates(config)
+    if not isinstance(optimiser, OptimiserConfig) or updates is None:
+        return
+    final, decay = optimiser.lr_final, optimiser.lr_decay_updates
+    if final is not None and decay is not None and decay > updates:
+        yield (
+            f"algorithm.optimiser.lr_final {final:g} is never reached: lr_decay_updates {decay:,} is longer than the "
+            f"{updates:,} updates of the run"
+        )
+
+
 def _too_fine(config: Sections) -> Iterator[str]:
     """Intervals in environment steps that are shorter than what is taken over at once."""
     at_once = _at_once(config)
@@ -211,6 +223,7 @@ def _exploration(config: Sections) -> Iterator[str]:
 
 _RULES: tuple[Callable[[Sections], Iterator[str]], ...] = (
     _in_updates,
+    _rate,
     _evaluation,
     _too_fine,
     _checkpoint,
