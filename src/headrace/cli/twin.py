@@ -18,6 +18,7 @@ from headrace.cli import early
 from headrace.cli.drawing import make_view
 from headrace.cli.train import import_from_here, overrides_of
 from headrace.cli.twinreport import in_words, to_json
+from headrace.cli.unheard import going_on
 from headrace.core.errors import RecordDamaged, RunDirectoryError
 from headrace.core.files import write_whole
 from headrace.runtime.config import ExperimentConfig, load_config
@@ -76,7 +77,10 @@ def twin(config: str, out: Path | None, as_json: bool, quiet: bool, **given: Any
     named = [name.strip() for name in given["schedules"].split(",") if name.strip()]
     planned = plan_twins(experiment, named, given["seeds"], given["lockstep_seeds"])
     with early.importing():
-        import headrace.runtime.experiment  # noqa: F401
+        import headrace.cli.twinplot
+        import headrace.monitor.sampler
+        import headrace.runtime.experiment
+        import headrace.runtime.twinrecords  # noqa: F401
     title = Path(config).stem
     with _folder(out, experiment, title) as folder:
         runs = list(_runs(planned, folder, quiet=quiet or as_json))
@@ -94,7 +98,7 @@ def _runs(planned: Sequence[PlannedRun], folder: Path, *, quiet: bool) -> Iterat
     """
     for place, one in enumerate(planned, 1):
         if not quiet:
-            click.echo(f"run {place} of {len(planned)}: {one.schedule}, seed {one.seed}")
+            going_on(click.echo)(f"run {place} of {len(planned)}: {one.schedule}, seed {one.seed}")
         run = _run(one, folder, quiet=quiet)
         if run.summary["outcome"] == "interrupted":
             raise KeyboardInterrupt
@@ -111,7 +115,7 @@ def _run(planned: PlannedRun, folder: Path, *, quiet: bool) -> TwinRun:
     with ExitStack() as stack:
         run_dir = stack.enter_context(RunDirectory.create(folder / planned.name, planned.config))
         sampler = stack.enter_context(Sampler(run_dir.board_file))
-        show = None if quiet else stack.enter_context(make_view()).show
+        show = None if quiet else going_on(stack.enter_context(make_view()).show)
         summary = run_experiment(planned.config, run_dir, show)
     return TwinRun(planned.schedule, planned.seed, summary, sampler.use.spent())
 

@@ -81,9 +81,9 @@ class RunRecord:
                         update = event.updates + number
                         yield Step(f"batch of update {update + 1:,}", update, tuple(prints))
                 case PolicyPublished():
-                    yield Step(f"policy {event.version}", event.updates, (event.version, event.checksum))
+                    yield Step(f"policy {event.version}", event.updates, (event.updates, event.checksum))
                 case WeightsHashed():
-                    yield Step(f"weights after update {event.updates:,}", event.updates, (event.sha256,))
+                    yield Step("weights", event.updates, (event.updates, event.sha256))
 
     def rows(self, start: int, stop: int, place: RowPlace) -> NDArray[np.void] | None:
         """[R] rows of a lane; None if they were not kept."""
