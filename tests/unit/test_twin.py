@@ -100,6 +100,16 @@ def test_speed_is_told_beside_what_was_possible():
     assert twins(run(), run("async")).speed.possible is None
 
 
+@pytest.mark.parametrize(
+    ("learning", "cpu", "disturbed"),
+    [(90, 0.9, None), (90, 0.73, None), (90, 0.7, 0.7), (20, 0.2, None), (20, 0.1, 0.1), (90, None, None)],
+)
+def test_a_core_that_somebody_else_had_is_noticed(learning, cpu, disturbed):
+    """What waits in an environment needs no core."""
+    spent = (Spent("learner", "learner", {"update": learning, "env.step": 100 - learning}, cpu),)
+    assert twins(run(spent=spent), run("async")).speed.disturbed == disturbed
+
+
 def test_what_overlapping_can_bring():
     assert possible_speedup(0.9, 2, 8) == pytest.approx(1 / 0.9)
     assert possible_speedup(0.1, 2, 8) == pytest.approx(1 / 0.45)

@@ -109,6 +109,16 @@ def test_a_speed_up_is_told_with_what_was_possible():
     ]
 
 
+def test_a_busy_machine_is_told_first():
+    slow = dataclasses.replace(LEARNER, cpu_share=0.4)
+    found = twins(speed=600.0)
+    found = dataclasses.replace(found, runs=tuple(dataclasses.replace(one, spent=(slow,)) for one in found.runs))
+    assert speed_parts(found, found.speed)[1] == (
+        "inline got 40% of a core: other work held the cores, so measure again with nothing beside it"
+    )
+    assert to_json(found, None)["speed"]["disturbed"] == pytest.approx(0.4)
+
+
 @pytest.mark.parametrize(
     ("speed", "head"),
     [

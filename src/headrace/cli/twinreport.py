@@ -109,6 +109,7 @@ def to_json(twins: Twins, difference: Mapping[str, Any] | None) -> dict[str, Any
             "ratio": speed.ratio,
             "learning_share": speed.learning,
             "possible": speed.possible,
+            "disturbed": speed.disturbed,
             "cores": twins.cores,
         },
         "steps": twins.steps,
@@ -203,6 +204,10 @@ def _times(twins: Twins) -> Iterator[str]:
 
 def _limits(twins: Twins, speed: Speed) -> Iterator[str]:
     """Where the time goes, in the order in which it explains the speed."""
+    if speed.disturbed is not None:
+        yield (
+            f"inline got {speed.disturbed:.0%} of a core: other work held the cores, so measure again with nothing beside it"
+        )
     if speed.learning is not None and speed.possible is not None:
         cores = amount(twins.cores, "core")
         yield (

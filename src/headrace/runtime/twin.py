@@ -26,6 +26,10 @@ _COLLECTING = frozenset(
 """What ``inline`` does in one process and other schedules leave to collectors; all else is the learner's."""
 
 
+_UNDISTURBED = 0.8
+"""Processor time per second of learning, below which something else had the core."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
     """One run that belongs to a twin report."""
@@ -88,6 +92,8 @@ class Speed:
     """Share of the time of ``inline`` that is not stepping environments or acting; None if it was not sampled."""
     possible: float | None
     """What overlapping alone could bring at best, by that share; None if it was not sampled."""
+    disturbed: float | None = None
+    """Share of a core that ``inline`` got, where that is less than it needed: other work held the cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +136,11 @@ class Twins:
         if inline is None or other is None or not inline:
             return None
         learning = learning_share(self.of(REFERENCE))
-        return Speed(other / inline, learning, possible_speedup(learning, self.collectors, self.cores))
+        _, cpu = time_of(self.of(REFERENCE), "learner")
+        # Stepping environments may be waiting for something; learning computes.
+        held_up = cpu is not None and learning is not None and cpu < _UNDISTURBED * learning
+        possible = possible_speedup(learning, self.collectors, self.cores)
+        return Speed(other / inline, learning, possible, cpu if held_up else None)
 
 
 def plan_twins(
