@@ -27,6 +27,7 @@ _COMMANDS = {
     "monitor": "headrace.cli.monitor:monitor",
     "replay": "headrace.cli.replay:replay",
     "train": "headrace.cli.train:train",
+    "twin": "headrace.cli.twin:twin",
     "verify": "headrace.cli.verify:verify",
 }
 """Where each command is. It is imported when it is asked for: the others would only make it slow to answer."""

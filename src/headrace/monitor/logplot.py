@@ -107,7 +107,7 @@ def render(chosen: Sequence[Panel], title: str) -> Image.Image:
     rows = -(-len(chosen) // columns)
     picture = Image.new("RGB", (columns * WIDTH, HEAD + rows * HEIGHT), PAPER)
     pen = ImageDraw.Draw(picture)
-    pen.text((16, 14), title, fill=INK, font=_font(18))
+    pen.text((16, 14), title, fill=INK, font=font(18))
     for place, panel in enumerate(chosen):
         _draw_panel(pen, panel, (place % columns) * WIDTH, HEAD + (place // columns) * HEIGHT)
     return picture
@@ -173,12 +173,12 @@ def _panel(series: Series, axis: Series | None) -> Panel:
 def _draw_panel(pen: ImageDraw.ImageDraw, panel: Panel, left: int, top: int) -> None:
     x_axis = Axis(*bounds(panel.xs, 0.0), left + LEFT, left + WIDTH - RIGHT)
     y_axis = Axis(*bounds(panel.ys, 0.06), top + HEIGHT - BOTTOM, top + TOP)
-    small = _font(12)
-    pen.text((left + LEFT, top + 14), _shortened(panel.title), fill=INK, font=_font(14))
-    for value, text in _labelled(y_axis):
+    small = font(12)
+    pen.text((left + LEFT, top + 14), _shortened(panel.title), fill=INK, font=font(14))
+    for value, text in labelled(y_axis):
         pen.line([(x_axis.start, y_axis.at(value)), (x_axis.end, y_axis.at(value))], fill=GRID)
         pen.text((x_axis.start - 8, y_axis.at(value)), text, fill=FAINT, font=small, anchor="rm")
-    for value, text in _labelled(x_axis):
+    for value, text in labelled(x_axis):
         pen.line([(x_axis.at(value), y_axis.start), (x_axis.at(value), y_axis.start + 4)], fill=FAINT)
         pen.text((x_axis.at(value), y_axis.start + 7), text, fill=FAINT, font=small, anchor="mt")
     pen.line([(x_axis.start, y_axis.end), (x_axis.start, y_axis.start), (x_axis.end, y_axis.start)], fill=FAINT)
@@ -201,7 +201,8 @@ def _stretches(xs: Sequence[float], ys: Sequence[float]) -> Iterator[list[tuple[
     yield stretch
 
 
-def _labelled(axis: Axis) -> list[tuple[float, str]]:
+def labelled(axis: Axis) -> list[tuple[float, str]]:
+    """Where an axis has its ticks, and what stands beside them."""
     values = ticks(axis.low, axis.high)
     step = values[1] - values[0] if len(values) > 1 else abs(axis.high - axis.low)
     biggest = max(abs(axis.low), abs(axis.high))
@@ -221,5 +222,6 @@ def _shortened(title: str, most: int = 46) -> str:
     return title if len(title) <= most else "…" + title[1 - most :]
 
 
-def _font(pixels: int) -> Font:
+def font(pixels: int) -> Font:
+    """The font that comes with Pillow, so tall."""
     return ImageFont.load_default(pixels)
