@@ -1,152 +1,144 @@
 """Batches of 256 a second from a million transitions, beside the replay buffers that are installed.
 
-All hold the same million transitions of 18 floats of observation and 4 of action and return the same: observation,
-action, reward, next observation, discount or end, as arrays or tensors in the layout they would hand to an update.
-The plain buffer is five arrays and one `take` each, what one writes by hand.
+All hold a million steps of 18 floats of observation and 4 of action and return the same: observation, action, reward,
+next observation, discount or end, as arrays or tensors in the layout they would hand to an update; by priority also
+weights, and the priorities of the batch are set anew. What is sampled is checked. `_sampling_sides.py` has the sides;
+each is measured in processes of its own. The last row is memory: frames of 84x84 bytes, of which four are stacked.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
+import argparse
+import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _report import Row, arguments, compare, report, take_turns
+from _processes import Load, child, end_tidily, interpreters
+from _report import Row, compare, less_is_better, options, report
 from gymnasium import spaces
 
 from headrace.core.specs import leaves
 from headrace.ipc.shm import SharedBlock
-from headrace.lanes.credits import LaneCommit
-from headrace.lanes.derive import transitions
 from headrace.lanes.lane import LaneBlock
-from headrace.lanes.layout import STEP, Geometry
-from headrace.lanes.replay import Replay
-from headrace.lanes.samplers import UniformSampler
+from headrace.lanes.layout import Geometry
 
-OBS = spaces.Box(-np.inf, np.inf, (18,), np.float32)
-ACTION = spaces.Box(-1, 1, (4,), np.float32)
-BATCH = 256
-PIECE = 10_000
-Sample = Callable[[], Any]
-
-
-class Lanes:
-    """Our replay, full, in shared memory as in a run."""
-
-    def __init__(self, lanes: int, rows: int) -> None:
-        geometry = Geometry(lanes, rows, leaves(OBS, "obs"), leaves(ACTION, "action"), 32, 2)
-        self.geometry = geometry
-        self.shared = SharedBlock.create(geometry.nbytes)
-        self.block = LaneBlock(geometry, self.shared.buf)
-        self.block.begin()
-        self.replay = Replay(self.block)
-        generator = np.random.default_rng(0)
-        for lane in range(lanes):
-            for start in range(0, geometry.resident_rows, PIECE):
-                self._fill(lane, start, min(start + PIECE, geometry.resident_rows), generator)
-        self.sampler = UniformSampler(self.replay, generator)
-
-    def _fill(self, lane: int, start: int, stop: int, generator: np.random.Generator) -> None:
-        [rows] = self.block.pieces(lane, start, stop)
-        rows["obs"] = generator.standard_normal((len(rows), 18), np.float32)
-        rows["kind"], rows["t"] = STEP, np.arange(start, stop)
-        rows["transitions"] = np.arange(start + 1, stop + 1)
-        self.block.rows_written[lane] = stop
-        self.replay.commit(lane, LaneCommit(stop, stop - start, self.block.checksum(lane, start, stop)))
-
-    def sample(self) -> Any:
-        g = self.geometry
-        return transitions(self.sampler.sample(BATCH), g.observation, g.action, 1, 0.99)
-
-    def close(self) -> None:
-        self.replay.release()
-        self.block.release()
-        self.shared.close()
+SIDE_SCRIPT = Path(__file__).absolute().with_name("_sampling_sides.py")
+PEERS = ("numpy arrays", "cpprb", "stable-baselines3", "tianshou")
+TASKS = {
+    "uniform": "batches of 256 from 1 lane",
+    "several lanes": "batches of 256 from 6 lanes",
+    "prioritised": "by priority, and set anew",
+    "stack": "stacks of 4 observations",
+    "n-step": "returns of 3 steps",
+}
+LIMIT_S = 300.0
+FRAME = 84 * 84
+STACK = 4
 
 
-def plain(rows: int) -> tuple[str, str, Sample]:
-    """Five arrays."""
-    generator = np.random.default_rng(0)
-    obs = generator.standard_normal((rows, 18), np.float32)
-    arrays = [obs, obs.copy(), np.zeros((rows, 4), np.float32), np.zeros(rows), np.zeros(rows, bool)]
+class Bench:
+    """Runs sides in turns.
 
-    def sample() -> Any:
-        index = generator.integers(rows, size=BATCH)
-        return [array[index] for array in arrays]
+    Args:
+        pythons: Interpreters to look for a side in, in this order.
+        given: Rows, batches and rounds.
+    """
 
-    return "five numpy arrays", f"numpy {np.__version__}", sample
+    def __init__(self, pythons: Sequence[str], given: argparse.Namespace) -> None:
+        self._pythons, self._given = pythons, given
+        self.skipped: dict[str, str] = {}
+        """Side and row to the reason why it has no figures there."""
 
+    def rows(self, task: str) -> Iterator[Row]:
+        """Ours beside each peer."""
+        found: dict[str, list[dict[str, Any]]] = {side: [] for side in ("headrace", *PEERS)}
+        for _ in range(self._given.rounds):
+            for side, results in found.items():
+                if f"{side}, {TASKS[task]}" not in self.skipped and (result := self._run(side, task)) is not None:
+                    results.append(result)
+        mine = found.pop("headrace")
+        for peer, theirs in found.items():
+            if mine and theirs:
+                rates = [result["rate"] for result in mine], [result["rate"] for result in theirs]
+                of = f"{self._given.rows:,} rows, 18 floats"
+                row = compare(TASKS[task], of, (peer, theirs[0]["version"]), rates, "batches/CPU s")
+                notes = [note for note in (_note("ours", mine, task), _note(peer, theirs, task)) if note]
+                yield replace(row, note="; ".join(notes))
 
-def cpprb(rows: int) -> tuple[str, str, Sample]:
-    from cpprb import ReplayBuffer
-
-    shapes = {"obs": {"shape": 18}, "next_obs": {"shape": 18}, "act": {"shape": 4}, "rew": {}, "done": {}}
-    buffer = ReplayBuffer(rows, shapes)
-    for start in range(0, rows, PIECE):
-        n = min(PIECE, rows - start)
-        buffer.add(obs=np.zeros((n, 18)), next_obs=np.zeros((n, 18)), act=np.zeros((n, 4)), rew=np.zeros(n),
-                   done=np.zeros(n))  # fmt: skip
-    return "cpprb", importlib.metadata.version("cpprb"), lambda: buffer.sample(BATCH)
-
-
-def stable_baselines3(rows: int) -> tuple[str, str, Sample]:
-    from stable_baselines3.common.buffers import ReplayBuffer
-
-    buffer = ReplayBuffer(rows, OBS, ACTION, device="cpu", handle_timeout_termination=False)
-    buffer.full = True
-    buffer.pos = 0
-    buffer.observations[:] = 1.0  # touched, so that the memory is there
-    buffer.next_observations[:] = 1.0
-    return "stable-baselines3", importlib.metadata.version("stable-baselines3"), lambda: buffer.sample(BATCH)
-
-
-def tianshou(rows: int) -> tuple[str, str, Sample]:
-    from tianshou.data import Batch, ReplayBuffer
-
-    buffer = ReplayBuffer(rows)
-    step = Batch(obs=np.zeros(18, np.float32), act=np.zeros(4, np.float32), rew=0.0, terminated=False,
-                 truncated=False, obs_next=np.zeros(18, np.float32), info={})  # fmt: skip
-    for _ in range(rows):
-        buffer.add(step)
-    return "tianshou", importlib.metadata.version("tianshou"), lambda: buffer.sample(BATCH)
-
-
-def peers(rows: int) -> Iterator[tuple[str, str, Sample]]:
-    """The plain buffer, and of the others those that are installed."""
-    yield plain(rows)
-    for make in (cpprb, stable_baselines3, tianshou):
-        if importlib.util.find_spec(make.__name__) is not None:
-            yield make(rows)
+    def _run(self, side: str, task: str) -> dict[str, Any] | None:
+        request = {"side": side, "task": task, "rows": self._given.rows, "batches": self._given.batches}
+        reason = "no interpreter"
+        for python in self._pythons:
+            with child(python, SIDE_SCRIPT, request) as process:
+                ended = process.wait(LIMIT_S)
+                results = process.lines()
+                reason = process.complaint() if ended else f"not done after {LIMIT_S:g} s"
+            if results and "missing" not in results[-1]:
+                return results[-1]
+            if not results:
+                break
+            reason = f"{results[-1]['missing']}: not there"
+        self.skipped[f"{side}, {TASKS[task]}"] = reason
+        return None
 
 
-def rate(sample: Sample, batches: int) -> Callable[[], float]:
-    """Batches per CPU second of this one process: what other processes take away does not count."""
+def _note(side: str, results: Sequence[dict[str, Any]], task: str) -> str:
+    """What was wrong in what it sampled, and for priorities the share of those that should be drawn four times as often."""
+    checked = sum(result["checked"] for result in results)
+    wrong = {name: sum(result["wrong"][name] for result in results) for name in results[0]["wrong"]}
+    told = [f"{side}: {count:,} of {checked:,} with a wrong {name}" for name, count in wrong.items() if count]
+    if task == "prioritised":
+        told.append(f"{side}: {statistics.mean(result['odd'] for result in results):.3f} drawn of what should be 0.799")
+    return "; ".join(told)
 
-    def measure() -> float:
-        start = time.process_time()
-        for _ in range(batches):
-            sample()
-        return batches / (time.process_time() - start)
 
-    return measure
+def memory(frames: int) -> Row:
+    """Shared memory of a replay of so many frames, all of it written, beside arrays of stacked observations."""
+    began_s = time.perf_counter()
+    seen = leaves(spaces.Box(0, 255, (84, 84), np.uint8), "obs")
+    geometry = Geometry(1, frames, seen, leaves(spaces.Discrete(6), "action"), 32, 2, STACK, 1)
+    shared = SharedBlock.create(geometry.nbytes)
+    try:
+        block = LaneBlock(geometry, shared.buf)
+        block.begin()
+        bytes_before = _shared_bytes()
+        block.rows["obs"][...] = np.arange(FRAME, dtype=np.uint8).reshape(84, 84)
+        ours = (_shared_bytes() - bytes_before) / 1e9
+        block.release()
+    finally:
+        shared.close()
+    theirs = 2 * STACK * FRAME * frames / 1e9
+    peer = "observation and next, stacked", "arithmetic"
+    row = less_is_better(compare(f"{frames:,} frames, stack {STACK}", "84x84 bytes", peer, ([ours], [theirs]), "GB"))
+    note = f"{geometry.nbytes / 1e9:.2f} GB by its geometry; written in {time.perf_counter() - began_s:.0f} s"
+    return replace(row, note=note)
+
+
+def _shared_bytes() -> int:
+    """Shared memory this process has touched."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssShmem:"))
 
 
 def main() -> None:
-    given = arguments("Batches of 256 from a full replay.", rows=1_000_000, batches=5_000, rounds=5)
+    parser = options("Batches of 256 from a full replay.", rows=1_000_000, batches=5_000, rounds=5, frames=200_000)
+    parser.add_argument("--peers", action="append", default=[], metavar="PYTHON",
+                        help="an interpreter in whose environment peers are installed; may be given several times")  # fmt: skip
+    parser.add_argument("tasks", nargs="*", metavar="ROW", help=f"of {', '.join((*TASKS, 'memory'))}; all without one")
+    given = parser.parse_args()
+    end_tidily()
+    bench, load = Bench(interpreters(given.peers), given), Load()
     found: list[Row] = []
-    for lanes in (1, 6):
-        ours = Lanes(lanes, given.rows)
-        for peer, version, sample in peers(given.rows):
-            rates = take_turns(given.rounds, rate(ours.sample, given.batches), rate(sample, given.batches))
-            name = f"batches of {BATCH} from {lanes} lane{'s' * (lanes > 1)}"
-            found.append(
-                compare(name, f"{given.rows:,} rows, 18 floats", (peer, version), (rates[0], rates[1]), "batches/CPU s")
-            )
-        ours.close()
-    report(found, as_json=given.json)
+    for task in given.tasks or (*TASKS, "memory"):
+        found += [memory(given.frames)] if task == "memory" else bench.rows(task)
+    for name, reason in bench.skipped.items():
+        print(f"{name}: {reason}", file=sys.stderr)
+    report(found, as_json=given.json, others_cores=round(load.cores(), 2))
 
 
 if __name__ == "__main__":

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.core.errors import UnsupportedSpace
 from headrace.core.specs import leaves
 from headrace.lanes.derive import observe, stack, stacked_space, transitions
 from headrace.lanes.layout import FINAL, STEP, row_dtype
+from sampling_support import Filled
 
 OBS = leaves(spaces.Box(-np.inf, np.inf, (), np.float32), "obs")
 ACTION = leaves(spaces.Discrete(3), "action")
@@ -109,3 +110,42 @@ def test_spaces_of_spaces_are_stacked_part_by_part() -> None:
 def test_what_cannot_be_stacked_is_refused() -> None:
     with pytest.raises(UnsupportedSpace, match=r"cannot be stacked\n  found: Text.*\n  fix: set env.frame_stack = 1"):
         stacked_space(spaces.Text(5), 2)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.lists(st.tuples(st.integers(1, 40), st.integers(1, 9)), min_size=1, max_size=3),
+    st.integers(0, 2**32 - 1),
+)
+def test_what_is_derived_is_what_one_finds_by_walking_along_the_rows(
+    frame_stack: int, n_step: int, lanes: list[tuple[int, int]], seed: int
+) -> None:
+    filled, rng = Filled(len(lanes), 60, frame_stack=frame_stack, n_step=n_step), np.random.default_rng(seed)
+    for lane, (steps, length) in enumerate(lanes):
+        filled.add(lane, steps + 40, length)  # around the end of the ring
+    rows = filled.block.rows
+    rows["reward"] = rng.standard_normal(rows.shape)
+    rows["terminated"] = (rows["kind"] == STEP) & (rng.random(rows.shape) < 0.3)
+    g, places, starts = filled.replay.geometry, [], []
+    for lane in range(len(lanes)):
+        rows[lane, g.ring_rows :] = rows[lane, : g.mirror_rows]
+        for row in range(*filled.replay.resident(lane)):
+            if rows[lane, row % g.ring_rows]["kind"] == STEP:
+                places.append(filled.replay.place(lane, row))
+                starts.append((lane, row))
+    windows = filled.replay.windows(np.array(places))
+    before = windows.tobytes()
+    found = transitions(windows, g.observation, g.action, frame_stack, 0.9)
+    assert windows.tobytes() == before, "a record looks at them afterwards"
+    for b, (lane, row) in enumerate(starts):
+        stretch = [rows[lane, (row + k) % g.ring_rows] for k in range(n_step + 1)]
+        taken = next((k for k in range(n_step) if stretch[k]["kind"] != STEP), n_step)
+        wanted = sum(stretch[k]["reward"] * 0.9**k for k in range(taken))
+        assert found.reward[b] == pytest.approx(wanted)
+        assert found.discount[b] == (0.0 if stretch[taken - 1]["terminated"] else pytest.approx(0.9**taken))
+        for obs, at in ((found.obs, row), (found.next_obs, row + taken)):
+            t = int(rows[lane, row % g.ring_rows]["t"]) + at - row
+            stack_of = [rows[lane, (at - min(j, t)) % g.ring_rows]["obs"] for j in reversed(range(frame_stack))]
+            assert obs["obs"][b].tolist() == (stack_of if frame_stack > 1 else stack_of[0])

@@ -102,6 +102,13 @@ def test_a_size_of_zero_is_refused_by_name(name: str) -> None:
         Geometry(observation=leaves(BOX, "obs"), action=leaves(BOX, "action"), **sizes)
 
 
+@pytest.mark.parametrize("lanes", [1, 64])
+def test_a_million_frames_are_kept_once_whatever_is_stacked(lanes: int) -> None:
+    frame = leaves(spaces.Box(0, 255, (84, 84), np.uint8), "obs")
+    geometry = Geometry(lanes, 1_000_000, frame, leaves(spaces.Discrete(6), "action"), 32, 2, frame_stack=4, n_step=3)
+    assert 1_000_000 * 84 * 84 < geometry.nbytes < 1.02 * 1_000_000 * 84 * 84
+
+
 def test_g099_a_thousand_rows_over_four_lanes_are_a_thousand_rows() -> None:
     geometry = Geometry(4, 1000, leaves(BOX, "obs"), leaves(BOX, "action"), 8, 2)
     assert geometry.lanes * geometry.resident_rows == 1000

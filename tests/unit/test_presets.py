@@ -13,7 +13,9 @@ from headrace.runtime.config import load_config
 from headrace.runtime.presets import preset_folder, presets, resolve
 
 
-@pytest.mark.parametrize("name", ["cartpole-dqn", "fuelbreak-dqn", "hockey-demo", "hockey-td3", "pendulum-td3"])
+@pytest.mark.parametrize(
+    "name", ["cartpole-dqn", "fuelbreak-dqn", "hockey-demo", "hockey-td3", "lunarlander-dqn", "pendulum-td3"]
+)
 def test_preset_loads_and_its_environment_is_built(name):
     config = load_config(name)
     env = build_environment(config.env)
@@ -23,7 +25,14 @@ def test_preset_loads_and_its_environment_is_built(name):
 
 
 def test_no_preset_is_without_a_test():
-    assert set(presets()) == {"cartpole-dqn", "fuelbreak-dqn", "hockey-demo", "hockey-td3", "pendulum-td3"}
+    assert set(presets()) == {
+        "cartpole-dqn",
+        "fuelbreak-dqn",
+        "hockey-demo",
+        "hockey-td3",
+        "lunarlander-dqn",
+        "pendulum-td3",
+    }
 
 
 def test_unknown_preset_names_the_nearest_and_lists_all():
@@ -32,7 +41,7 @@ def test_unknown_preset_names_the_nearest_and_lists_all():
     assert str(caught.value) == (
         "[CFG-001] there is no preset hokey-td3\n"
         "  nearest: hockey-td3\n"
-        "  presets: cartpole-dqn, fuelbreak-dqn, hockey-demo, hockey-td3, pendulum-td3\n"
+        "  presets: cartpole-dqn, fuelbreak-dqn, hockey-demo, hockey-td3, lunarlander-dqn, pendulum-td3\n"
         "  fix: headrace train hockey-td3"
     )
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from headrace.algorithms.configs import PriorityConfig
 from headrace.core.errors import DataLossError
 from headrace.lanes.layout import STEP
-from headrace.lanes.prioritised import PrioritisedSampler, SumTree
+from headrace.lanes.prioritised import PrioritisedSampler
+from headrace.lanes.sumtree import NumpyLoops, fastest_loops
 from sampling_support import Filled
 
 CONFIG = PriorityConfig(enabled=True)
@@ -35,49 +36,6 @@ def all_priorities(drawing: PrioritisedSampler) -> dict[tuple[int, int], float]:
             (lane, int(row)): float(p) for row, p in zip(rows, drawing.priorities(rows * 0 + lane, rows), strict=True)
         }
     return found
-
-
-# --- the tree
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=70), st.lists(st.floats(0, 1), min_size=1, max_size=20))
-def test_a_mark_finds_the_number_whose_part_of_the_sum_it_lies_in(numbers: list[float], marks: list[float]) -> None:
-    tree = SumTree(len(numbers))
-    tree.set(np.arange(len(numbers)), np.array(numbers))
-    assert tree.total == pytest.approx(sum(numbers))
-    if not tree.total:
-        return
-    at = np.array(marks) * tree.total
-    found = tree.find(at)
-    ends = np.cumsum(numbers)
-    slack = 1e-9 * tree.total
-    for mark, place in zip(at, found, strict=True):
-        assert numbers[place] > 0.0
-        assert ends[place] - numbers[place] - slack <= mark <= ends[place] + slack
-
-
-@pytest.mark.parametrize("mark", [0.0, 0.5, 1.0, 2.0])
-def test_what_has_priority_zero_is_never_found_not_even_at_the_very_ends(mark: float) -> None:
-    tree = SumTree(4)
-    tree.set(np.array([2]), 1.0)
-    assert tree.find(np.array([mark])).tolist() == [2]
-
-
-def test_sums_hang_on_the_numbers_alone_and_not_on_the_order_they_came_in() -> None:
-    rng = np.random.default_rng(0)
-    one_by_one, at_once = SumTree(1000), SumTree(1000)
-    for _ in range(400):
-        places = rng.integers(0, 1000, 8)
-        one_by_one.set(places, rng.random(8) * 10.0 ** rng.integers(-6, 6))
-    at_once.set(np.arange(1000), one_by_one.numbers)
-    assert one_by_one._sums.tobytes() == at_once._sums.tobytes()
-
-
-def test_of_a_place_that_is_set_twice_the_last_number_counts() -> None:
-    tree = SumTree(64)
-    tree.set(np.array([5, 5]), np.array([3.0, 1.0]))
-    assert (tree.numbers[5], tree.total) == (1.0, 1.0)
 
 
 # --- who is drawn
@@ -241,6 +199,51 @@ def test_the_same_stream_and_errors_draw_the_same() -> None:
 
     assert places(1) == places(1)
     assert places(1) != places(2)
+
+
+def test_with_and_without_numba_the_same_is_drawn() -> None:
+    def history(loops: Any) -> bytes:
+        filled = Filled(3, 90, frame_stack=2)
+        drawing = PrioritisedSampler(filled.replay, np.random.default_rng(4), CONFIG, loops)
+        found = b""
+        for step in range(20):
+            filled.add(step % 3, 3 + 7 * step % 40, 6)
+            drawing.sample(32)
+            drawing.learned(np.sin(drawing.places).astype(np.float32))
+            found += drawing.places.tobytes() + drawing.weights(step).tobytes()
+        return found + b"".join(array.tobytes() for array in drawing.state().values())
+
+    assert not isinstance(fastest_loops(), NumpyLoops), "numba is installed for development"
+    assert history(fastest_loops()) == history(NumpyLoops())
+
+
+def test_what_was_learned_after_rows_came_and_went_is_dropped_though_somebody_has_asked_meanwhile() -> None:
+    filled = Filled(1, 8)
+    filled.add(0, 8, 1000)
+    drawing = sampler(filled)
+    drawing.sample(4)
+    filled.add(0, 60, 1000)
+    before = all_priorities(drawing)  # asks, so the sampler knows the new rows
+    drawing.learned(np.full(4, 9.0, np.float32))
+    assert drawing.dropped == 4
+    assert all_priorities(drawing) == before
+
+
+@pytest.mark.parametrize("lanes", [1, 5])
+def test_all_lanes_at_once_are_taken_in_as_one_after_the_other(lanes: int) -> None:
+    at_once, one_by_one = Filled(lanes, 40), Filled(lanes, 40)
+    drawings = [sampler(at_once), sampler(one_by_one)]
+    for step in range(12):
+        for lane in range(lanes):
+            for filled in (at_once, one_by_one):
+                filled.add(lane, 1 + (step * 5 + lane * 3) % 30, 7)
+            assert drawings[1].rows
+        assert drawings[0].rows == drawings[1].rows
+        assert all_priorities(drawings[0]) == all_priorities(drawings[1])
+        for drawing in drawings:
+            drawing.sample(8)
+            drawing.learned(np.cos(drawing.places).astype(np.float32))
+    assert drawings[0]._tree._sums.tobytes() == drawings[1]._tree._sums.tobytes()
 
 
 @pytest.mark.parametrize("more", [0, 5, 200], ids=["same rows", "some have come", "all are others"])

@@ -8,7 +8,7 @@ W rows of a window, S frames of a stack.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
@@ -30,10 +30,22 @@ def stack(frames: NDArray[Any], t: NDArray[np.integer[Any]]) -> NDArray[Any]:
     Returns:
         [B, S, ...]: place ``S - 1 - j`` holds the frame of row ``i - min(j, t)``.
     """
-    depth = frames.shape[1]
-    back = np.minimum(np.arange(depth - 1, -1, -1), t[:, None])  # [B, S]
-    stacked: NDArray[Any] = frames[np.arange(len(frames))[:, None], depth - 1 - back]
-    return stacked
+    return _padded(frames, t, frames.shape[1])
+
+
+def _padded(frames: NDArray[Any], t: NDArray[np.integer[Any]], depth: int) -> NDArray[Any]:
+    """A copy of frames [B, W, ...]: of the first ``depth`` places those before an episode's first frame repeat it.
+
+    The row itself is at place ``depth - 1``, and ``t`` [B] is its step. Of the places behind it none is changed, so every
+    ``depth`` neighbours up to the episode's end are the stack of the last one.
+    """
+    padded = frames.copy()
+    young = np.flatnonzero(t < depth - 1)
+    if len(young):
+        begin = depth - 1 - t[young]
+        places = np.maximum(np.arange(depth - 1), begin[:, None])  # [Y, S - 1]
+        padded[young, : depth - 1] = frames[young[:, None], places]
+    return padded
 
 
 def observe(rows: NDArray[np.void], leaves: Sequence[Leaf], t: NDArray[np.integer[Any]]) -> dict[str, NDArray[Any]]:
@@ -69,42 +81,59 @@ def transitions(
         Transitions whose return covers n steps or fewer, where the stretch ends. A terminated end has
         discount 0; a truncated or cut one bootstraps from the observation it ended with.
     """
-    at = frame_stack - 1
-    steps = windows.shape[1] - frame_stack
+    at, steps = frame_stack - 1, windows.shape[1] - frame_stack
     first = windows[:, at]
     if steps == 1:
-        reward: NDArray[np.float64] = first["reward"]
-        discount = ~first["terminated"] * gamma
-        following = windows[:, 1:]
-        t_next = first["t"] + 1 if frame_stack > 1 else first["t"]  # without a stack nobody asks
+        ends = _Ends(first["reward"], ~first["terminated"] * gamma, np.zeros(0, np.int64), np.zeros(0, np.int64))
     else:
-        rows = np.arange(len(windows))
-        reward, taken = _returns(windows[:, at:], gamma)
-        last = windows[rows, at + taken - 1]
-        discount = np.where(last["terminated"], 0.0, gamma**taken)
-        following = windows[rows[:, None], taken[:, None] + np.arange(frame_stack)]
-        t_next = last["t"] + 1
-    return Transitions(
-        obs=observe(windows[:, :frame_stack], observation, first["t"]),
-        action={leaf.path: first[leaf.path] for leaf in action},
-        reward=reward,
-        discount=discount,
-        next_obs=observe(following, observation, t_next),
-    )
+        ends = _ends(windows[:, at:], gamma)
+    obs, next_obs = {}, {}
+    for leaf in observation:
+        frames = windows[leaf.path]
+        if frame_stack == 1:
+            obs[leaf.path], following = frames[:, 0], frames[:, steps]
+        else:
+            frames = _padded(frames, first["t"], frame_stack)
+            obs[leaf.path], following = frames[:, :frame_stack], frames[:, steps:]
+        if len(ends.early):
+            following = following.copy()
+            places = ends.taken[:, None] + np.arange(frame_stack)
+            following[ends.early] = frames[ends.early[:, None], places].reshape(-1, *following.shape[1:])
+        next_obs[leaf.path] = following
+    return Transitions(obs, {leaf.path: first[leaf.path] for leaf in action}, ends.reward, ends.discount, next_obs)
 
 
-def _returns(windows: NDArray[np.void], gamma: float) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """N-step returns of windows [B, 1 + n] that begin at the transition, and the steps each covers."""
+class _Ends(NamedTuple):
+    """What the steps of each window amount to."""
+
+    reward: NDArray[np.float64]
+    """[B] n-step returns."""
+    discount: NDArray[np.float64]
+    """[B] of what follows."""
+    early: NDArray[np.int64]
+    """[E] windows in which the episode ends before the n-th step."""
+    taken: NDArray[np.int64]
+    """[E] steps each of those covers."""
+
+
+def _ends(windows: NDArray[np.void], gamma: float) -> _Ends:
+    """Of windows [B, 1 + n] that begin at the transition.
+
+    Few end early, so discounts are first those of whole ones.
+    """
     steps = windows.shape[1] - 1
-    kind, rewards = windows["kind"], windows["reward"]
-    total = np.zeros(len(windows))
-    taken = np.zeros(len(windows), np.int64)
-    alive = np.ones(len(windows), bool)
-    for k in range(steps):
-        alive &= kind[:, k] == STEP
-        total += np.where(alive, rewards[:, k], 0.0) * gamma**k
-        taken += alive
-    return total, taken
+    kind, rewards, terminated = windows["kind"], windows["reward"], windows["terminated"]
+    reward: NDArray[np.float64] = rewards[:, 0] + 0.0  # no -0.0, which a sum that begins with nothing never is
+    whole = np.ones(len(windows), bool)
+    for k in range(1, steps):
+        whole &= kind[:, k] == STEP
+        np.add(reward, rewards[:, k] * gamma**k, out=reward, where=whole)
+    powers = gamma ** np.arange(steps + 1)
+    discount = ~terminated[:, steps - 1] * powers[steps]
+    early = np.flatnonzero(~whole)
+    taken = (kind[early, :steps] == STEP).argmin(axis=1)  # the first that is none
+    discount[early] = ~terminated[early, taken - 1] * powers[taken]
+    return _Ends(reward, discount, early, taken)
 
 
 def stacked_space(space: spaces.Space[Any], depth: int) -> spaces.Space[Any]:

@@ -17,62 +17,7 @@ from headrace.algorithms.configs import PriorityConfig
 from headrace.lanes.layout import STEP
 from headrace.lanes.replay import Replay
 from headrace.lanes.samplers import nothing_to_sample
-
-Float64 = NDArray[np.float64]
-Int64 = NDArray[np.int64]
-
-
-class SumTree:
-    """Numbers of 0 or more, and above them a tree of their sums, each the sum of the two below it.
-
-    The sums are a function of the numbers alone, not of the order in which they were set; so a tree that is made
-    again from its numbers draws the same, bit for bit.
-
-    Args:
-        size: How many numbers; all are 0.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._depth = max(0, size - 1).bit_length()
-        self._first = 1 << self._depth
-        self._sums: Float64 = np.zeros(2 * self._first)
-        self.numbers = self._sums[self._first : self._first + size]
-        """To be read; `set` changes them."""
-
-    @property
-    def total(self) -> float:
-        """Sum of all numbers."""
-        return float(self._sums[1])
-
-    def set(self, places: Int64, numbers: Float64 | float) -> None:
-        """Change the numbers at these places; of a place that is named twice the last one counts."""
-        sums, nodes = self._sums, places + self._first
-        sums[nodes] = numbers
-        if len(places) * self._depth > self._first:
-            self._sum_all()
-            return
-        for _ in range(self._depth):
-            nodes = nodes >> 1
-            sums[nodes] = sums[2 * nodes] + sums[2 * nodes + 1]
-
-    def find(self, marks: Float64) -> Int64:
-        """Places at which the running sum passes each of ``marks``, in [0, `total`); never one whose number is 0."""
-        sums, node, left_of = self._sums, np.ones(len(marks), np.int64), marks.copy()
-        for _ in range(self._depth):
-            left = 2 * node
-            below = sums[left]
-            # A mark that rounding has carried to the very end must not fall off it.
-            right = (left_of >= below) & (sums[left + 1] > 0.0)
-            left_of = np.where(right, left_of - below, left_of)
-            node = left + right
-        return node - self._first
-
-    def _sum_all(self) -> None:
-        first = self._first
-        while first > 1:
-            below = self._sums[first : 2 * first].reshape(-1, 2)
-            self._sums[first // 2 : first] = below[:, 0] + below[:, 1]
-            first //= 2
+from headrace.lanes.sumtree import Float64, Int64, Loops, SumTree, fastest_loops
 
 
 class PrioritisedSampler:
@@ -86,6 +31,7 @@ class PrioritisedSampler:
         generator: The learner's sampling stream.
         config: Exponents, and their schedule.
         lanes: Whose rows; None: those of all lanes.
+        loops: What does the work in the tree of priorities; None: the fastest there is. All draw the same.
     """
 
     def __init__(
@@ -94,9 +40,10 @@ class PrioritisedSampler:
         generator: np.random.Generator,
         config: PriorityConfig,
         lanes: Sequence[int] | None = None,
+        loops: Loops | None = None,
     ) -> None:
         g = replay.geometry
-        self._own = tuple(range(g.lanes) if lanes is None else lanes)
+        self._others = np.setdiff1d(np.arange(g.lanes), range(g.lanes) if lanes is None else lanes)
         self.generator = generator
         self.places: Int64 = np.zeros(0, np.int64)
         """[B] places of the newest batch's windows, see `Replay.windows`."""
@@ -105,12 +52,15 @@ class PrioritisedSampler:
         self._replay = replay
         self._config = config
         self._ring, self._stride, self._back = g.ring_rows, g.stride_rows, g.frame_stack - 1
-        self._tree = SumTree(g.lanes * g.ring_rows)
+        self._tree = SumTree(g.lanes * g.ring_rows, loops or fastest_loops())
         self._known = np.full((g.lanes, 2), g.first_row, np.int64)
         """Row numbers between which each lane's rows have their priority."""
         self._generation = -1
         self._highest = np.ones(1)
-        self._lanes, self._rows = np.zeros((2, 0), np.int64)
+        self._leaves = np.zeros(0, np.int64)
+        """[B] places of the newest batch in the tree."""
+        self._drawn_from, self._drawn_at = self._known[:, 0].copy(), -1
+        """First row of each lane when it was drawn, and the replay's generation."""
 
     @property
     def rows(self) -> int:
@@ -125,17 +75,17 @@ class PrioritisedSampler:
             why = "no row of the replay holds a transition" if self.rows else "the replay is empty"
             raise nothing_to_sample(why, self.rows)
         part = self._tree.total / batch_size
-        found = self._tree.find((np.arange(batch_size) + self.generator.random(batch_size)) * part)
-        self._lanes, slots = np.divmod(found, self._ring)
-        first = self._known[self._lanes, 0]
-        self._rows = first + (slots - (first - self._back)) % self._ring
-        self.places = self._lanes * self._stride + slots
+        self._leaves = self._tree.find((np.arange(batch_size) + self.generator.random(batch_size)) * part)
+        self._drawn_from, self._drawn_at = self._known[:, 0].copy(), self._generation
+        self.places = self._places(self._leaves)
         return self._replay.windows(self.places)
 
     @property
     def drawn(self) -> tuple[Int64, Int64]:
         """Lane and row number of each transition of the newest batch, [B]."""
-        return self._lanes, self._rows
+        lanes, slots = np.divmod(self._leaves, self._ring)
+        first = self._drawn_from[lanes]
+        return lanes, first + (slots - (first - self._back)) % self._ring
 
     def priorities(self, lanes: Int64, rows: Int64) -> Float64:
         """Priorities of rows, by lane and row number; 0 for what is evicted or no transition."""
@@ -147,14 +97,17 @@ class PrioritisedSampler:
         """See `Sampler.weights`: against the bias of drawing some more often, the largest of the batch being 1."""
         config = self._config
         beta = config.beta + (1.0 - config.beta) * min(1.0, updates / config.beta_updates)
-        priorities = self._tree.numbers[self._leaf(*self.drawn)]
+        priorities = self._tree.numbers[self._leaves]
         found: Float64 = (priorities.min() / priorities) ** beta
         return found
 
     def learned(self, errors: NDArray[np.floating[Any]] | None) -> None:
         """See `Sampler.learned`."""
         assert errors is not None, "the algorithm that is asked for priorities measures errors"
-        self.reprioritise(*self.drawn, errors)
+        if self._drawn_at == self._replay.generation:  # the usual case: no row has come or gone since
+            self._set(self._leaves, self._priorities(errors))
+        else:
+            self.reprioritise(*self.drawn, errors)
 
     def reprioritise(self, lanes: Int64, rows: Int64, errors: NDArray[np.floating[Any]]) -> None:
         """Set priorities from TD errors.
@@ -165,12 +118,18 @@ class PrioritisedSampler:
             errors: [B] TD errors, of either sign.
         """
         self._refresh()
-        priorities = (np.abs(errors.astype(np.float64)) + self._config.floor) ** self._config.alpha
-        here = self._resident(lanes, rows)
+        priorities, here = self._priorities(errors), self._resident(lanes, rows)
         self.dropped += int((~here).sum())
         if here.any():
-            self._tree.set(self._leaf(lanes[here], rows[here]), priorities[here])
-            self._highest[0] = max(self._highest[0], priorities[here].max())
+            self._set(self._leaf(lanes[here], rows[here]), priorities[here])
+
+    def _priorities(self, errors: NDArray[np.floating[Any]]) -> Float64:
+        found: Float64 = (np.abs(errors.astype(np.float64)) + self._config.floor) ** self._config.alpha
+        return found
+
+    def _set(self, leaves: Int64, priorities: Float64) -> None:
+        self._tree.set(leaves, priorities)
+        self._highest[0] = max(self._highest[0], priorities.max())
 
     def state(self) -> dict[str, NDArray[Any]]:
         """See `Sampler.state`."""
@@ -178,16 +137,21 @@ class PrioritisedSampler:
 
     def load_state(self, arrays: Mapping[str, NDArray[Any]], *, same_rows: bool) -> None:
         """See `Sampler.load_state`; rows that have come since have the highest priority, as new ones."""
-        self._tree = SumTree(len(self._tree.numbers))
+        self._tree.clear()
         self._highest[:] = arrays["highest"]
-        for lane in self._own:
-            first, stop = arrays["known"][lane].tolist()
-            resident = self._replay.resident(lane)
-            first, stop = max(first, resident[0]), max(first, resident[0], min(stop, resident[1]))
-            leaves = self._leaf(lane, np.arange(first, stop))
-            self._tree.set(leaves, arrays["priorities"][leaves])
-            self._known[lane] = first, stop
+        resident = self._residents()
+        starts = np.maximum(arrays["known"][:, 0], resident[:, 0])
+        stops = np.maximum(starts, np.minimum(arrays["known"][:, 1], resident[:, 1]))
+        leaves = self._stretches(np.arange(len(starts)), starts, stops)
+        self._tree.set(leaves, arrays["priorities"][leaves])
+        self._known[:] = np.stack([starts, stops], axis=1)
         self._generation = -1
+
+    def _residents(self) -> Int64:
+        """`Replay.residents`; of lanes that are not its own, none."""
+        found = self._replay.residents()
+        found[self._others] = self._replay.geometry.first_row
+        return found
 
     def _resident(self, lanes: Int64, rows: Int64) -> NDArray[np.bool_]:
         found: NDArray[np.bool_] = (rows >= self._known[lanes, 0]) & (rows < self._known[lanes, 1])
@@ -198,19 +162,30 @@ class PrioritisedSampler:
         found: Int64 = lane * self._ring + (rows - self._back) % self._ring
         return found
 
+    def _stretches(self, lanes: Int64, starts: Int64, stops: Int64) -> Int64:
+        """Places in the tree of rows ``starts`` to ``stops`` of each of these lanes, one after the other."""
+        counts = np.maximum(stops - starts, 0)
+        before = np.cumsum(counts) - counts
+        rows = np.arange(counts.sum()) + np.repeat(starts - before, counts)
+        return self._leaf(np.repeat(lanes, counts), rows)
+
+    def _places(self, leaves: Int64) -> Int64:
+        """Places of the windows that belong to places in the tree."""
+        found: Int64 = leaves + leaves // self._ring * (self._stride - self._ring)
+        return found
+
     def _refresh(self) -> None:
         """Forget rows that were evicted, take in those that have come."""
         if self._generation == self._replay.generation:
             return
         self._generation = self._replay.generation
-        for lane in self._own:
-            first, stop = self._known[lane].tolist()
-            now_first, now_stop = self._replay.resident(lane)
-            if (first, stop) == (now_first, now_stop):
-                continue
-            self._tree.set(self._leaf(lane, np.arange(first, min(stop, now_first))), 0.0)
-            new = np.arange(max(stop, now_first), now_stop)
-            leaves = self._leaf(lane, new)
-            steps = self._replay.kinds(lane * self._stride + leaves % self._ring) == STEP
-            self._tree.set(leaves, np.where(steps, self._highest[0], 0.0))
-            self._known[lane] = now_first, now_stop
+        resident = self._residents()
+        lanes = np.flatnonzero((resident != self._known).any(axis=1))
+        (first, stop), (now_first, now_stop) = self._known[lanes].T, resident[lanes].T
+        gone = self._stretches(lanes, first, np.minimum(stop, now_first))
+        come = self._stretches(lanes, np.maximum(stop, now_first), now_stop)
+        steps = self._replay.kinds(self._places(come)) == STEP
+        numbers = np.zeros(len(gone) + len(come))
+        numbers[len(gone) :] = np.where(steps, self._highest[0], 0.0)
+        self._tree.set(np.concatenate([gone, come]), numbers)  # where a row came in place of one that went, the last
+        self._known[:] = resident

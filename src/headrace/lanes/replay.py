@@ -263,9 +263,13 @@ class Replay:
 
     def resident(self, lane: int) -> tuple[int, int]:
         """Row numbers between which rows may be sampled."""
-        n = self.geometry.n_step
-        start, stop = int(self.books.resident_from[lane]), int(self.books.row[lane]) - (n - 1)
-        return start, max(start, stop)
+        start, stop = self.residents()[lane].tolist()
+        return start, stop
+
+    def residents(self) -> NDArray[np.int64]:
+        """[L, 2] `resident` of every lane."""
+        start, stop = self.books.resident_from, self.books.row - (self.geometry.n_step - 1)
+        return np.stack([start, np.maximum(start, stop)], axis=1)
 
     def windows(self, places: NDArray[np.int64]) -> NDArray[np.void]:
         """Copy windows of neighbouring rows out of the lanes.

@@ -82,7 +82,7 @@ class UniformSampler:
 
     def __init__(self, replay: Replay, generator: np.random.Generator, lanes: Sequence[int] | None = None) -> None:
         self._replay = replay
-        self._lanes = tuple(range(replay.geometry.lanes) if lanes is None else lanes)
+        self._lanes = np.arange(replay.geometry.lanes) if lanes is None else np.array(lanes)
         self.generator = generator
         self._generation = -1
         self._ends = np.zeros(0, np.int64)
@@ -187,18 +187,17 @@ class UniformSampler:
             return
         self._generation = replay.generation
         self._ahead = []
-        g, starts, lengths = replay.geometry, [], []
-        for lane in self._lanes:
-            first, last = replay.resident(lane)
-            slot = (first - (g.frame_stack - 1)) % g.ring_rows
-            whole = min(last - first, g.ring_rows - slot)
-            for start, length in ((slot, whole), (0, last - first - whole)):
-                if length > 0:
-                    starts.append(lane * g.stride_rows + start)
-                    lengths.append(length)
-        self._ends = np.cumsum(lengths, dtype=np.int64)
-        self._shifts = np.asarray(starts, np.int64) - self._ends + np.asarray(lengths, np.int64)
-        if not lengths:
+        g = replay.geometry
+        first, last = replay.residents()[self._lanes].T
+        slot = (first - (g.frame_stack - 1)) % g.ring_rows
+        whole = np.minimum(last - first, g.ring_rows - slot)
+        begin = self._lanes * g.stride_rows
+        starts = np.stack([begin + slot, begin], axis=1).reshape(-1)  # each lane's up to two pieces, in order
+        lengths = np.stack([whole, last - first - whole], axis=1).reshape(-1)
+        starts, lengths = starts[lengths > 0], lengths[lengths > 0]
+        self._ends = np.cumsum(lengths)
+        self._shifts = starts - self._ends + lengths
+        if not len(lengths):
             return
         total = self.rows
         self._bits = max(0, total.bit_length() - _BUCKET_BITS)
