@@ -33,7 +33,7 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 FOLDER = CHECKOUT / "tests" / "mutants"
-LIMIT_S = 100.0
+LIMIT_S = 200.0
 """Longest a mutant's test may take. A mutant that hangs is not caught: the test has to say what is wrong."""
 
 _WRONG_PACKAGE = 90
@@ -122,7 +122,7 @@ def run(source: Path, tests: Sequence[str], limit_s: float = LIMIT_S) -> Outcome
     Raises:
         ImportError: Not the copy was imported.
     """
-    arguments = [*tests, "-x", "-q", "--tb=short", "--no-header", "-p", "no:cacheprovider", "-o", "timeout=90"]
+    arguments = [*tests, "-x", "-q", "--tb=short", "--no-header", "-p", "no:cacheprovider", "-o", "timeout=180"]
     process = subprocess.Popen(
         [sys.executable, "-c", _MAIN, str(source), *arguments],
         cwd=CHECKOUT,

@@ -18,7 +18,7 @@ from headrace.core.errors import ConfigError, EnvironmentRaised, NonFiniteValue,
 from headrace.core.specs import leaves
 from headrace.lanes.derive import transitions
 from headrace.lanes.lane import LaneBlock
-from headrace.lanes.layout import CUT, FINAL, STEP, Geometry
+from headrace.lanes.layout import CUT, FINAL, INFO_KEYS, STEP, Geometry
 from headrace.lanes.replay import Replay
 from headrace.telemetry.board import Activity, Board
 from headrace.weights.snapshot import SnapshotLayout, SnapshotReader, Snapshots
@@ -247,6 +247,15 @@ def test_observation_that_does_not_fit(bench):
     assert {name: caught.value.facts[name] for name in ("environment", "lane", "step")} == {
         "environment": "park", "lane": 0, "step": 4,
     }  # fmt: skip
+
+
+def test_steps_that_say_that_they_failed_are_counted_by_lane(bench):
+    b = bench()
+    step, said = b.envs[0].step, iter([{"error": "disk full"}, {"error": None, "timeout": True}, {}, {"note": 1}])
+    b.envs[0].step = lambda action: (*step(action)[:4], next(said))
+    b.collector.collect(0, 4)
+    counts = dict(zip(INFO_KEYS, b.block.info_counts.T.tolist(), strict=True))
+    assert counts == {key: [int(key in ("error", "timeout")), 0] for key in INFO_KEYS}
 
 
 def test_error_of_ours_is_passed_on_as_it_is():
