@@ -185,6 +185,8 @@ def test_snapshot_of_another_policy_is_refused_and_the_old_one_kept():
         "  found: weights: float32 [9]\n"
         "  fix: act with the configuration the snapshot was trained with: the run directory's config.toml"
     )
+    with pytest.raises(SnapshotCorrupt, match=r"found: weights: float32 \[99\]"):
+        actor.load(snapshot(np.zeros(99, np.float32)))  # which would fit, cut off
     with pytest.raises(SnapshotCorrupt, match=r"found: arrays \['actor'\]"):
         actor.load({"actor": np.zeros(43, np.float32)})
     np.testing.assert_array_equal(actor.act(observations(1))["action"], before)

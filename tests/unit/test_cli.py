@@ -484,6 +484,13 @@ def test_ending_tells_what_the_run_went_on_without(lanes, told):
     assert "degraded" not in ending({**SUMMARY, "degraded": None}, Path("runs/x"))
 
 
+def test_ending_tells_what_could_not_be_written():
+    text = ending({**SUMMARY, "lost_lines": {"events": 2, "metrics": 1_204}}, Path("runs/x"))
+    told = "2 of events and 1,204 of metrics could not be written: the disk was full, or not to be written to"
+    assert f"  lost lines    {told}\n" in text
+    assert "lost lines" not in ending({**SUMMARY, "lost_lines": {}}, Path("runs/x"))
+
+
 def test_ending_in_full(monkeypatch):
     monkeypatch.setattr(ending_module, "typed", str)
     text = ending(SUMMARY, Path("runs/x"))

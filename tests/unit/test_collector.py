@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import sys
 from pathlib import Path
 
@@ -14,8 +16,9 @@ from headrace.collectors.stepping import Group, raised
 from headrace.core import seeding
 from headrace.core.errors import ConfigError, EnvironmentRaised, NonFiniteValue, ObservationMismatch
 from headrace.core.specs import leaves
+from headrace.lanes.derive import transitions
 from headrace.lanes.lane import LaneBlock
-from headrace.lanes.layout import CUT, FINAL, STEP, Geometry
+from headrace.lanes.layout import CUT, FINAL, INFO_KEYS, STEP, Geometry
 from headrace.lanes.replay import Replay
 from headrace.telemetry.board import Activity, Board
 from headrace.weights.snapshot import SnapshotLayout, SnapshotReader, Snapshots
@@ -111,6 +114,38 @@ def test_policy_is_asked_once_for_all_lanes_and_sees_stacked_frames(bench):
     assert len(b.actor.seen) == 5
     seen = [obs[0, :, 1].tolist() for obs in b.actor.seen]  # lane 0, t of each frame
     assert seen == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [0, 0, 0], [0, 0, 1]]  # no frame of the episode before
+
+
+def test_what_was_acted_on_is_what_is_trained_on(bench):
+    """Over the ends of chunks and of episodes, bit for bit, as observation and as successor."""
+    b = bench(limit=5, frame_stack=3)
+    for chunk in range(4):
+        b.take(b.collector.collect(chunk, 4))
+    g = b.geometry
+    for lane in range(LANES):
+        places = np.array([b.replay.place(lane, row) for row in range(*b.replay.resident(lane))])
+        places = places[b.replay.kinds(places) == STEP]
+        batch = transitions(b.replay.windows(places), g.observation, g.action, g.frame_stack, 0.9)
+        acted_on = np.stack([obs[lane] for obs in b.actor.seen])
+        assert batch.obs["obs"].tolist() == acted_on.tolist()
+        goes_on = acted_on[1:, -1, 1] > 0
+        assert goes_on.sum() == 12
+        assert batch.next_obs["obs"][:-1][goes_on].tolist() == acted_on[1:][goes_on].tolist()
+
+
+def test_groups_and_chunks_draw_differently_from_the_global_generators(bench):
+    """Of environments that use them: by group, chunk and incarnation, and the same in every run."""
+
+    def drawn(group: int, chunk: int, incarnation: int) -> tuple[float, float]:
+        b = bench()
+        b.collector.group = Group(group, (0, 1), 3, incarnation)
+        b.collector.collect(chunk, 0)
+        return random.random(), float(np.random.random())  # noqa: NPY002 - what environments call
+
+    keys = list(itertools.product((0, 1), (0, 1), (0, 1)))
+    found = [drawn(*key) for key in keys]
+    assert len({number for both in found for number in both}) == 2 * len(keys)
+    assert found == [drawn(*key) for key in keys]
 
 
 def test_new_policy_is_used_from_the_next_chunk_on(bench):
@@ -212,6 +247,15 @@ def test_observation_that_does_not_fit(bench):
     assert {name: caught.value.facts[name] for name in ("environment", "lane", "step")} == {
         "environment": "park", "lane": 0, "step": 4,
     }  # fmt: skip
+
+
+def test_steps_that_say_that_they_failed_are_counted_by_lane(bench):
+    b = bench()
+    step, said = b.envs[0].step, iter([{"error": "disk full"}, {"error": None, "timeout": True}, {}, {"note": 1}])
+    b.envs[0].step = lambda action: (*step(action)[:4], next(said))
+    b.collector.collect(0, 4)
+    counts = dict(zip(INFO_KEYS, b.block.info_counts.T.tolist(), strict=True))
+    assert counts == {key: [int(key in ("error", "timeout")), 0] for key in INFO_KEYS}
 
 
 def test_error_of_ours_is_passed_on_as_it_is():

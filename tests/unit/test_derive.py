@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from headrace.core.errors import UnsupportedSpace
 from headrace.core.specs import leaves
 from headrace.lanes.derive import observe, stack, stacked_space, transitions
-from headrace.lanes.layout import FINAL, STEP, row_dtype
+from headrace.lanes.layout import CUT, FINAL, LOST, STEP, row_dtype
 from sampling_support import Filled
 
 OBS = leaves(spaces.Box(-np.inf, np.inf, (), np.float32), "obs")
@@ -77,6 +79,81 @@ def test_a_return_of_n_steps_is_discounted_step_by_step() -> None:
     assert found.reward.tolist() == [1 + 5 + 25]
     assert found.discount.tolist() == [0.125]
     assert found.next_obs["obs"].tolist() == [4]
+
+
+# --- whatever ends in between, against a reference that goes through one episode at a time
+
+
+@dataclass(frozen=True)
+class Told:
+    """An episode as somebody would tell it."""
+
+    rewards: list[float]
+    frames: list[float]
+    """One more than rewards."""
+    end: str
+    """terminated, truncated, cut, or lost; a lost one may have no step at all."""
+
+
+def stored(episodes: list[Told], depth: int) -> tuple[Any, list[tuple[int, int, int]]]:
+    """Rows [R] as a lane holds them, and of each transition its row, its episode and its step."""
+    rows = np.zeros(depth - 1 + sum(len(told.frames) for told in episodes), row_dtype(OBS, ACTION))
+    places, at = [], depth - 1
+    for number, told in enumerate(episodes):
+        steps = len(told.rewards)
+        part = rows[at : at + steps + 1]
+        part["obs"], part["t"], part["episode"] = told.frames, np.arange(steps + 1), number
+        part["reward"][:steps], part["kind"][:steps] = told.rewards, STEP
+        part["kind"][steps] = {"cut": CUT, "lost": LOST}.get(told.end, FINAL)
+        if told.end in ("terminated", "truncated"):
+            part[told.end][steps - 1] = True
+        places += [(at + step, number, step) for step in range(steps)]
+        at += steps + 1
+    return rows, places
+
+
+def told_stack(told: Told, step: int, depth: int) -> Any:
+    frames = [told.frames[max(0, step - back)] for back in range(depth - 1, -1, -1)]
+    return frames if depth > 1 else frames[0]
+
+
+NUMBERS = st.floats(-1e3, 1e3, width=32)
+ENDS = st.sampled_from(["terminated", "truncated", "cut", "lost"])
+
+
+@st.composite
+def lanes_told(draw: st.DrawFn) -> list[Told]:
+    found = []
+    for _ in range(draw(st.integers(1, 6))):
+        end = draw(ENDS)
+        steps = draw(st.integers(0 if end == "lost" else 1, 7))
+        numbers = st.lists(NUMBERS, min_size=steps, max_size=steps)
+        found.append(Told(draw(numbers), [*draw(numbers), draw(NUMBERS)], end))
+    return found
+
+
+@settings(max_examples=200, report_multiple_bugs=False)
+@given(lanes_told(), st.integers(1, 4), st.integers(1, 5), st.floats(0, 1))
+def test_transitions_equal_a_slow_reference_whatever_ends_in_between(
+    episodes: list[Told], depth: int, steps: int, gamma: float
+) -> None:
+    rows, places = stored(episodes, depth)
+    rows = np.concatenate(
+        [rows, np.zeros(steps, rows.dtype)]
+    )  # a window is never cut off; what is not written is no step
+    windows = [rows[row - depth + 1 : row + steps + 1] for row, _, _ in places]
+    if not windows:
+        return
+    found = transitions(np.stack(windows), OBS, ACTION, depth, gamma)
+    for place, (_, number, step) in enumerate(places):
+        told = episodes[number]
+        taken = min(steps, len(told.rewards) - step)
+        reward = math.fsum(gamma**k * told.rewards[step + k] for k in range(taken))
+        terminated = told.end == "terminated" and step + taken == len(told.rewards)
+        assert found.reward[place] == pytest.approx(reward, rel=1e-12, abs=1e-9)
+        assert found.discount[place] == pytest.approx(0.0 if terminated else gamma**taken, rel=1e-12)
+        assert found.obs["obs"][place].tolist() == told_stack(told, step, depth)
+        assert found.next_obs["obs"][place].tolist() == told_stack(told, step + taken, depth)
 
 
 @pytest.mark.parametrize(

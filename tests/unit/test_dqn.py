@@ -107,6 +107,15 @@ def test_losses_are_weighted_means():
     assert td_loss(error, weight, "huber") == pytest.approx((0.25 / 2 + 0.5 * 2.5) / 2)
 
 
+def test_double_targets_by_hand():
+    reward, discount = torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.25])
+    for double, expected in ((True, [1 + 0.5 * 20, 2 + 0.25 * 50]), (False, [1 + 0.5 * 40, 2 + 0.25 * 80])):
+        algorithm = learner(target={"double": double})
+        algorithm._q, algorithm._target_q = (lambda obs: CHOOSER), (lambda obs: JUDGE)
+        target = td_target(reward, discount, algorithm._next_value(torch.zeros(2, 3)))
+        np.testing.assert_allclose(target.numpy(), expected)
+
+
 # --- one update, whole
 
 
@@ -412,6 +421,19 @@ def test_epsilon_is_the_share_of_random_actions():
     moved = np.stack([actor.act(obs, noise)["action"] != greedy for _ in range(1000)])
     assert moved.mean() == pytest.approx(0.25 * 3 / 4, abs=0.015)  # a random action may be the best one
     assert [lane.carry.size for lane in noise] == [0] * 8
+
+
+def test_epsilon_is_that_of_the_newest_policy():
+    algorithm = learner(exploration={"epsilon": 1.0, "final_epsilon": 0.0, "decay_steps": 100})
+    actor = build_actor(algorithm.policy)
+    noise = [actor.noise(np.random.default_rng(lane)) for lane in range(8)]
+    obs = batch().obs
+    for steps, share in ((0, 0.75), (60, 0.3), (100, 0.0)):  # of four actions, one in four at random is the best
+        algorithm.observe({}, steps)
+        actor.load(algorithm.policy_arrays())
+        greedy = actor.act(obs)["action"]
+        moved = np.stack([actor.act(obs, noise)["action"] != greedy for _ in range(400)])
+        assert moved.mean() == pytest.approx(share, abs=0.03)
 
 
 def test_no_lane_explores_with_another_ones_generator():

@@ -93,7 +93,7 @@ class Scene:
         observer = Observer(config, board, metrics, self.queue, self.clock, self.shown.append)
         basics, resources, chronicle = Basics(config, tmp_path / "board"), Resources(config), Chronicle(log, observer)
         incidents = Incidents(basics, resources, observer, chronicle, tmp_path, self.clock)
-        self.board, self.resources, self.observer = board, resources, observer
+        self.board, self.resources, self.observer, self.log = board, resources, observer, log
         self.experiment = Experiment(basics, chronicle, resources, observer, self.queue, incidents, self.clock)
         self.supervisor = FakeSupervisor()
         self.experiment._supervisor = self.supervisor
@@ -326,6 +326,15 @@ def test_overdue_child_is_an_event_and_a_stalled_fault(scene):
 
 
 DEGRADE = {"supervision.when_spent": "degrade"}
+
+
+def test_what_a_full_disk_cost_is_in_the_summary(scene):
+    assert scene.summary["lost_lines"] == {}
+    scene.observer._metrics.close()
+    scene.observer._metrics.write(1, 1, 0.0, {"train/critic_loss": 0.5})  # a line and a record
+    scene.log.close()
+    found = scene.summary["lost_lines"]  # the event that says how it ended is lost as well
+    assert found == {"events": 1, "metrics": 2}
 
 
 @pytest.mark.parametrize("settings", [DEGRADE])

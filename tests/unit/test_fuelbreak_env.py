@@ -306,7 +306,10 @@ def test_an_observation_is_the_callers_own():
     env = small()
     obs = env.reset(seed=0)[0]
     obs[:] = 0.5
-    assert not np.array_equal(env.step(at())[0], obs)
+    led_to = env.step(at())[0]
+    assert not np.array_equal(led_to, obs)
+    led_to[:] = 0.5
+    assert not np.array_equal(env.step(at())[0], led_to)
 
 
 # Real landscapes

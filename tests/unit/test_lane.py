@@ -268,9 +268,54 @@ def test_the_short_way_for_single_arrays_stores_the_same_bytes(frame_stack: int)
 def test_the_short_way_refuses_a_wrong_size_too() -> None:
     writer = LaneWriter(block(), 0)
     writer.begin_episode(value(0))
-    with pytest.raises(ObservationMismatch, match="obs has not the size"):
-        writer.step_arrays(np.int64(1), 0.0, RUNNING, np.zeros(3, np.float32), 0)
-    assert writer.transitions == 0
+    for steps in range(3):  # the first one goes the long way, because its row is mirrored
+        with pytest.raises(ObservationMismatch, match="obs has not the size"):
+            writer.step_arrays(np.int64(1), 0.0, RUNNING, np.zeros(3, np.float32), 0)
+        with pytest.raises(ObservationMismatch, match="action has not the size"):
+            writer.step_arrays(np.int32(1), 0.0, RUNNING, value(1)[0], 0)
+        assert writer.transitions == steps
+        writer.step_arrays(np.int64(1), 0.0, RUNNING, value(1)[0], 0)
+
+
+class Watched:
+    """A lane's header that remembers what the whole lane held whenever its row number moved."""
+
+    def __init__(self, header: memoryview, rows: np.ndarray[Any, Any]) -> None:
+        self._header, self._rows = header, rows
+        self.held: list[bytes] = []
+
+    def __getitem__(self, place: int) -> int:
+        return int(self._header[place])
+
+    def __setitem__(self, place: int, number: int) -> None:
+        self._header[place] = number
+        if place == 0:
+            self.held.append(self._rows.tobytes())
+
+
+@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize("frame_stack", [1, 3])
+def test_the_row_number_moves_last(frame_stack: int, *, short: bool) -> None:
+    """There is no lock: whoever sees the number sees all that it stands for, also the mirror and the ends of episodes."""
+    lanes = block(frame_stack=frame_stack)
+    writer = LaneWriter(lanes, 0)
+    header = writer._number
+    writer._number = watched = Watched(header, lanes.rows[0])  # type: ignore[assignment]
+    for number in range(4 * lanes.geometry.ring_rows):
+        if number % 4 == 0:
+            writer.begin_episode(value(-number))
+        assert watched.held == [], "an observation an episode begins with is no complete row"
+        ended = (number % 8 == 3, number % 16 == 7)
+        if number % 16 == 15:
+            writer.lose(number)
+        elif short:
+            writer.step_arrays(np.int64(number % 3), 0.5 * number, ended, value(number)[0], number)
+        else:
+            writer.step([np.int64(number % 3)], 0.5 * number, ended, value(number), number)
+        whole = [lanes.rows[0].tobytes()]
+        assert watched.held == whole, "the row number moved before the row was whole"
+        watched.held.clear()
+    writer._number = header
 
 
 def test_what_is_intended_is_there_before_it_is_done_and_makes_no_row() -> None:

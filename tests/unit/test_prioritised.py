@@ -183,6 +183,26 @@ def test_weights_correct_for_what_is_drawn_more_often() -> None:
         np.testing.assert_allclose(drawing.weights(updates), np.where(large, 0.25**beta, 1.0))
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(-50, 50), min_size=12, max_size=12),
+    st.sampled_from([0.0, 0.3, 0.6, 1.0]),
+    st.floats(0, 1),
+    st.integers(0, 150),
+)
+def test_every_weight_is_that_of_the_formula(errors: list[float], alpha: float, beta: float, updates: int) -> None:
+    """``(1 / (N P(i))) ** beta`` over the largest of the batch (section 3.4), worked out row by row."""
+    filled = Filled(1, 100)
+    filled.add(0, 12, 20)
+    drawing = sampler(filled, alpha=alpha, beta=beta, beta_updates=100, floor=0.01)
+    drawing.reprioritise(np.zeros(12, np.int64), np.arange(12), np.array(errors))
+    drawing.sample(30)
+    priorities = [(abs(error) + 0.01) ** alpha for error in errors]
+    exponent = beta + (1 - beta) * min(1, updates / 100)
+    raw = [(1 / (12 * priorities[row] / sum(priorities))) ** exponent for row in drawing.drawn[1].tolist()]
+    np.testing.assert_allclose(drawing.weights(updates), np.array(raw) / max(raw), rtol=1e-9)
+
+
 # --- the same again
 
 

@@ -52,6 +52,7 @@ def test_nothing_has_a_name_and_programs_do_not_inherit_it():
     names = set(Path("/dev/shm").iterdir())
     with SharedBlock.create(10) as block:
         assert not {name for name in set(Path("/dev/shm").iterdir()) - names if "headrace" in name.name}
+        assert str(Path(f"/proc/self/fd/{block.fd}").readlink()).endswith("(deleted)")
         assert not os.get_inheritable(block.fd)
 
 

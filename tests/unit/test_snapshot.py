@@ -71,6 +71,36 @@ def test_copy_that_the_writer_disturbs_is_made_again(snapshots, monkeypatch):
     assert_holds(reader, 1 + 2 * PLACES)
 
 
+def test_place_that_holds_another_version_is_not_taken(snapshots, monkeypatch):
+    """The writer goes once around between the moment a version is chosen and the moment its place is read."""
+    reader = SnapshotReader(snapshots)
+    snapshots.publish(arrays(1))
+    mark = snapshots.mark
+
+    def overtaken(place: int) -> tuple[int, int]:
+        monkeypatch.setattr(snapshots, "mark", mark)
+        for value in range(2, 2 + PLACES):
+            snapshots.publish(arrays(value))
+        return mark(place)
+
+    monkeypatch.setattr(snapshots, "mark", overtaken)
+    assert reader.refresh()
+    assert (reader.version, reader.retries) == (1 + PLACES, 1)
+    assert_holds(reader, 1 + PLACES)
+
+
+def test_version_that_is_prepared_is_nobodys_before_it_is_shown(snapshots):
+    reader = SnapshotReader(snapshots)
+    snapshots.publish(arrays(1))
+    version, _ = snapshots.prepare(arrays(2))
+    assert reader.refresh()
+    assert (reader.version, snapshots.version) == (1, 1)
+    assert_holds(reader, 1)
+    snapshots.show(version)
+    assert reader.refresh()
+    assert_holds(reader, 2)
+
+
 def test_damaged_policy_is_never_used(snapshots):
     reader = SnapshotReader(snapshots)
     snapshots.publish(arrays(1))

@@ -56,6 +56,7 @@ def test_what_has_no_source_is_null_and_never_zero():
     config = load_config("pendulum-td3")
     outcome = {
         "outcome": "failed", "error": "x", "exit_code": 1, "updates": 0, "wall_s": 1.23456, "training_s": None, "degraded": None,
+        "lost_lines": {},
     }  # fmt: skip
     queue = EvaluationQueue(baseline=True, enabled=True)
     summary = summarize(config, outcome, {}, audit(None, 6), queue, {"died": 1, "restarts": 2})
@@ -76,6 +77,7 @@ def test_throughput_is_over_training_alone():
         "wall_s": 9.0,
         "training_s": 2.0,
         "degraded": None,
+        "lost_lines": {"events": 0, "metrics": 0},
     }
     queue = EvaluationQueue(baseline=False, enabled=True)
     queue.finished({"version": 3, "env_steps": 60, "mean_reward": 1.5, "interval": None, "episodes": 1})
@@ -93,6 +95,7 @@ RESUMES = [
 ]
 OUTCOME = {
     "outcome": "completed", "error": None, "exit_code": 0, "updates": 30, "wall_s": 9.0, "training_s": 2.0, "degraded": None,
+    "lost_lines": {"events": 0, "metrics": 3},
 }  # fmt: skip
 
 
@@ -102,6 +105,11 @@ def test_speed_of_a_resumed_run_is_that_of_this_session():
     assert (summary["env_steps"], summary["updates"]) == (10, 30)
     assert summary["throughput"] == {"env_steps_per_s": 2.0, "updates_per_s": 10.0}
     assert (summary["sessions"], summary["resumes"]) == (3, RESUMES)
+
+
+def test_lines_that_could_not_be_written_are_told_by_file():
+    queue = EvaluationQueue(baseline=False, enabled=True)
+    assert summarize(load_config("pendulum-td3"), OUTCOME, {}, None, queue, {})["lost_lines"] == {"metrics": 3}
 
 
 def test_run_that_was_never_resumed_has_one_session():

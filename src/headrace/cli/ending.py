@@ -103,6 +103,10 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if degraded:
         lanes = ", ".join(map(str, degraded["lanes"]))
         yield "degraded", f"went on without lane{'s' * (len(degraded['lanes']) > 1)} {lanes}: {degraded['reason']}"
+    lost = summary.get("lost_lines")
+    if lost:
+        told = " and ".join(f"{count:,} of {file}" for file, count in lost.items())
+        yield "lost lines", f"{told} could not be written: the disk was full, or not to be written to"
     for found in summary.get("warnings") or ():
         if found["severity"] == "warning":
             yield "suspicious", found["text"]

@@ -166,7 +166,7 @@ class Experiment:
         clock: Clock,
     ) -> None:
         self._config = basics.config
-        self._say = chronicle.say
+        self._chronicle, self._say = chronicle, chronicle.say
         self._incidents = incidents
         self._checkpoint: dict[str, Any] | None = _whole(observer.history.checkpoint)
         """Facts of the newest policy on disk."""
@@ -245,8 +245,9 @@ class Experiment:
             "degraded": self._incidents.losses.summary(),
         }
         self._say("ended", "supervisor", f"run ended: {outcome}", outcome=outcome)
-        resumes = observer.history.resumes
-        return summarize(config, facts, observer.learner, books, self._evaluations, observer.faults, resumes)
+        facts["lost_lines"] = self._chronicle.lost_lines
+        faults, resumes = observer.faults, observer.history.resumes
+        return summarize(config, facts, observer.learner, books, self._evaluations, faults, resumes)
 
     # What happened, one method each.
 

@@ -41,6 +41,11 @@ class Chronicle:
         if tell:
             self._observer.message = text
 
+    @property
+    def lost_lines(self) -> dict[str, int]:
+        """What could not be written of this session, by file."""
+        return {"events": self._events.lost, "metrics": self._observer.lost_metrics}
+
 
 class Decider(Protocol):
     """Who knows whether a child may be started again: the supervisor."""

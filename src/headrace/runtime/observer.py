@@ -70,6 +70,11 @@ class Observer:
         """The newest thing worth a sentence."""
 
     @property
+    def lost_metrics(self) -> int:
+        """Lines and TensorBoard records that could not be written in this session."""
+        return self._metrics.lost
+
+    @property
     def wall_s(self) -> float:
         """Seconds the run has lasted: this session, and what is kept of those before it."""
         return self._clock.now() - self._started_s

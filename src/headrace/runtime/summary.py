@@ -55,7 +55,8 @@ def summarize(
 
     Args:
         config: Of the run.
-        outcome: ``outcome``, ``error``, ``exit_code``, ``updates``, ``wall_s``, ``training_s``, ``degraded``.
+        outcome: ``outcome``, ``error``, ``exit_code``, ``updates``, ``wall_s``, ``training_s``, ``degraded``,
+            ``lost_lines`` (by file; what a full disk cost).
         learner: The learner's last facts; empty if it never told any.
         books: From `audit`; None if a resumed run ended before its experience was there again.
         evaluations: All of them.
@@ -81,6 +82,7 @@ def summarize(
         "faults": {kind: count for kind, count in faults.items() if kind != "restarts"},
         "restarts": faults.get("restarts", 0),
         "degraded": outcome["degraded"],
+        "lost_lines": {file: count for file, count in outcome["lost_lines"].items() if count},
         "throughput": _throughput(
             env_steps - begun["env_steps"], outcome["updates"] - begun["updates"], outcome["training_s"]
         ),
