@@ -11,7 +11,7 @@ from headrace.core.agents import AgentsConfig, Cast
 from headrace.core.config import EnvConfig
 from headrace.core.errors import ConfigError, EnvironmentNotBuilt, ObservationMismatch, UnsupportedSpace
 from headrace.envs.agents import ParallelCopy, is_parallel, takes_turns
-from headrace.envs.contract import build_copy, build_environment
+from headrace.envs.building import build_copy, build_environment
 from headrace.runtime.config import load_config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -15,7 +15,8 @@ from gymnasium import spaces
 from headrace.core.config import EnvConfig
 from headrace.core.errors import ConfigError, EnvironmentNotBuilt, ObservationMismatch, UnsupportedSpace
 from headrace.envs import toy
-from headrace.envs.contract import ObservationCheck, build_environment, environment_name, first_non_finite
+from headrace.envs.building import build_environment, environment_name
+from headrace.envs.contract import ObservationCheck, first_non_finite
 
 
 def not_built(source, **options):

@@ -8,7 +8,7 @@ import pytest
 
 import headrace.runtime.presets as presets_module
 from headrace.core.errors import ConfigError
-from headrace.envs.contract import build_environment
+from headrace.envs.building import build_environment
 from headrace.runtime.config import load_config
 from headrace.runtime.presets import preset_folder, presets, resolve
 

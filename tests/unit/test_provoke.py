@@ -9,7 +9,8 @@ import pytest
 from headrace.core import seeding
 from headrace.core.config import EnvConfig
 from headrace.core.errors import ObservationMismatch
-from headrace.envs.contract import ObservationCheck, build_environment, environment_name
+from headrace.envs.building import build_environment, environment_name
+from headrace.envs.contract import ObservationCheck
 from headrace.envs.toy import SPACES, counter, sampler
 from headrace.testing import provoke
 from headrace.testing.faultrun import UserEnvironment

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -82,12 +81,12 @@ def twin(config: str, out: Path | None, as_json: bool, quiet: bool, **given: Any
         import headrace.runtime.experiment
         import headrace.runtime.twinrecords  # noqa: F401
     title = Path(config).stem
-    with _folder(out, experiment, title) as folder:
-        runs = list(_runs(planned, folder, quiet=quiet or as_json))
-        if runs[-1].summary["outcome"] != "completed":
-            return _failed(runs[-1], folder / planned[len(runs) - 1].name, as_json=as_json)
-        twins = Twins(experiment.run.steps, tuple(runs), given["margin"], experiment.run.collectors, _cores())
-        return _report(twins, experiment, folder, title, as_json=as_json)
+    folder = _folder(out, experiment, title)
+    runs = list(_runs(planned, folder, quiet=quiet or as_json))
+    if runs[-1].summary["outcome"] != "completed":
+        return _failed(runs[-1], folder / planned[len(runs) - 1].name, as_json=as_json)
+    twins = Twins(experiment.run.steps, tuple(runs), given["margin"], experiment.run.collectors, _cores())
+    return _report(twins, experiment, folder, title, as_json=as_json)
 
 
 def _runs(planned: Sequence[PlannedRun], folder: Path, *, quiet: bool) -> Iterator[TwinRun]:
@@ -193,12 +192,10 @@ def _draw(twins: Twins, marks: list[int], path: Path, title: str) -> bool:
     return True
 
 
-@contextmanager
-def _folder(out: Path | None, config: ExperimentConfig, title: str) -> Iterator[Path]:
-    """A folder for the runs and the report; after Ctrl-C it goes, with all that this command has put into it."""
+def _folder(out: Path | None, config: ExperimentConfig, title: str) -> Path:
+    """A folder for the runs and the report; what has run stays in it, however this ends."""
     now = datetime.now(tz=UTC).astimezone()
     folder = out or Path(config.run.directory) / f"twin-{title}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    made = [one for one in (folder, *folder.parents) if not one.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -212,15 +209,7 @@ def _folder(out: Path | None, config: ExperimentConfig, title: str) -> Iterator[
             problem=f"{type(error).__name__}: {error}",
             fix="choose another --out",
         ) from None
-    try:
-        yield folder
-    except KeyboardInterrupt:
-        for one in folder.iterdir():
-            shutil.rmtree(one) if one.is_dir() else one.unlink()
-        for one in made:
-            with suppress(OSError):  # somebody else has put something there meanwhile
-                one.rmdir()
-        raise
+    return folder
 
 
 def _cores() -> int:

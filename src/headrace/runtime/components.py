@@ -16,7 +16,8 @@ from headrace.core import seeding
 from headrace.core.errors import NonFiniteValue, UnsupportedSpace
 from headrace.core.specs import leaves
 from headrace.envs.agents import ParallelCopy
-from headrace.envs.contract import ObservationCheck, environment_name, first_non_finite
+from headrace.envs.building import environment_name
+from headrace.envs.contract import ObservationCheck, first_non_finite
 from headrace.ipc.channel import MessagePipe
 from headrace.ipc.child import ChildContext
 from headrace.lanes.credits import CREDIT_BYTES, commit_bytes

@@ -15,7 +15,7 @@ from headrace.algorithms.registry import build_actor
 from headrace.core import seeding
 from headrace.core.errors import EnvironmentFault, HeadraceError, RecordDamaged
 from headrace.core.specs import assemble, handed_over, leaves
-from headrace.envs.contract import build_environment
+from headrace.envs.building import build_environment
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.layout import STEP
 from headrace.record.causes import (

@@ -14,7 +14,8 @@ from gymnasium.vector import AutoresetMode
 from headrace.collectors.remote import RemoteEnvs
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.errors import EnvironmentFault, EnvironmentLost, EnvironmentRaised
-from headrace.envs.contract import ObservationCheck, environment_name
+from headrace.envs.building import environment_name
+from headrace.envs.contract import ObservationCheck
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.replay import LaneBooks
 from headrace.runtime.payloads import Basics, EnvSpaces, GroupBeginning, build_lane_environment, group_lanes

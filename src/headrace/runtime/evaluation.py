@@ -22,7 +22,8 @@ from headrace.core import seeding
 from headrace.core.errors import ConfigError, NonFiniteValue, RunDirectoryError
 from headrace.core.specs import Leaf, assemble, handed_over, leaves
 from headrace.envs.agents import ParallelCopy
-from headrace.envs.contract import ObservationCheck, environment_name
+from headrace.envs.building import environment_name
+from headrace.envs.contract import ObservationCheck
 from headrace.ipc.child import ChildContext
 from headrace.lanes.derive import stack
 from headrace.runtime.config import ExperimentConfig
@@ -208,13 +209,7 @@ def evaluate_run(
         EnvironmentFault: The environment cannot be built or breaks its contract.
     """
     config = run.read_config()
-    versions = policy_versions(run.checkpoints_dir)
-    if not versions:
-        raise RunDirectoryError(
-            f"{run.path} holds no policy yet", expected=f"{run.checkpoints_dir}/<version>/policy.safetensors",
-            found="none", fix="wait for the run's first evaluation, or choose another run",
-        )  # fmt: skip
-    chosen = versions[-1] if version is None else version
+    chosen = _newest(run) if version is None else version
     arrays, facts = load_policy_arrays(run.checkpoints_dir, chosen)
     mode = "rgb_array" if render_to is not None else None
     name = environment_name(config.env, env_factory)
@@ -235,6 +230,17 @@ def evaluate_run(
         "returns": list(scores.returns),
         "render_path": render_to,
     }
+
+
+def _newest(run: RunDirectory) -> int:
+    """The newest policy of a run."""
+    versions = policy_versions(run.checkpoints_dir)
+    if versions:
+        return versions[-1]
+    raise RunDirectoryError(
+        f"{run.path} holds no policy yet", expected=f"{run.checkpoints_dir}/<version>/policy.safetensors", found="none",
+        fix="wait for the run's first evaluation, or choose another run",
+    )  # fmt: skip
 
 
 def _number(facts: Mapping[str, str], name: str) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from headrace.core.errors import EnvironmentFault
 from headrace.core.spaces import space_facts, spaces_of
 from headrace.core.specs import leaves
 from headrace.envs.agents import ParallelCopy, Seat
-from headrace.envs.contract import build_copy, environment_name
+from headrace.envs.building import build_copy, environment_name
 from headrace.ipc.shm import SharedBlock
 from headrace.lanes.derive import stacked_space
 from headrace.lanes.lane import LaneBlock
@@ -228,17 +228,10 @@ def build_collector(
         slot.enter(Activity.ENV_CONSTRUCT, lane)
         return build_lane_environment(basics, lane, begin.incarnation, slot.id)
 
-    def seats(lane: int) -> list[Seat]:
-        slot.enter(Activity.ENV_CONSTRUCT, lane)
-        copy = build_lane_copy(basics, lane, begin.incarnation, slot.id)
-        return [Seat(copy, agent) for agent in range(len(copy.agents))]
-
-    remote = begin.remote
-    envs: list[gymnasium.Env[Any, Any]] = []
     if policy.policy_of:  # of many agents
-        envs = [seat for lane in lanes[:: config.agents.count] for seat in seats(lane)]
+        envs = _seats(basics, lanes, begin.incarnation, slot)
     else:
-        envs = [build(lane) if remote is None else remote.env(lane) for lane in lanes]
+        envs = [build(lane) if begin.remote is None else begin.remote.env(lane) for lane in lanes]
     actor: Actor = build_actor(policy)
     collector = Collector(
         Group(
@@ -259,6 +252,16 @@ def build_collector(
     )
     collector.on_lost, collector.rebuild = begin.on_lost, build
     return collector
+
+
+def _seats(basics: Basics, lanes: Sequence[int], incarnation: int, slot: Slot) -> list[gymnasium.Env[Any, Any]]:
+    """The places of a group's agents, one per lane, copy by copy."""
+    found: list[gymnasium.Env[Any, Any]] = []
+    for lane in lanes[:: basics.config.agents.count]:
+        slot.enter(Activity.ENV_CONSTRUCT, lane)
+        copy = build_lane_copy(basics, lane, incarnation, slot.id)
+        found += [Seat(copy, agent) for agent in range(len(copy.agents))]
+    return found
 
 
 def build_lane_environment(basics: Basics, lane: int, incarnation: int, component: str) -> gymnasium.Env[Any, Any]:

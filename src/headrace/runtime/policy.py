@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from headrace.algorithms.registry import build_actor
 from headrace.core.errors import HeadraceError, NonFiniteValue, RunDirectoryError
 from headrace.core.specs import leaves
-from headrace.envs.contract import ObservationCheck, environment_name
+from headrace.envs.building import environment_name
+from headrace.envs.contract import ObservationCheck
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.payloads import EnvSpaces
 from headrace.runtime.rundir import RunDirectory

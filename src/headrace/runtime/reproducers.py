@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.core import seeding
 from headrace.core.errors import EnvironmentRaised
-from headrace.envs.contract import environment_name
+from headrace.envs.building import environment_name
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.layout import STEP
 from headrace.lanes.replay import LaneBooks

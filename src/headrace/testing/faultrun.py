@@ -25,7 +25,7 @@ import psutil
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.config import EnvConfig
 from headrace.core.errors import HeadraceError
-from headrace.envs.contract import build_environment
+from headrace.envs.building import build_environment
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.child import adopt_orphans
 from headrace.monitor.doctor import diagnose

@@ -31,7 +31,7 @@ from headrace.core.clock import MonotonicClock
 from headrace.core.config import EnvConfig
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.specs import assemble, leaves
-from headrace.envs.contract import build_environment, environment_name
+from headrace.envs.building import build_environment, environment_name
 from headrace.ipc.stacks import DUMP_SIGNAL, innermost_frame
 from headrace.runtime.reproducers import Reproducer
 from headrace.supervision.spec import describe_exit

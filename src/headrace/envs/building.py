@@ -1,0 +1,237 @@
+"""Builds environments from a configuration, or from a callable; of one agent or of many."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
+
+from headrace.core.config import EnvConfig, factory_name, nearest
+from headrace.core.errors import ConfigError, EnvironmentNotBuilt, HeadraceError
+from headrace.envs import registration
+from headrace.envs.agents import ParallelCopy, is_parallel, takes_turns
+
+Environment = gymnasium.Env[Any, Any]
+EnvFactory = Callable[..., Environment]
+
+
+def build_environment(
+    source: EnvConfig | EnvFactory,
+    lane: int = 0,
+    *,
+    factory: EnvFactory | None = None,
+    render_mode: str | None = None,
+    component: str = "run",
+) -> Environment:
+    """Build the environment of one lane.
+
+    Args:
+        source: The section ``env``, or a callable that returns an environment.
+        lane: For error messages.
+        factory: A callable used instead of ``source.id`` and ``source.factory``; kwargs and time limit still apply.
+        render_mode: Passed to ``gymnasium.make`` or the factory if not None.
+        component: Who builds it, for error messages.
+
+    Raises:
+        EnvironmentNotBuilt: It is not registered, cannot be imported, raised, or is no Gymnasium environment.
+    """
+    config = source if isinstance(source, EnvConfig) else EnvConfig()
+    if not isinstance(source, EnvConfig):
+        factory = source
+    builder = _Builder(config, factory, lane, component)
+    return builder.build({**config.kwargs, **({} if render_mode is None else {"render_mode": render_mode})})
+
+
+def build_copy(
+    source: EnvConfig,
+    agents: int,
+    lane: int = 0,
+    *,
+    factory: Callable[..., Any] | None = None,
+    render_mode: str | None = None,
+    component: str = "run",
+) -> Environment | ParallelCopy:
+    """Build the environment of one copy, whatever number of agents it has; arguments as in `build_environment`.
+
+    Args:
+        source: The section ``env``.
+        agents: As many as it must have.
+        lane: The first of its lanes.
+        factory: Returns a Gymnasium environment or one of PettingZoo's.
+        render_mode: Passed on if not None.
+        component: Who builds it.
+
+    Returns:
+        A copy of an environment of many agents, or a Gymnasium environment, which has one.
+
+    Raises:
+        EnvironmentNotBuilt: As `build_environment`.
+        ConfigError: It has another number of agents.
+        UnsupportedSpace: Its agents' spaces are not all the same.
+    """
+    builder = _Builder(source, factory, lane, component)
+    kwargs = {**source.kwargs, **({} if render_mode is None else {"render_mode": render_mode})}
+    return builder.build_any(kwargs, agents)
+
+
+def environment_name(config: EnvConfig, factory: EnvFactory | None = None) -> str:
+    """What to call the environment in messages: its id, or where its factory is found."""
+    return factory_name(factory) if factory is not None else config.id or config.factory or "environment"
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    config: EnvConfig
+    factory: EnvFactory | None
+    lane: int
+    component: str
+
+    @property
+    def name(self) -> str:
+        return environment_name(self.config, self.factory)
+
+    def build(self, kwargs: dict[str, Any]) -> Environment:
+        return self._checked(self._made(kwargs, self._make))
+
+    def build_any(self, kwargs: dict[str, Any], agents: int) -> Environment | ParallelCopy:
+        many = agents > 1 and self.factory is None and self.config.id in registration.PARALLEL_ENTRY_POINTS
+        made = self._made(kwargs, self._make_parallel if many else self._make)
+        if takes_turns(made):
+            made = self._made({"aec_env": made}, _as_parallel)
+        if is_parallel(made):
+            copy = ParallelCopy(made, self.name, self.config.max_episode_steps)
+            self._require_agents(agents, copy.agents)
+            return copy
+        if isinstance(made, gymnasium.Env):
+            self._require_agents(agents, ("the one",))
+        return self._checked(made)
+
+    def _require_agents(self, declared: int, found: Sequence[str]) -> None:
+        if len(found) != declared:
+            raise ConfigError(
+                f"{self.name} has {len(found)} {'agent' if len(found) == 1 else 'agents'}: {', '.join(found)}",
+                agents_count=declared,
+                fix=f"set agents.count = {len(found)}, and env.lanes and env.group_size to multiples of it",
+            )
+
+    def _checked(self, made: Any) -> Environment:
+        self._check(made)
+        env: Environment = made
+        limit = self.config.max_episode_steps
+        return TimeLimit(env, max_episode_steps=limit) if limit is not None else env
+
+    def _made(self, kwargs: dict[str, Any], make: Callable[[dict[str, Any]], Any]) -> Any:
+        try:
+            return make(kwargs)
+        except gymnasium.error.UnregisteredEnv as error:
+            raise self._unregistered(error) from error
+        except HeadraceError:  # says already what is wrong, e.g. a setting of one of our own environments
+            raise
+        except Exception as error:  # user code may raise anything; the text reaches the user as it is
+            raise self._raised(error) from error
+
+    def _make_parallel(self, kwargs: dict[str, Any]) -> Any:
+        return self._import(registration.PARALLEL_ENTRY_POINTS[str(self.config.id)])(**kwargs)
+
+    def _make(self, kwargs: dict[str, Any]) -> Environment:
+        if self.factory is not None:
+            return self.factory(**kwargs)
+        if self.config.factory is not None:
+            return self._import(self.config.factory)(**kwargs)
+        if self.config.id is None:
+            raise self._not_built("no environment is named", fix="set env.id or env.factory, or hand over a callable")
+        registration.register()
+        # Gymnasium's own checker costs time in every step and says in warnings what our contract says in errors.
+        return gymnasium.make(self.config.id, disable_env_checker=True, **kwargs)
+
+    def _import(self, where: str) -> EnvFactory:
+        module, _, function = where.partition(":")
+        if not module or not function:
+            raise self._not_built(
+                f"{where} does not say where the factory is",
+                expected="module:function",
+                fix='write env.factory = "my_module:make_env"',
+            )
+        found: Any = importlib.import_module(module)
+        for part in function.split("."):
+            if not hasattr(found, part):
+                known = [name for name in vars(found) if not name.startswith("_")]
+                meant = nearest(part, known)
+                raise self._not_built(
+                    f"module {module} has no {function}",
+                    **({"nearest": f"{module}:{meant}"} if meant else {}),
+                    fix="correct env.factory",
+                )
+            found = getattr(found, part)
+        factory: EnvFactory = found
+        return factory
+
+    def _check(self, made: object) -> None:
+        if is_parallel(made) or takes_turns(made):
+            raise self._not_built(
+                "this environment is of many agents, and what is asked for here knows environments of one",
+                found=f"{type(made).__name__}",
+                fix="train it: set agents.count to the number of its agents",
+            )
+        if not isinstance(made, gymnasium.Env):
+            raise self._not_built(
+                f"factory for lane {self.lane} returned {'None' if made is None else type(made).__name__}",
+                expected="an instance of gymnasium.Env",
+                found=f"{made!r}"[:200],
+                fix="end the factory with `return env`"
+                if made is None
+                else "return one gymnasium.Env, not a class and not a vector of environments",
+            )
+        for field in ("observation_space", "action_space"):
+            space = getattr(made, field, None)
+            if not isinstance(space, spaces.Space):
+                raise self._not_built(
+                    f"the environment of lane {self.lane} has no {field}",
+                    expected="a gymnasium.spaces.Space",
+                    found=f"{space!r}"[:200],
+                    fix=f"set self.{field} in the environment's __init__",
+                )
+
+    def _raised(self, error: Exception) -> EnvironmentNotBuilt:
+        root: BaseException = error
+        while root.__cause__ is not None:  # gymnasium.make raises anew; where it began is what helps
+            root = root.__cause__
+        frames = traceback.extract_tb(root.__traceback__)
+        # Errors of an import end inside the import system; the last line of real code tells more.
+        real = [frame for frame in frames if not frame.filename.startswith("<frozen")]
+        where = real[-1] if real else frames[-1]
+        fix = "correct what the message names; the environment can be tried alone by calling its factory"
+        if isinstance(root, ModuleNotFoundError) and root.name:
+            fix = f"run it where Python finds {root.name}: in the folder that holds it, or with its package installed"
+        return self._not_built(
+            f"building the environment of lane {self.lane} raised {type(error).__name__}: {error}",
+            raised_at=f"{where.filename}:{where.lineno} in {where.name}",
+            fix=fix,
+        )
+
+    def _unregistered(self, error: Exception) -> EnvironmentNotBuilt:
+        wanted = (self.config.id or "").rpartition(":")[2]
+        meant = nearest(wanted, gymnasium.registry)
+        return self._not_built(
+            f"Gymnasium knows no environment {wanted}",
+            **({"nearest": meant} if meant else {}),
+            problem=error,
+            fix=(f'set env.id = "{meant}", or' if meant else "correct env.id, or")
+            + ' name the module that registers it: env.id = "module:Id-v0"',
+        )
+
+    def _not_built(self, what: str, *, fix: str, **facts: object) -> EnvironmentNotBuilt:
+        return EnvironmentNotBuilt(what, component=self.component, environment=self.name, **facts, fix=fix)
+
+
+def _as_parallel(kwargs: dict[str, Any]) -> Any:
+    """By PettingZoo's own conversion, which says itself which environments have none."""
+    from pettingzoo.utils.conversions import aec_to_parallel
+
+    return aec_to_parallel(kwargs["aec_env"])
