@@ -14,7 +14,7 @@ from PIL import Image
 
 from headrace.cli.main import main
 from headrace.ipc.channel import Deadline, poll_fds
-from run_support import Runs
+from run_support import Runs, summary
 
 pytestmark = pytest.mark.process
 

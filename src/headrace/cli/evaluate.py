@@ -26,12 +26,8 @@ def evaluate(run: Path, episodes: int | None, version: int | None, render: bool)
     from headrace.runtime.evaluation import evaluate_run
 
     found = evaluate_run(place, episodes, version, render_to)
-    interval = found.get("interval")
-    point = EvaluationPoint(
-        mean_reward=found["mean_reward"],
-        episodes=found["episodes"],
-        interval=(interval[0], interval[1]) if interval else None,
-    )
-    click.echo(f"policy version {found['version']}: {mean(point)}")
+    click.echo(f"policy version {found['version']}: {mean(EvaluationPoint.of(found))}")
+    for agent, earned in found.get("agents", {}).items():
+        click.echo(f"  {agent}: {earned:.2f}")
     if found.get("render_path") is not None:
         click.echo(f"rendered to {found['render_path']}")
