@@ -8,31 +8,28 @@ import pytest
 
 import headrace.runtime.presets as presets_module
 from headrace.core.errors import ConfigError
-from headrace.envs.building import build_environment
+from headrace.envs.building import build_copy
 from headrace.runtime.config import load_config
 from headrace.runtime.presets import preset_folder, presets, resolve
 
 
-@pytest.mark.parametrize(
-    "name", ["cartpole-dqn", "fuelbreak-dqn", "hockey-demo", "hockey-td3", "lunarlander-dqn", "pendulum-td3"]
-)
+NAMES = [
+    "cartpole-dqn", "fuelbreak-dqn", "hockey-demo", "hockey-td3", "lunarlander-dqn", "pendulum-td3", "treasurehunt-iqn",
+    "treasurehunt-iqn-small",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_preset_loads_and_its_environment_is_built(name):
     config = load_config(name)
-    env = build_environment(config.env)
+    env = build_copy(config.env, config.agents.count)
     env.close()
     assert len(presets()[name].description) > 20
     assert not presets()[name].description.startswith("#")
 
 
 def test_no_preset_is_without_a_test():
-    assert set(presets()) == {
-        "cartpole-dqn",
-        "fuelbreak-dqn",
-        "hockey-demo",
-        "hockey-td3",
-        "lunarlander-dqn",
-        "pendulum-td3",
-    }
+    assert set(presets()) == set(NAMES)
 
 
 def test_unknown_preset_names_the_nearest_and_lists_all():
@@ -41,7 +38,7 @@ def test_unknown_preset_names_the_nearest_and_lists_all():
     assert str(caught.value) == (
         "[CFG-001] there is no preset hokey-td3\n"
         "  nearest: hockey-td3\n"
-        "  presets: cartpole-dqn, fuelbreak-dqn, hockey-demo, hockey-td3, lunarlander-dqn, pendulum-td3\n"
+        f"  presets: {', '.join(presets())}\n"
         "  fix: headrace train hockey-td3"
     )
 

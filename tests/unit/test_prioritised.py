@@ -224,7 +224,7 @@ def test_the_same_stream_and_errors_draw_the_same() -> None:
 def test_with_and_without_numba_the_same_is_drawn() -> None:
     def history(loops: Any) -> bytes:
         filled = Filled(3, 90, frame_stack=2)
-        drawing = PrioritisedSampler(filled.replay, np.random.default_rng(4), CONFIG, loops)
+        drawing = PrioritisedSampler(filled.replay, np.random.default_rng(4), CONFIG, loops=loops)
         found = b""
         for step in range(20):
             filled.add(step % 3, 3 + 7 * step % 40, 6)

@@ -40,7 +40,7 @@ def preset_folder() -> Path:
 def presets() -> dict[str, Preset]:
     """All presets by name, in the order of their names."""
     found = {}
-    for path in sorted(preset_folder().glob("*.toml")):
+    for path in sorted(preset_folder().glob("*.toml"), key=lambda path: path.stem):
         found[path.stem] = Preset(path.stem, path, _description(path))
     return found
 
