@@ -1,0 +1,50 @@
+"""Estimates of how much better an action was than expected, over stretches of steps that were taken one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float64 = NDArray[np.float64]
+
+
+def gae(
+    rewards: NDArray[np.floating[Any]],
+    values: NDArray[np.floating[Any]],
+    next_values: NDArray[np.floating[Any]],
+    terminated: NDArray[np.bool_],
+    ended: NDArray[np.bool_],
+    gamma: float,
+    lam: float,
+) -> tuple[Float64, Float64]:
+    """Generalised advantage estimation (Schulman et al. 2016, arXiv:1506.02438, equation 16).
+
+    Two things end at a step, and they are told apart: what is still to be earned, which is nothing where the task
+    terminated, and the stretch that advantages are summed over, which ends with every episode, however it does. The last
+    step bootstraps like one that was truncated, unless it terminated.
+
+    Args:
+        rewards: [T, ...] of T steps in order; along further axes lanes, which do not mix.
+        values: [T, ...] worth of what was observed before each step.
+        next_values: [T, ...] worth of what each step led to: where an episode ended, of its own last observation and never
+            of the one the next episode begins with. Of no use where the task terminated, and then not looked at.
+        terminated: [T, ...] whether the task terminated with the step.
+        ended: [T, ...] whether the episode ended with the step: terminated, truncated, cut or lost. A step that terminated
+            ends it also where this does not say so.
+        gamma: Discount per step.
+        lam: Share of what comes later that is kept; 0 looks one step ahead, 1 to the end of the stretch.
+
+    Returns:
+        Advantages, and the returns they stand for (advantages + values), both [T, ...].
+    """
+    before, after = np.asarray(values, np.float64), np.asarray(next_values, np.float64)
+    errors: Float64 = np.asarray(rewards, np.float64) + gamma * np.where(terminated, 0.0, after) - before
+    goes_on = np.where(terminated | ended, 0.0, gamma * lam)
+    advantages = np.zeros(errors.shape)
+    later = np.zeros(errors.shape[1:])
+    for step in range(len(errors) - 1, -1, -1):
+        later = errors[step] + goes_on[step] * later
+        advantages[step] = later
+    return advantages, advantages + before
