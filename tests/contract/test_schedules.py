@@ -126,3 +126,15 @@ def test_learning_starts_with_the_chunk_that_makes_it_possible(runs, schedule):
     chunk = 8
     most = chunk if schedule != "async" else 2 * 2 * chunk  # both windows may arrive at once
     assert 100 <= run.summary["first_update_at"] < 100 + most
+
+
+HUNT: Mapping[str, Any] = {
+    "algorithm.name": "iqn", "algorithm.batch_size": 32, "agents.count": 2, "agents.policies": "own", "env.lanes": 8,
+    "env.group_size": 4, "env.frame_stack": 5, "replay.n_step": 3, "collect.random_steps": 0, "replay.ratio": 0.05,
+    "algorithm.network.noisy": True, "algorithm.priority.enabled": True, "algorithm.priority.beta_updates": 20,
+}  # fmt: skip
+"""The treasure hunt with two agents that learn apart, and all that IQN can."""
+
+
+def test_agents_with_policies_of_their_own(runs):
+    assert_same(runs, "headrace/TreasureHunt-v0", (1, 2), kwargs={"num_agents": 2}, **HUNT)

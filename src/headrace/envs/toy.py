@@ -91,6 +91,40 @@ class Target(gymnasium.Env[FloatArray, FloatArray]):
         return self._target.copy()
 
 
+class Cue(gymnasium.Env[FloatArray, np.int64]):
+    """Remember what was shown: a cue of -1 or 1 at the reset, then zeros, and in the last step the action that belongs to it.
+
+    The reward of that step is 1 for the right action (0 for the cue -1, 1 for 1) and -1 for the other; all others are 0.
+    The best return is 1; whoever does not remember gets 0 on average. ``delay + 1`` frames are enough to remember.
+
+    Args:
+        delay: Steps between the cue and the one that counts; the episode has one more, and terminates with it.
+    """
+
+    def __init__(self, delay: int = 3) -> None:
+        self.observation_space = spaces.Box(-1, 1, (1,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._delay = delay
+        self._t = 0
+        self._cue = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[FloatArray, dict[str, Any]]:
+        """Show the cue."""
+        super().reset(seed=seed)
+        self._t = 0
+        self._cue = int(self.np_random.integers(2))
+        return np.array([2 * self._cue - 1], np.float32), {}
+
+    def step(self, action: np.int64) -> Step:
+        """Show nothing, and in the end reward what was remembered."""
+        self._t += 1
+        over = self._t > self._delay
+        reward = (1.0 if action == self._cue else -1.0) if over else 0.0
+        return np.zeros(1, np.float32), reward, over, False, {}
+
+
 SPACES: dict[str, spaces.Space[Any]] = {
     "box": spaces.Box(-1, 1, (3,), np.float32),
     "image": spaces.Box(0, 255, (4, 4, 3), np.uint8),
@@ -151,6 +185,11 @@ def stack_probe(limit: int = 10) -> Counter:
 def target(limit: int = 10) -> Target:
     """A continuous task that is learned in seconds, with a known optimum; see `Target`."""
     return Target(limit)
+
+
+def cue(delay: int = 3) -> Cue:
+    """A task of memory that stacked frames solve exactly; see `Cue`."""
+    return Cue(delay)
 
 
 def sampler(space: SpaceName = "dict", limit: int = 5) -> Sampler:
