@@ -112,6 +112,25 @@ class Leavers(Comers):
         )
 
 
+class Absentee(Comers):
+    """Agent c is never there."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed, options)
+        self.agents, self.lives = ["a", "b"], {"a": 1, "b": 1, "c": 0}
+        self.seen = {agent: self._see(agent) for agent in self.agents}
+        return dict(self.seen), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        live, self.turn = list(self.agents), self.turn + 1
+        late = dict.fromkeys(live, self.turn >= self.length)
+        self.agents = [] if self.turn >= self.length else live
+        return (
+            {agent: self._see(agent) for agent in live}, dict.fromkeys(live, 1.0), dict.fromkeys(live, False), late,
+            {agent: {} for agent in live},
+        )  # fmt: skip
+
+
 class Broken(Leavers):
     """Breaks the interface in turn 2: ``how`` says in what way."""
 
@@ -154,6 +173,10 @@ def comers(**kwargs: Any) -> Comers:
 
 def leavers() -> Leavers:
     return Leavers()
+
+
+def absentee() -> Absentee:
+    return Absentee()
 
 
 def broken(how: str) -> Broken:

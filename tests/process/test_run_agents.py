@@ -157,6 +157,20 @@ def test_the_agents_have_to_be_declared_as_they_are(runs: Runs) -> None:
         runs.train("agent_envs:comers", **{**MANY, "env.lanes": 4, "env.group_size": 1})
 
 
+@pytest.mark.parametrize("schedule", [ASYNC, LOCKSTEP], ids=["async", "lockstep"])
+def test_a_policy_whose_agents_never_come_is_named(runs: Runs, schedule: Mapping[str, Any]) -> None:
+    run = runs.train("agent_envs:absentee", **OWN, **schedule)
+    assert run.summary["exit_code"] == 2
+    assert "policy c has nothing to learn from" in run.summary["error"]
+    assert run.summary["updates"] == 0
+    assert_books(run)
+    run = runs.train(
+        "agent_envs:absentee", **MANY, **schedule
+    )  # where it shares one, the others' experience is its own
+    assert run.completed, run.summary["error"]
+    assert {len(rows[rows["kind"] == STEP]) for rows in runs.rows[2::3]} == {0}
+
+
 def test_its_policies_are_evaluated_and_can_be_loaded(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     run = runs.train("agent_envs:comers", **OWN, **INLINE, evaluation__every_steps=300, evaluation__episodes=2)
     with pytest.raises(SystemExit) as left:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.algorithms.configs import PriorityConfig
 from headrace.collectors.collector import Collector
 from headrace.collectors.copies import stand_in
 from headrace.collectors.restoring import Episodes
@@ -19,6 +20,7 @@ from headrace.envs.agents import ParallelCopy, Seat
 from headrace.lanes.derive import transitions
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.layout import ABSENT, CUT, FINAL, STEP, Geometry, steps_among
+from headrace.lanes.prioritised import PrioritisedSampler
 from headrace.lanes.replay import Replay
 from headrace.lanes.samplers import UniformSampler
 from headrace.lanes.several import SeveralSamplers
@@ -248,6 +250,24 @@ def test_batches_for_several_policies_hold_rows_of_their_own_lanes_alone(bench):
     again = SeveralSamplers([UniformSampler(b.replay, generator, [lane, lane + AGENTS]) for lane in range(AGENTS)])
     again.load_state(state, same_rows=True)
     assert [again.sample(100).tobytes() for _ in range(40)] == after
+
+
+def test_a_sampler_is_ready_when_its_own_lanes_hold_a_transition(bench):
+    b = bench(agent_envs.absentee)
+    generator = np.random.default_rng(0)
+    of_c, of_a = (UniformSampler(b.replay, generator, [lane, lane + AGENTS]) for lane in (2, 0))
+    by_priority = [
+        PrioritisedSampler(b.replay, generator, PriorityConfig(enabled=True), lanes) for lanes in ([2, 5], [0, 3])
+    ]
+    assert not of_a.ready
+    b.collect(0)
+    assert (of_a.ready, of_c.ready) == (True, False)
+    assert of_c.rows == 2 * 8
+    assert [sampler.ready for sampler in by_priority] == [False, True]
+    assert SeveralSamplers([of_a, of_c]).wanting == [1]
+    assert not SeveralSamplers([of_a, of_c]).ready
+    drawn = by_priority[1].sample(64)
+    assert set(drawn["obs"][:, 0, 0].tolist()) == {0.0}
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,12 @@ class PrioritisedSampler:
         self._refresh()
         return int((self._known[:, 1] - self._known[:, 0]).sum())
 
+    @property
+    def ready(self) -> bool:
+        """See `Sampler.ready`."""
+        self._refresh()
+        return self._tree.total > 0.0
+
     def sample(self, batch_size: int) -> NDArray[np.void]:
         """See `Sampler.sample`."""
         self._refresh()

@@ -271,6 +271,19 @@ class Replay:
         start, stop = self.books.resident_from, self.books.row - (self.geometry.n_step - 1)
         return np.stack([start, np.maximum(start, stop)], axis=1)
 
+    def holds_transition(self, lanes: NDArray[np.int64]) -> bool:
+        """Whether any of these lanes holds a transition that may be sampled."""
+        books, last = self.books, self.geometry.n_step - 1
+        held = books.committed[lanes] + books.salvaged[lanes] - books.evicted[lanes]
+        if (held > last).any():  # the newest rows, whose n steps have not all come, are no more than that
+            return True
+        found = self.residents()[lanes].tolist()
+        return any(
+            bool((piece["kind"] == STEP).any())
+            for lane, (start, stop) in zip(lanes.tolist(), found, strict=True)
+            for piece in self.block.pieces(lane, start, stop)
+        )
+
     def windows(self, places: NDArray[np.int64]) -> NDArray[np.void]:
         """Copy windows of neighbouring rows out of the lanes.
 

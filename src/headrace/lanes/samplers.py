@@ -36,6 +36,11 @@ class Sampler(Protocol):
         """Rows to draw from."""
         ...
 
+    @property
+    def ready(self) -> bool:
+        """Whether there is a transition to draw."""
+        ...
+
     def sample(self, batch_size: int) -> NDArray[np.void]:
         """Draw transitions.
 
@@ -99,6 +104,11 @@ class UniformSampler:
         """Rows to draw from."""
         self._refresh()
         return int(self._ends[-1]) if len(self._ends) else 0
+
+    @property
+    def ready(self) -> bool:
+        """See `Sampler.ready`."""
+        return self._replay.holds_transition(self._lanes)
 
     def sample(self, batch_size: int) -> NDArray[np.void]:
         """Draw transitions.

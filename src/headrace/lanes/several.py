@@ -29,6 +29,16 @@ class SeveralSamplers:
         """Rows the poorest policy has to draw from: none can be drawn for before each has some."""
         return min(sampler.rows for sampler in self._samplers)
 
+    @property
+    def ready(self) -> bool:
+        """See `Sampler.ready`; for every policy."""
+        return not self.wanting
+
+    @property
+    def wanting(self) -> list[int]:
+        """Numbers of the policies for which there is nothing to draw."""
+        return [number for number, sampler in enumerate(self._samplers) if not sampler.ready]
+
     def sample(self, batch_size: int) -> NDArray[np.void]:
         """Draw ``batch_size`` transitions for each policy.
 

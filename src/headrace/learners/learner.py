@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.algorithms.base import Algorithm, Arrays, Transitions
+from headrace.core.errors import ConfigError
 from headrace.lanes.credits import Commit
 from headrace.lanes.derive import observe, transitions
 from headrace.lanes.layout import STEP
 from headrace.lanes.rate_limiter import RateLimiter
 from headrace.lanes.replay import Replay, Stretch
 from headrace.lanes.samplers import Sampler
+from headrace.lanes.several import SeveralSamplers
 from headrace.lanes.unread import next_unread
 from headrace.learners.checkpoint import LearnerState
 from headrace.learners.episodes import EpisodeBooks
@@ -70,6 +72,8 @@ class LearnerParts:
     """Told of every event that decides what is learned."""
     agents: tuple[str, ...] = ()
     """Names of the agents of one copy; empty where there is but one, without a name."""
+    policies: tuple[str, ...] = ()
+    """Names of the policies."""
     policy_of: tuple[int, ...] = ()
     """Number of the policy that acts in each lane; empty where there is one."""
 
@@ -116,7 +120,7 @@ class Learner:
     @property
     def due(self) -> bool:
         """Whether the next update may be made now."""
-        return self.updates < self.limiter.updates_due(self.env_steps) and self._parts.sampler.rows > 0
+        return self.updates < self.limiter.updates_due(self.env_steps) and self._parts.sampler.ready
 
     def commit(self, commit: Commit) -> None:
         """Take over a group's chunk.
@@ -138,6 +142,22 @@ class Learner:
         self.lag.add(self.version - commit.version, sum(part.transitions for part in commit.lanes))
         self._take_in(stretches)
         slot.count("chunks", commit.chunk + 1)
+        self._refuse_endless_want()
+
+    def _refuse_endless_want(self) -> None:
+        """An update of all policies needs experience of each; where nothing more may be collected, it would never be made."""
+        sampler = self._parts.sampler
+        if not isinstance(sampler, SeveralSamplers) or self.env_steps < self.limiter.steps_allowed(self.updates):
+            return
+        if self.updates < self.limiter.updates_due(self.env_steps) and (wanting := sampler.wanting):
+            raise ConfigError(
+                f"policy {self._parts.policies[wanting[0]]} has nothing to learn from: no step of its agents is in the replay",
+                env_steps=self.env_steps,
+                updates_due=self.limiter.updates_due(self.env_steps),
+                policies_without_experience=", ".join(self._parts.policies[number] for number in wanting),
+                fix="let these agents share a policy with others (agents.policies), or raise replay.learning_starts until "
+                "they have come",
+            )
 
     def salvage(self, group: int) -> int:
         """Take over what a group's dead collector had written and not committed.

@@ -72,6 +72,7 @@ def build_learner(
         suspicion=suspicion,
         witness=witness,
         agents=spaces.agents,
+        policies=cast.policies,
         policy_of=tuple(map(cast.policy_of_lane, range(config.env.lanes))) if len(cast.policies) > 1 else (),
     )
     return Learner(parts), layout
