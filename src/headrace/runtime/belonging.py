@@ -30,6 +30,7 @@ def require_same_layout(header: Mapping[str, Any], config: ExperimentConfig, geo
     keys = {
         "env.lanes": ("lanes", geometry.lanes),
         "env.group_size": ("group_size", config.env.group_size),
+        "agents.count": ("agents", config.agents.count),
         "env.frame_stack": ("first_row", geometry.first_row),
         "run.seed": ("seed", config.run.seed),
     }

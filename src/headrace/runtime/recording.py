@@ -83,6 +83,7 @@ def header_facts(config: ExperimentConfig, block: LaneBlock, environment: Sequen
         "threads": {"collect": config.collect.threads, "learn": config.learn.threads},
         "lanes": g.lanes,
         "group_size": config.env.group_size,
+        "agents": config.agents.count,
         "row_dtype": np.lib.format.dtype_to_descr(g.dtype),
         "row_bytes": g.dtype.itemsize,
         "observation_bytes": g.head_offset,
