@@ -65,7 +65,7 @@ class ParallelCopy:
         self._name = name
         self._max_turns = max_turns
         self._turns = 0
-        self._there: frozenset[str] = frozenset()
+        self._be_there(frozenset())
         self._number = {agent: number for number, agent in enumerate(self.agents)}
 
     @property
@@ -89,7 +89,8 @@ class ParallelCopy:
                 "what reset() returned", "observations and infos, a dict by agent each", f"{returned!r}"[:120]
             )
         observations = returned[0]
-        self._turns, self._there = 0, self._listed()
+        self._turns = 0
+        self._be_there(self._listed())
         if not self._there:
             raise self._broken("agents after reset()", "at least one agent", "none")
         return self._of(self._there, observations, "reset()")
@@ -109,23 +110,26 @@ class ParallelCopy:
         returned = self.env.step({self.agents[number]: action for number, action in actions.items()})
         if not isinstance(returned, tuple) or len(returned) != 5:
             raise self._broken("what step() returned", "five dicts by agent", f"{returned!r}"[:120])
-        observations, *parts, infos = returned
-        columns = [self._of(acted, part, "step()") for part in (observations, *parts)]
-        found = {
-            number: (columns[0][number], columns[1][number], columns[2][number], columns[3][number])
-            for number in columns[0]
-        }
+        observations, rewards, terminations, truncations, infos = returned
+        try:
+            found = {n: (observations[a], rewards[a], terminations[a], truncations[a]) for a, n in self._acting}
+        except (KeyError, TypeError):
+            for part in (observations, rewards, terminations, truncations):
+                self._of(acted, part, "step()")  # says what is missing
+            raise
         late = self._max_turns is not None and self._turns >= self._max_turns
         if late:
             found = {number: (obs, reward, ended, True) for number, (obs, reward, ended, _) in found.items()}
         told = {self._number[agent]: info for agent, info in infos.items() if agent in acted} if infos else {}
         listed = frozenset() if late else self._listed()
         ended = {self.agents[number] for number, one in found.items() if one[2] or one[3]}
+        if not ended and listed == acted:  # the usual case
+            return Turn(found, told)
         if ended == acted and ended >= listed:
             listed = frozenset()  # some leave the list as it was when everybody has ended at once
         self._refuse_ghosts(acted, ended, listed)
         joined = self._of(listed - acted, observations, "step()")
-        self._there = listed
+        self._be_there(listed)
         return Turn(found, told, joined, over=not listed)
 
     def render(self) -> Any:
@@ -135,6 +139,10 @@ class ParallelCopy:
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
+
+    def _be_there(self, agents: frozenset[str]) -> None:
+        self._there = agents
+        self._acting = tuple((agent, number) for number, agent in enumerate(self.agents) if agent in agents)
 
     def _listed(self) -> frozenset[str]:
         listed = frozenset(self.env.agents)
