@@ -140,11 +140,11 @@ def test_stack_built_from_another_lane(planted):
 
 
 def test_stack_built_wrongly_for_the_learner(planted):
-    def crossed(frames: Any, t: Any) -> Any:
-        return np.roll(derive_stack(frames, t), 1, axis=0)
+    def crossed(*given: Any) -> Any:
+        return np.roll(derive_padded(*given), 1, axis=0)
 
-    derive_stack = derive.stack
-    error = planted(derive, "stack", crossed, env__frame_stack=3, collect__random_steps=470, run__steps=480)
+    derive_padded = derive._padded
+    error = planted(derive, "_padded", crossed, env__frame_stack=3, collect__random_steps=470, run__steps=480)
     assert error.facts["cause"] == "batch_built_differs", str(error)
 
 
