@@ -167,6 +167,11 @@ def test_who_acts_by_which_policy():
     assert packs.lanes_of(1, 6) == (0, 1, 3, 4)
 
 
+def test_only_a_star_stands_for_anything():
+    table = AgentsConfig(count=4, policies={"first": ["a[0]", "a?"], "rest": ["*"]})
+    assert Cast.of(table, ["a[0]", "a0", "a?", "ab"]).policy_of == (0, 1, 0, 1)
+
+
 def test_every_agent_has_a_policy_and_every_policy_an_agent():
     with pytest.raises(ConfigError, match="agent sheep has no policy"):
         Cast.of(AgentsConfig(count=2, policies={"pack": ["wolf"]}), ["wolf", "sheep"])
