@@ -120,6 +120,31 @@ def test_one_that_takes_turns_is_converted():
     assert turns[2].returned[0][1:] == (1.0, False, True)
 
 
+def test_one_that_takes_turns_in_earnest_is_refused():
+    def game():
+        env = agent_envs.taking_turns()
+        env.unwrapped.metadata = {"name": "game_v0"}
+        return env
+
+    with pytest.raises(EnvironmentNotBuilt, match="take turns") as caught:
+        build_copy(EnvConfig(), 2, factory=game)
+    assert caught.value.facts["found"] == f"{type(game()).__name__} without it"
+
+
+def test_spaces_that_cannot_be_asked_for_are_told_with_their_place():
+    env = agent_envs.leavers()
+    env.action_space = {}.__getitem__
+    with pytest.raises(EnvironmentNotBuilt, match="building the environment of lane 0 raised KeyError: 'a'"):
+        build_copy(EnvConfig(), 3, factory=lambda: env)
+
+
+def test_agents_may_have_numbers_for_names():
+    env = agent_envs.leavers()
+    env.possible_agents = [0, 1, 2]
+    with pytest.raises(ConfigError, match="has 3 agents: 0, 1, 2"):
+        build_copy(EnvConfig(), 2, factory=lambda: env)
+
+
 def test_the_number_of_agents_has_to_be_declared():
     with pytest.raises(ConfigError, match="has 3 agents: a, b, c") as caught:
         build_copy(EnvConfig(), 2, factory=agent_envs.leavers)
@@ -140,6 +165,11 @@ def test_who_acts_by_which_policy():
     assert (packs.policies, packs.policy_of) == (("prey", "pack"), (1, 1, 0))
     assert [packs.policy_of_lane(lane) for lane in range(6)] == [1, 1, 0, 1, 1, 0]
     assert packs.lanes_of(1, 6) == (0, 1, 3, 4)
+
+
+def test_only_a_star_stands_for_anything():
+    table = AgentsConfig(count=4, policies={"first": ["a[0]", "a?"], "rest": ["*"]})
+    assert Cast.of(table, ["a[0]", "a0", "a?", "ab"]).policy_of == (0, 1, 0, 1)
 
 
 def test_every_agent_has_a_policy_and_every_policy_an_agent():

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from headrace.algorithms.registry import build_random_actor
-from headrace.core.errors import EnvironmentRaised, ObservationMismatch
+from headrace.core.errors import EnvironmentRaised, ObservationMismatch, RunDirectoryError
 from headrace.envs.toy import Target, sampler
 from headrace.runtime.config import load_config
-from headrace.runtime.evaluation import Player, Scores
+from headrace.runtime.evaluation import Player, Scores, _write_gif
 from headrace.runtime.payloads import EnvSpaces
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -92,3 +93,18 @@ def test_environment_that_raises(at, call):
 def test_observation_that_does_not_fit():
     with pytest.raises(ObservationMismatch, match="found: float64 array of shape"):
         Player(Traced(fault="wrong_shape", at=2), config(), "park").play(1)
+
+
+def test_what_is_drawn_first_makes_its_folder(tmp_path):
+    frames = [np.full((4, 4, 3), shade, np.uint8) for shade in (0, 255)]
+    place = tmp_path / "renders" / "newest.gif"
+    for _ in range(2):
+        _write_gif(frames, place)
+        with Image.open(place) as drawn:
+            assert drawn.n_frames == 2
+
+
+def test_what_is_drawn_and_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "renders").write_bytes(b"no folder")
+    with pytest.raises(RunDirectoryError, match="cannot be written to"):
+        _write_gif([np.zeros((4, 4, 3), np.uint8)], tmp_path / "renders" / "newest.gif")

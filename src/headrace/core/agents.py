@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Literal
 
 from pydantic import Field
@@ -74,10 +74,15 @@ class Cast:
 
 def _policy(table: dict[str, list[str]], agent: str) -> int:
     for number, patterns in enumerate(table.values()):
-        if any(fnmatchcase(agent, pattern) for pattern in patterns):
+        if any(_fits(agent, pattern) for pattern in patterns):
             return number
     raise ConfigError(
         f"agent {agent} has no policy",
         policies="; ".join(f"{name}: {', '.join(patterns)}" for name, patterns in table.items()),
         fix=f'name it in agents.policies, e.g. others = ["{agent}"] or others = ["*"] as the last one',
     )
+
+
+def _fits(agent: str, pattern: str) -> bool:
+    """Whether a name is as a pattern says, in which only ``*`` is no character of the name: names may hold brackets."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), str(agent), re.DOTALL) is not None

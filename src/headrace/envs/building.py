@@ -103,9 +103,11 @@ class _Builder:
         many = agents > 1 and self.factory is None and self.config.id in registration.PARALLEL_ENTRY_POINTS
         made = self._made(kwargs, self._make_parallel if many else self._make)
         if takes_turns(made):
+            self._require_parallelizable(made)
             made = self._made({"aec_env": made}, _as_parallel)
         if is_parallel(made):
-            copy = ParallelCopy(made, self.name, self.config.max_episode_steps)
+            # It asks the environment for its spaces, and user code may raise there too.
+            copy: ParallelCopy = self._made({}, lambda _: ParallelCopy(made, self.name, self.config.max_episode_steps))
             self._require_agents(agents, copy.agents)
             return copy
         if isinstance(made, gymnasium.Env):
@@ -115,9 +117,18 @@ class _Builder:
     def _require_agents(self, declared: int, found: Sequence[str]) -> None:
         if len(found) != declared:
             raise ConfigError(
-                f"{self.name} has {len(found)} {'agent' if len(found) == 1 else 'agents'}: {', '.join(found)}",
+                f"{self.name} has {len(found)} {'agent' if len(found) == 1 else 'agents'}: {', '.join(map(str, found))}",
                 agents_count=declared,
                 fix=f"set agents.count = {len(found)}, and env.lanes and env.group_size to multiples of it",
+            )
+
+    def _require_parallelizable(self, made: Any) -> None:
+        if not made.metadata.get("is_parallelizable", False):
+            raise self._not_built(
+                "agents of this environment take turns, and each sees what the one before it did: they cannot act at once",
+                expected='metadata["is_parallelizable"] = True, of environments that change at the end of a cycle alone',
+                found=f"{type(made).__name__} without it",
+                fix="train in its parallel_env if it has one; games in which one agent moves at a time have none",
             )
 
     def _checked(self, made: Any) -> Environment:

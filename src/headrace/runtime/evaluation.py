@@ -205,7 +205,7 @@ def evaluate_run(
         ``mean_reward``, ``interval``, ``episodes``, ``version``, ``env_steps``, ``returns``, ``render_path``.
 
     Raises:
-        RunDirectoryError: The run has no such policy.
+        RunDirectoryError: The run has no such policy, or what was drawn cannot be written.
         EnvironmentFault: The environment cannot be built or breaks its contract.
     """
     config = run.read_config()
@@ -269,4 +269,12 @@ def _camera(
 
 def _write_gif(frames: Sequence[NDArray[np.uint8]], path: Path) -> None:
     images = [Image.fromarray(frame).quantize(64) for frame in frames]
-    images[0].save(path, save_all=True, append_images=images[1:], duration=_FRAME_MS, loop=0)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)  # a run has no such folder before something of it is drawn
+        images[0].save(path, save_all=True, append_images=images[1:], duration=_FRAME_MS, loop=0)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"what was drawn cannot be written to {path}",
+            problem=f"{type(error).__name__}: {error}",
+            fix="make the run's folder writable, or leave out --render",
+        ) from None
