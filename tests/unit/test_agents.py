@@ -193,3 +193,15 @@ def test_what_does_not_fit_together_is_refused(change, told):
     load_config(None, base)
     with pytest.raises(ConfigError, match=told):
         load_config(None, base | change)
+
+
+def test_one_without_possible_agents_is_told_what_it_lacks():
+    env = agent_envs.leavers()
+
+    class Unnamed:
+        agents: tuple[str, ...] = ()
+        observation_space, action_space, reset, step = env.observation_space, env.action_space, env.reset, env.step
+
+    with pytest.raises(EnvironmentNotBuilt) as caught:
+        build_copy(EnvConfig(), 3, factory=Unnamed)
+    assert "possible_agents" in caught.value.fix

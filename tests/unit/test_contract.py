@@ -107,7 +107,7 @@ def test_factory_that_returned_nothing():
         "[ENV-001] factory for lane 0 returned None\n"
         "  component: run\n"
         f"  environment: {__name__}:test_factory_that_returned_nothing.<locals>.<lambda>\n"
-        "  expected: an instance of gymnasium.Env\n"
+        "  expected: an instance of gymnasium.Env, or an environment of many agents with possible_agents\n"
         "  found: None\n"
         "  fix: end the factory with `return env`"
     )

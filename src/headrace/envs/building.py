@@ -193,11 +193,9 @@ class _Builder:
         if not isinstance(made, gymnasium.Env):
             raise self._not_built(
                 f"factory for lane {self.lane} returned {'None' if made is None else type(made).__name__}",
-                expected="an instance of gymnasium.Env",
+                expected="an instance of gymnasium.Env, or an environment of many agents with possible_agents",
                 found=f"{made!r}"[:200],
-                fix="end the factory with `return env`"
-                if made is None
-                else "return one gymnasium.Env, not a class and not a vector of environments",
+                fix=_instead_of(made),
             )
         for field in ("observation_space", "action_space"):
             space = getattr(made, field, None)
@@ -239,6 +237,15 @@ class _Builder:
 
     def _not_built(self, what: str, *, fix: str, **facts: object) -> EnvironmentNotBuilt:
         return EnvironmentNotBuilt(what, component=self.component, environment=self.name, **facts, fix=fix)
+
+
+def _instead_of(made: object) -> str:
+    """What a factory should have returned."""
+    if made is None:
+        return "end the factory with `return env`"
+    if hasattr(made, "agents") or callable(getattr(made, "observation_space", None)):
+        return "name every agent there may be in the environment's possible_agents"
+    return "return one gymnasium.Env, not a class and not a vector of environments"
 
 
 def _as_parallel(kwargs: dict[str, Any]) -> Any:

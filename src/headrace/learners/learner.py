@@ -10,18 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.algorithms.base import Algorithm, Arrays, Transitions
-from headrace.core.errors import ConfigError
 from headrace.lanes.credits import Commit
 from headrace.lanes.derive import observe, transitions
 from headrace.lanes.layout import STEP
 from headrace.lanes.rate_limiter import RateLimiter
 from headrace.lanes.replay import Replay, Stretch
 from headrace.lanes.samplers import Sampler
-from headrace.lanes.several import SeveralSamplers
 from headrace.lanes.unread import next_unread
 from headrace.learners.checkpoint import LearnerState
 from headrace.learners.episodes import EpisodeBooks
 from headrace.learners.ledgerbook import LedgerBook
+from headrace.learners.policies import LearnedPolicies
 from headrace.learners.suspicion import Suspicion
 from headrace.learners.witness import Drawn, Nobody, Salvaged, Witness
 from headrace.telemetry.board import Activity, Slot
@@ -72,10 +71,7 @@ class LearnerParts:
     """Told of every event that decides what is learned."""
     agents: tuple[str, ...] = ()
     """Names of the agents of one copy; empty where there is but one, without a name."""
-    policies: tuple[str, ...] = ()
-    """Names of the policies."""
-    policy_of: tuple[int, ...] = ()
-    """Number of the policy that acts in each lane; empty where there is one."""
+    policies: LearnedPolicies = field(default_factory=LearnedPolicies)
 
 
 class Learner:
@@ -87,6 +83,7 @@ class Learner:
         self.algorithm = parts.algorithm
         self.limiter = parts.limiter
         self.episodes = EpisodeBooks(parts.replay.geometry.lanes, parts.agents)
+        self.policies = parts.policies
         self.suspicion = parts.suspicion
         self.witness = parts.witness
         self.ledger: LedgerBook | None = None
@@ -142,22 +139,7 @@ class Learner:
         self.lag.add(self.version - commit.version, sum(part.transitions for part in commit.lanes))
         self._take_in(stretches)
         slot.count("chunks", commit.chunk + 1)
-        self._refuse_endless_want()
-
-    def _refuse_endless_want(self) -> None:
-        """An update of all policies needs experience of each; where nothing more may be collected, it would never be made."""
-        sampler = self._parts.sampler
-        if not isinstance(sampler, SeveralSamplers) or self.env_steps < self.limiter.steps_allowed(self.updates):
-            return
-        if self.updates < self.limiter.updates_due(self.env_steps) and (wanting := sampler.wanting):
-            raise ConfigError(
-                f"policy {self._parts.policies[wanting[0]]} has nothing to learn from: no step of its agents is in the replay",
-                env_steps=self.env_steps,
-                updates_due=self.limiter.updates_due(self.env_steps),
-                policies_without_experience=", ".join(self._parts.policies[number] for number in wanting),
-                fix="let these agents share a policy with others (agents.policies), or raise replay.learning_starts until "
-                "they have come",
-            )
+        self.policies.refuse_endless_want(self._parts.sampler, self.limiter, self.env_steps, self.updates)
 
     def salvage(self, group: int) -> int:
         """Take over what a group's dead collector had written and not committed.
@@ -209,19 +191,14 @@ class Learner:
         self.env_steps = self.replay.env_steps
         seen = [self._seen(stretch) for stretch in stretches]
         whole = {name: np.concatenate([one[name] for one in seen]) for name in seen[0]}
-        self.algorithm.observe(whole, self.env_steps, self._policies(stretches, seen))
+        counts = [len(next(iter(one.values()))) for one in seen]
+        policies = self.policies.of([stretch.lane for stretch in stretches], counts)
+        self.algorithm.observe(whole, self.env_steps, policies)
         if self.ledger is not None:
             self.ledger.stored(self.env_steps, self.updates)
         slot = self._parts.slot
         slot.count("env_steps", self.env_steps)
         slot.count("episodes", self.episodes.finished)
-
-    def _policies(self, stretches: Sequence[Stretch], seen: Sequence[Arrays]) -> NDArray[np.intp] | None:
-        """Policy of each observation; None where there is one policy."""
-        if not self._parts.policy_of:
-            return None
-        counts = [len(next(iter(one.values()))) for one in seen]
-        return np.repeat([self._parts.policy_of[stretch.lane] for stretch in stretches], counts)
 
     def _seen(self, stretch: Stretch) -> Arrays:
         """What a policy was shown in the transitions of a stretch, which is the newest of its lane."""

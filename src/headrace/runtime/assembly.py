@@ -18,6 +18,7 @@ from headrace.lanes.samplers import Sampler, UniformSampler
 from headrace.lanes.several import SeveralSamplers
 from headrace.learners.learner import Learner, LearnerParts
 from headrace.learners.oddities import Expected
+from headrace.learners.policies import LearnedPolicies
 from headrace.learners.suspicion import Suspicion
 from headrace.learners.witness import Witness
 from headrace.runtime.config import ExperimentConfig
@@ -72,10 +73,15 @@ def build_learner(
         suspicion=suspicion,
         witness=witness,
         agents=spaces.agents,
-        policies=cast.policies,
-        policy_of=tuple(map(cast.policy_of_lane, range(config.env.lanes))) if len(cast.policies) > 1 else (),
+        policies=_policies(config, cast),
     )
     return Learner(parts), layout
+
+
+def _policies(config: ExperimentConfig, cast: Cast) -> LearnedPolicies:
+    if len(cast.policies) == 1:
+        return LearnedPolicies()
+    return LearnedPolicies(cast.policies, tuple(map(cast.policy_of_lane, range(config.env.lanes))))
 
 
 def _sampler(config: ExperimentConfig, cast: Cast, replay: Replay) -> Sampler:

@@ -106,6 +106,7 @@ class Observer:
             **self._memory(),
             "headrace/data_warnings": warnings_in(facts),
             **_by_agent(facts.get("agents", {})),
+            **{f"headrace/replay_ratio/{name}": ratio for name, ratio in facts.get("policy_ratios", {}).items()},
             **facts["values"],
         }
         self._metrics.write(facts["env_steps"], facts["updates"], self.wall_s, values)

@@ -243,6 +243,7 @@ class Training:
             "mean_return": learner.episodes.mean_return,
             "mean_length": learner.episodes.mean_length,
             "agents": learner.episodes.by_agent(),
+            "policy_ratios": learner.policies.ratios(learner.replay.books, learner.updates),
             "lag": {"mean": learner.lag.mean, "max": learner.lag.max},
             "ratio": learner.limiter.measured(learner.env_steps, learner.updates),
             "first_update_at": learner.first_update_at,

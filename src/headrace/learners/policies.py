@@ -1,0 +1,58 @@
+"""What a learner of several policies has to know of each: whose lanes are whose, and what each has to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core.errors import ConfigError
+from headrace.lanes.rate_limiter import RateLimiter
+from headrace.lanes.replay import LaneBooks
+from headrace.lanes.samplers import Sampler
+from headrace.lanes.several import SeveralSamplers
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedPolicies:
+    """The policies of a run."""
+
+    names: tuple[str, ...] = ()
+    """Empty where there is one."""
+    of_lane: tuple[int, ...] = ()
+    """Number of the policy that acts in each lane."""
+
+    def of(self, lanes: Sequence[int], counts: Sequence[int]) -> NDArray[np.intp] | None:
+        """Policy of each of so many observations of lanes; None where there is one policy."""
+        if not self.names:
+            return None
+        return np.repeat([self.of_lane[lane] for lane in lanes], counts)
+
+    def ratios(self, books: LaneBooks, updates: int) -> dict[str, float]:
+        """Updates per transition of each policy's own, of all it has made; without those that have made none.
+
+        One far above the others' is of a policy whose agents are seldom there: it learns the same few again and again.
+        """
+        made = books.committed + books.salvaged
+        own = [int(made[[number == policy for number in self.of_lane]].sum()) for policy in range(len(self.names))]
+        return {name: updates / count for name, count in zip(self.names, own, strict=True) if count}
+
+    def refuse_endless_want(self, sampler: Sampler, limiter: RateLimiter, env_steps: int, updates: int) -> None:
+        """An update of all policies needs experience of each; where nothing more may be collected, it would never be made.
+
+        Raises:
+            ConfigError: One is due, a policy has nothing to learn from, and no more may be collected.
+        """
+        if not isinstance(sampler, SeveralSamplers) or env_steps < limiter.steps_allowed(updates):
+            return
+        if updates < limiter.updates_due(env_steps) and (wanting := sampler.wanting):
+            raise ConfigError(
+                f"policy {self.names[wanting[0]]} has nothing to learn from: no step of its agents is in the replay",
+                env_steps=env_steps,
+                updates_due=limiter.updates_due(env_steps),
+                policies_without_experience=", ".join(self.names[number] for number in wanting),
+                fix="let these agents share a policy with others (agents.policies), or keep rows until they come: raise "
+                "replay.learning_starts if they come late, replay.capacity if they have been there before",
+            )
