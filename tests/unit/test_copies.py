@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.algorithms.configs import PriorityConfig
 from headrace.collectors.collector import Collector
 from headrace.collectors.copies import stand_in
 from headrace.collectors.restoring import Episodes
@@ -19,6 +20,7 @@ from headrace.envs.agents import ParallelCopy, Seat
 from headrace.lanes.derive import transitions
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.layout import ABSENT, CUT, FINAL, STEP, Geometry, steps_among
+from headrace.lanes.prioritised import PrioritisedSampler
 from headrace.lanes.replay import Replay
 from headrace.lanes.samplers import UniformSampler
 from headrace.lanes.several import SeveralSamplers
@@ -248,6 +250,25 @@ def test_batches_for_several_policies_hold_rows_of_their_own_lanes_alone(bench):
     again = SeveralSamplers([UniformSampler(b.replay, generator, [lane, lane + AGENTS]) for lane in range(AGENTS)])
     again.load_state(state, same_rows=True)
     assert [again.sample(100).tobytes() for _ in range(40)] == after
+
+
+def test_errors_of_each_policy_are_priorities_of_its_own_lanes(bench):
+    b = bench()
+    for chunk in range(10):
+        b.collect(chunk)
+    config, generator = PriorityConfig(enabled=True, alpha=1.0, floor=0.5), np.random.default_rng(0)
+    samplers = [PrioritisedSampler(b.replay, generator, config, [lane, lane + AGENTS]) for lane in range(AGENTS)]
+    several = SeveralSamplers(samplers)
+    for _ in range(3):
+        windows = several.sample(20)
+        assert windows["obs"][:, 0, 0].tolist() == [0.0] * 20 + [1.0] * 20 + [2.0] * 20
+        drawn = [sampler.drawn for sampler in samplers]
+        several.learned(np.repeat([1.0, 20.0, 300.0], 20))
+        for sampler, (lanes, rows), error in zip(samplers, drawn, (1.0, 20.0, 300.0), strict=True):
+            np.testing.assert_array_equal(sampler.priorities(lanes, rows), error + 0.5)
+    weights = several.weights(0)
+    assert weights.shape == (60,)
+    assert [part.max() for part in np.split(weights, 3)] == [1.0] * 3
 
 
 @pytest.mark.parametrize(
