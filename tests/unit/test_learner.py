@@ -29,7 +29,7 @@ class FakeAlgorithm:
         self.updates += 1
         self.batches.append(batch)
 
-    def observe(self, obs, env_steps) -> None:
+    def observe(self, obs, env_steps, policies=None) -> None:
         self.observed.append((obs["obs"][:, 0].tolist(), env_steps))
 
     def policy_arrays(self):
