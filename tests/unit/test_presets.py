@@ -12,7 +12,6 @@ from headrace.envs.building import build_copy
 from headrace.runtime.config import load_config
 from headrace.runtime.presets import preset_folder, presets, resolve
 
-
 NAMES = [
     "cartpole-dqn", "fuelbreak-dqn", "hockey-demo", "hockey-td3", "lunarlander-dqn", "pendulum-td3", "treasurehunt-iqn",
     "treasurehunt-iqn-small",
