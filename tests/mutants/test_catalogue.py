@@ -18,12 +18,8 @@ TRUE_CAUSES = [f"T{number}" for number in range(1, 14)]
 EVERY = [*CATALOGUE, *TRUE_CAUSES]
 
 WITHOUT = {
-    "4.3": "advice: gradients are not accumulated over batches. algorithm.batch_size says what one update sees, and nothing "
-    "adds gradients up: FlatParameters.backward begins with zeros, which test_flat holds it to",
-    "4.4": "advice: no schedule of the learning rate. The rate is constant; one that nobody declared is told by the ledger "
-    "(test_ledger::test_learning_rate_that_nobody_declared)",
-    "8.2": "no place: no tensor is moved between processes. Batches are gathered in host memory and moved once, in "
-    "_Inputs.tensors, to the one device the learner has",
+    "8.2": "no place: no tensor is moved between processes. Batches are gathered in host memory and moved once, where "
+    "they become tensors (algorithms/sampled.py, TD3's own inputs), to the one device the learner has",
     "8.3": "no place: no model is shared. Weights travel as numpy snapshots in host memory, and acting needs no torch "
     "(test_acting::test_acting_needs_no_torch)",
     "9.1": "a hyper-parameter, the same in one process; `headrace twin` decides between it and the parallel run",

@@ -270,6 +270,25 @@ def test_a_sampler_is_ready_when_its_own_lanes_hold_a_transition(bench):
     assert set(drawn["obs"][:, 0, 0].tolist()) == {0.0}
 
 
+def test_errors_of_each_policy_are_priorities_of_its_own_lanes(bench):
+    b = bench()
+    for chunk in range(10):
+        b.collect(chunk)
+    config, generator = PriorityConfig(enabled=True, alpha=1.0, floor=0.5), np.random.default_rng(0)
+    samplers = [PrioritisedSampler(b.replay, generator, config, [lane, lane + AGENTS]) for lane in range(AGENTS)]
+    several = SeveralSamplers(samplers)
+    for _ in range(3):
+        windows = several.sample(20)
+        assert windows["obs"][:, 0, 0].tolist() == [0.0] * 20 + [1.0] * 20 + [2.0] * 20
+        drawn = [sampler.drawn for sampler in samplers]
+        several.learned(np.repeat([1.0, 20.0, 300.0], 20))
+        for sampler, (lanes, rows), error in zip(samplers, drawn, (1.0, 20.0, 300.0), strict=True):
+            np.testing.assert_array_equal(sampler.priorities(lanes, rows), error + 0.5)
+    weights = several.weights(0)
+    assert weights.shape == (60,)
+    assert [part.max() for part in np.split(weights, 3)] == [1.0] * 3
+
+
 @pytest.mark.parametrize(
     ("how", "error"), [("raises", EnvironmentRaised), ("ghost", ObservationMismatch), ("shape", ObservationMismatch)]
 )

@@ -16,6 +16,7 @@ from headrace.algorithms.base import Transitions
 from headrace.algorithms.configs import DQNConfig
 from headrace.algorithms.dqn import DQN, action_value, best_value, td_loss, td_target
 from headrace.algorithms.registry import build_actor, build_random_actor, check_spaces
+from headrace.algorithms.sampled import SampledRows
 from headrace.core.errors import ConfigError, NonFiniteValue, UnsupportedSpace
 
 OBS = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -112,7 +113,9 @@ def test_double_targets_by_hand():
     for double, expected in ((True, [1 + 0.5 * 20, 2 + 0.25 * 50]), (False, [1 + 0.5 * 40, 2 + 0.25 * 80])):
         algorithm = learner(target={"double": double})
         algorithm._q, algorithm._target_q = (lambda obs: CHOOSER), (lambda obs: JUDGE)
-        target = td_target(reward, discount, algorithm._next_value(torch.zeros(2, 3)))
+        nothing = torch.zeros(2, 3)
+        rows = SampledRows(nothing, nothing, reward, discount, torch.ones(2), nothing, next_legal=None)
+        target = td_target(rows.reward, rows.discount, algorithm._next_value(rows))
         np.testing.assert_allclose(target.numpy(), expected)
 
 

@@ -46,6 +46,17 @@ def test_quantile_huber_is_the_papers(values, targets, kappa, data):
     assert found.item() == pytest.approx(total / (len(values) * len(targets)), rel=1e-9, abs=1e-12)
 
 
+def test_every_value_is_held_against_every_target():
+    errors = td_errors(torch.tensor([[1.0, 2.0]]), torch.tensor([[10.0, 20.0, 30.0]]))
+    assert errors.tolist() == [[[9.0, 19.0, 29.0], [8.0, 18.0, 28.0]]]
+
+
+def test_high_fractions_are_pulled_up_and_low_ones_down():
+    taus = torch.tensor([[0.25], [0.25], [0.9], [0.9]])
+    errors = torch.tensor([[[3.0]], [[-3.0]], [[3.0]], [[-3.0]]])  # kappa 1: each is worth 3 - 1 / 2
+    assert quantile_huber(errors, taus, 1.0).tolist() == pytest.approx([0.625, 1.875, 2.25, 0.25])
+
+
 CHOOSER = torch.tensor([[1.0, 4.0, 3.0], [9.0, 1.0, 2.0]])  # [B=2, n=3]
 JUDGE = torch.tensor([[[10.0, 20.0, 30.0], [1.0, 2.0, 3.0]], [[40.0, 50.0, 60.0], [4.0, 5.0, 6.0]]])  # [B, L=2, n]
 
