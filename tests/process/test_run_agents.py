@@ -14,7 +14,7 @@ import pytest
 import headrace
 from choice_envs import SMALL
 from headrace.cli.main import main
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, ObservationMismatch
 from headrace.lanes.layout import ABSENT, CUT, FINAL, STEP, steps_among
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.verifier import verify_run
@@ -179,6 +179,9 @@ def test_its_policies_are_evaluated_and_can_be_loaded(runs: Runs, capsys: pytest
     assert "policy version" in capsys.readouterr().out
     policy = headrace.load_policy(run.path)
     assert policy.agents == ("a", "b", "c")
+    for wrong in (np.zeros(4, np.float32), {}, {"d": np.zeros(4, np.float32)}):
+        with pytest.raises(ObservationMismatch, match="keys among a, b, c"):
+            policy.act(wrong)
     env = __import__("agent_envs").comers(length=20)
     obs, _ = env.reset(seed=3)
     policy.begin_episode()

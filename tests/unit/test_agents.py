@@ -71,8 +71,8 @@ def test_a_limit_of_turns_truncates_everybody_who_is_left():
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        ("no observation", "a value for c"),
-        ("no reward", "a value for b"),
+        ("no observation", "field: observations of step"),
+        ("no reward", "field: rewards of step"),
         ("ghost", "no agent that was terminated or truncated, as b was"),
         ("vanished", "c, which was neither terminated nor truncated"),
         ("stranger", "only such as possible_agents has: a, b, c"),

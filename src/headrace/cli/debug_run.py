@@ -30,7 +30,7 @@ _EVERY_S = 1.0
 
 @click.command("debug-run")
 @click.argument("config")
-@click.option("--collectors", type=int, default=2, show_default=True, metavar="N", help="Collector processes.")
+@click.option("--collectors", type=int, metavar="N", help="Collector processes; default: as configured.")
 @click.option("--run-duration", type=float, default=30.0, show_default=True, metavar="SECONDS", help="Of training.")
 @click.option("--schedule", type=click.Choice(["inline", "lockstep", "async"]), help="Who runs when.")
 @click.option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the run is kept.")

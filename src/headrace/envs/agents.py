@@ -16,6 +16,8 @@ from gymnasium import spaces
 from headrace.core.errors import ObservationMismatch, UnsupportedSpace
 
 Space = spaces.Space[Any]
+_PARTS = ("observations", "rewards", "terminations", "truncations")
+"""What a step returns by agent, before infos."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class ParallelCopy:
         self._be_there(self._listed())
         if not self._there:
             raise self._broken("agents after reset()", "at least one agent", "none")
-        return self._of(self._there, observations, "reset()")
+        return self._of(self._there, observations, "observations of reset()")
 
     def step(self, actions: Mapping[int, Any]) -> Turn:
         """Let every agent that is there act.
@@ -114,8 +116,8 @@ class ParallelCopy:
         try:
             found = {n: (observations[a], rewards[a], terminations[a], truncations[a]) for a, n in self._acting}
         except (KeyError, TypeError):
-            for part in (observations, rewards, terminations, truncations):
-                self._of(acted, part, "step()")  # says what is missing
+            for name, part in zip(_PARTS, returned, strict=False):
+                self._of(acted, part, f"{name} of step()")  # says what is missing
             raise
         late = self._max_turns is not None and self._turns >= self._max_turns
         if late:
@@ -128,7 +130,7 @@ class ParallelCopy:
         if ended == acted and ended >= listed:
             listed = frozenset()  # some leave the list as it was when everybody has ended at once
         self._refuse_ghosts(acted, ended, listed)
-        joined = self._of(listed - acted, observations, "step()")
+        joined = self._of(listed - acted, observations, "observations of step()")
         self._be_there(listed)
         return Turn(found, told, joined, over=not listed)
 
@@ -137,8 +139,10 @@ class ParallelCopy:
         return self.env.render()
 
     def close(self) -> None:
-        """Close the environment."""
-        self.env.close()
+        """Close the environment, if it knows how to."""
+        close = getattr(self.env, "close", None)
+        if close is not None:
+            close()
 
     def _be_there(self, agents: frozenset[str]) -> None:
         self._there = agents
@@ -152,13 +156,13 @@ class ParallelCopy:
             )
         return listed
 
-    def _of(self, agents: frozenset[str], values: Any, call: str) -> dict[int, Any]:
+    def _of(self, agents: frozenset[str], values: Any, what: str) -> dict[int, Any]:
         """Values of these agents by number, in the order of the numbers."""
         held = values if isinstance(values, Mapping) else {}
         missing = [agent for agent in self.agents if agent in agents and agent not in held]
         if missing:
             raise self._broken(
-                f"what {call} returned",
+                what,
                 f"a value for {', '.join(missing)}",
                 f"values for {', '.join(map(str, held)) or 'nobody'}",
             )

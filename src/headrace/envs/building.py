@@ -216,10 +216,12 @@ class _Builder:
         real = [frame for frame in frames if not frame.filename.startswith("<frozen")]
         where = real[-1] if real else frames[-1]
         fix = "correct what the message names; the environment can be tried alone by calling its factory"
+        if isinstance(root, TypeError) and "'render_mode'" in str(root):
+            fix = "accept render_mode in the factory and hand it to the environment, or leave out --render"
         if isinstance(root, ModuleNotFoundError) and root.name:
             fix = f"run it where Python finds {root.name}: in the folder that holds it, or with its package installed"
         return self._not_built(
-            f"building the environment of lane {self.lane} raised {type(error).__name__}: {error}",
+            f"building the environment {f'of lane {self.lane}' if self.lane >= 0 else 'to play in'} raised {type(error).__name__}: {error}",
             raised_at=f"{where.filename}:{where.lineno} in {where.name}",
             fix=fix,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,17 @@ class LearnedPolicies:
         made = books.committed + books.salvaged
         own = [int(made[[number == policy for number in self.of_lane]].sum()) for policy in range(len(self.names))]
         return {name: updates / count for name, count in zip(self.names, own, strict=True) if count}
+
+    def named(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Metrics of an algorithm, ``train/<number of the policy>/<name>`` by the policy's name instead."""
+        found = {}
+        for name, value in metrics.items():
+            section, _, rest = name.partition("/")
+            number, _, last = rest.partition("/")
+            if self.names and last and number.isdecimal():
+                name = f"{section}/{self.names[int(number)]}/{last}"
+            found[name] = value
+        return found
 
     def refuse_endless_want(self, sampler: Sampler, limiter: RateLimiter, env_steps: int, updates: int) -> None:
         """An update of all policies needs experience of each; where nothing more may be collected, it would never be made.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.algorithms.registry import build_actor
-from headrace.core.errors import HeadraceError, NonFiniteValue, RunDirectoryError
+from headrace.core.errors import HeadraceError, NonFiniteValue, ObservationMismatch, RunDirectoryError
 from headrace.core.specs import leaves
 from headrace.envs.building import environment_name
 from headrace.envs.contract import ObservationCheck
@@ -98,6 +98,13 @@ class Policy:
         """
         if not self.agents:
             return self._act({0: obs})[0]
+        if not isinstance(obs, Mapping) or not obs or not obs.keys() <= self._number.keys():
+            raise ObservationMismatch(
+                "a policy of many agents acts on a dict of the observations of those that are there",
+                expected=f"keys among {', '.join(map(str, self.agents))}",
+                found=f"keys {', '.join(map(str, obs))}" if isinstance(obs, Mapping) else type(obs).__name__,
+                fix="hand over {agent: observation} for env.agents",
+            )
         actions = self._act({self._number[agent]: own for agent, own in obs.items()})
         return {agent: actions[self._number[agent]] for agent in obs}
 

@@ -141,7 +141,7 @@ class Training:
         now = self._clock.now()
         if now - self._reported_s >= _REPORT_EVERY_S and not self._control.unsent:
             self._reported_s = now
-            self._control.try_send(Report("metrics", self.facts() | {"values": self.learner.algorithm.metrics()}))
+            self._control.try_send(Report("metrics", self.facts() | {"values": self._values()}))
             self._tell_suspicions()
             self._tell_ledger()
         if self._keeper.state_due:
@@ -253,6 +253,10 @@ class Training:
             "warnings": [finding.plain() for finding in learner.suspicion.findings] if learner.suspicion else [],
         }
 
+    def _values(self) -> dict[str, float]:
+        """What the algorithm has measured since the last call."""
+        return self.learner.policies.named(self.learner.algorithm.metrics())
+
     def finish(self, schedule: Schedule) -> None:
         """The last policy, the last checkpoint, the last counts."""
         if self.config.evaluation.episodes:
@@ -265,7 +269,7 @@ class Training:
             self._tell_suspicions()
         facts = self.facts() | {
             "weights_sha256": self.learner.algorithm.weights_sha256(),
-            "values": self.learner.algorithm.metrics(),
+            "values": self._values(),
             "stop_reason": self.stop_reason,
         }
         self._tell_ledger(final=True)
