@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 MANY: Mapping[str, Any] = {
     **SMALL, "env.lanes": 6, "env.group_size": 3, "agents.count": 3, "run.steps": 600, "collect.random_steps": 60,
+    "replay.ratio": 0.5,
 }  # fmt: skip
 OWN: Mapping[str, Any] = {**MANY, "agents.policies": "own"}
 PACKS: Mapping[str, Any] = {**MANY, "agents.policies": {"first": ["a"], "others": ["*"]}}
@@ -111,8 +112,8 @@ def test_one_that_takes_turns_is_trained(runs: Runs) -> None:
 
 
 def test_a_killed_collector_is_replaced_and_nothing_is_lost_or_doubled(runs: Runs, blows: Blows) -> None:
-    blows.plan([("collector-1", SIGKILL, 100)])
-    run = runs.train("agent_envs:comers", **{**OWN, "run.steps": 3_000, "supervision.backoff_s": 0.0}, **ASYNC)
+    blows.plan([("collector-1", SIGKILL, 50)])
+    run = runs.train("agent_envs:comers", **{**OWN, "run.steps": 1_500, "supervision.backoff_s": 0.0}, **ASYNC)
     assert run.completed, run.summary["error"]
     assert blows.sent
     assert run.summary["faults"] == {"died": 1}
