@@ -212,7 +212,7 @@ def _limits(twins: Twins, speed: Speed) -> Iterator[str]:
         cores = amount(twins.cores, "core")
         yield (
             f"inline spends {speed.learning:.0%} of its time learning, so {amount(twins.collectors, 'collector')} on "
-            f"{cores} can make it {speed.possible:.2f} times as fast at most"
+            f"{cores} make it {speed.possible:.2f} times as fast by overlapping alone"
         )
     if speed.ratio >= _FASTER:
         return
