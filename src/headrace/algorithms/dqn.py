@@ -174,9 +174,8 @@ class DQN:
         self._means.add("q_grad_norm", norms[0])
 
     def _set_rate(self) -> None:
-        if (
-            self._config.optimiser.lr_final is not None
-        ):  # where nothing moves the rate, the ledger shall see what else has
+        # Where nothing is declared to move the rate, the ledger shall see what else has.
+        if self._config.optimiser.lr_final is not None:
             self._q_adam.lr = self._rate()
 
     def _rate(self) -> float:

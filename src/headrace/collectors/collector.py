@@ -115,8 +115,8 @@ class Collector:
             lane.streams.noise.carry[:] = self._block.carry[lane.number, 0]
         for copy in self._copies:
             copy.restore(episodes, self._check, stopping)
-        for lane in self._lanes:
-            if not lane.running or self._copies:
+        for lane in () if self._copies else self._lanes:
+            if not lane.running:
                 continue
             if lane.number not in episodes:
                 raise not_restored(lane.number, problem="its first rows are no longer kept")

@@ -40,17 +40,13 @@ class AgentLanes:
         self._seed = seed
         self._environment = environment
         self._slot = slot
-        self._begun = False
+        self.running = False
+        """Whether an episode of the copy is running."""
 
     @property
     def first(self) -> SteppedLane:
         """The lane by which the copy is told."""
         return self.lanes[0]
-
-    @property
-    def running(self) -> bool:
-        """Whether an episode of the copy is running."""
-        return self._begun
 
     @property
     def episode(self) -> int:
@@ -75,7 +71,7 @@ class AgentLanes:
                 lane.begin(there[agent], number)
             else:
                 lane.writer.begin_absent(number)
-        self._begun = True
+        self.running = True
 
     def restore(self, episodes: Episodes, check: ObservationCheck, stopping: Callable[[], bool]) -> None:
         """Bring the copy to where its lanes' rows end, if an episode of it is running.
@@ -97,7 +93,7 @@ class AgentLanes:
         joined = bring_back_agents(self._copy, rows, first, self._seed, check, self._slot, stopping)
         for agent, obs in joined.items():
             self.lanes[agent].begin(obs, self.episode)
-        self._begun = True
+        self.running = True
 
     def step(self, actions: Sequence[list[Any]], version: int, wanted: Sequence[bool] | None = None) -> None:
         """One step of the copy.
@@ -130,7 +126,7 @@ class AgentLanes:
                 lane.writer.absent(version)
             if agent in turn.joined:
                 lane.begin(turn.joined[agent], self.episode)
-        self._begun = not turn.over
+        self.running = not turn.over
 
     def _told(self, error: Exception, call: str, step: int) -> Exception:
         if isinstance(error, EnvironmentFault):
