@@ -184,6 +184,26 @@ def child(python: str, script: Path, request: dict[str, Any]) -> Iterator[Child]
             wait_until_gone(mark)
 
 
+def answer(
+    pythons: Sequence[str], script: Path, request: dict[str, Any], limit_s: float
+) -> tuple[dict[str, Any] | None, str]:
+    """What a side answers in the first interpreter that has what it needs; None, and why not."""
+    reason = "no interpreter"
+    for python in pythons:
+        with child(python, script, request) as process:
+            ended = process.wait(limit_s)
+            told = process.lines()
+            reason = process.complaint() if ended else f"not done after {limit_s:g} s"
+        if told and "missing" not in told[-1]:
+            return told[-1], ""
+        if not told:
+            break
+        reason = f"{told[-1]['missing']} is not there"
+        if " " in told[-1]["missing"]:  # the peer is there, and has no such thing
+            break
+    return None, reason
+
+
 @contextlib.contextmanager
 def busy_neighbour(wanted: bool) -> Iterator[None]:
     """Somebody else who always has something to do on one core, unless not wanted."""

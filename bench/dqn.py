@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from _dqn_sides import TASKS
-from _processes import Load, child, end_tidily, interpreters
+from _processes import Load, answer, end_tidily, interpreters
 from _report import Row, compare, less_is_better, options, report
 
 SIDE_SCRIPT = Path(__file__).absolute().with_name("_dqn_sides.py")
@@ -45,20 +45,12 @@ def training(
     pythons: Sequence[str], request: dict[str, Any], limit_s: float, results: list[dict[str, Any]]
 ) -> str | None:
     """One of them, in the first environment that has what it needs; or why it is not there."""
-    reason = "no interpreter"
-    for python in pythons:
-        with child(python, SIDE_SCRIPT, request) as process:
-            ended = process.wait(limit_s)
-            told = process.lines()
-            reason = process.complaint() if ended else f"not done after {limit_s:g} s"
-        if told and "missing" not in told[-1]:
-            results.append(told[-1])
-            print(f"{request['task']}, {request['side']}, seed {request['seed']}: {told[-1]}", file=sys.stderr)
-            return None
-        if not told:
-            break
-        reason = f"{told[-1]['missing']} is not installed"
-    return reason
+    told, reason = answer(pythons, SIDE_SCRIPT, request, limit_s)
+    if told is None:
+        return reason
+    results.append(told)
+    print(f"{request['task']}, {request['side']}, seed {request['seed']}: {told}", file=sys.stderr)
+    return None
 
 
 def rows(task: str, found: Found) -> Iterator[Row]:

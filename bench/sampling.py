@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _processes import Load, child, end_tidily, interpreters
+from _processes import Load, answer, end_tidily, interpreters
 from _report import Row, compare, less_is_better, options, report
 from gymnasium import spaces
 
@@ -72,21 +72,10 @@ class Bench:
 
     def _run(self, side: str, task: str) -> dict[str, Any] | None:
         request = {"side": side, "task": task, "rows": self._given.rows, "batches": self._given.batches}
-        reason = "no interpreter"
-        for python in self._pythons:
-            with child(python, SIDE_SCRIPT, request) as process:
-                ended = process.wait(LIMIT_S)
-                results = process.lines()
-                reason = process.complaint() if ended else f"not done after {LIMIT_S:g} s"
-            if results and "missing" not in results[-1]:
-                return results[-1]
-            if not results:
-                break
-            reason = f"{results[-1]['missing']}: not there"
-            if " " in results[-1]["missing"]:  # the peer is there, and has no such thing
-                break
-        self.skipped[f"{side}, {TASKS[task]}"] = reason
-        return None
+        found, reason = answer(self._pythons, SIDE_SCRIPT, request, LIMIT_S)
+        if found is None:
+            self.skipped[f"{side}, {TASKS[task]}"] = reason
+        return found
 
 
 def _note(side: str, results: Sequence[dict[str, Any]], task: str) -> str:

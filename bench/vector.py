@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from _processes import busy_neighbour, child, end_tidily, interpreters
+from _processes import answer, busy_neighbour, end_tidily, interpreters
 from _report import Row, compare, less_is_better, options, report
 from _vector_envs import Straggler
 from _vector_sides import CORES
@@ -120,19 +120,10 @@ class Bench:
             "policy_us": scenario.policy_us, "ready": max(1, scenario.count // scenario.ready_share),
             "window_s": self._window_s, "warm_up_s": self._window_s / 2,
         }  # fmt: skip
-        reason = "no interpreter"
-        for python in self._pythons:
-            with child(python, SIDE_SCRIPT, request) as process:
-                ended = process.wait(LIMIT_S)
-                results = process.lines()
-                reason = process.complaint() if ended else f"not done after {LIMIT_S:g} s"
-            if results and "missing" not in results[-1]:
-                return results[-1]
-            if not results:
-                break
-            reason = f"{results[-1]['missing']} is not installed"
-        self.skipped[f"{side}, {scenario.name}"] = reason
-        return None
+        found, reason = answer(self._pythons, SIDE_SCRIPT, request, LIMIT_S)
+        if found is None:
+            self.skipped[f"{side}, {scenario.name}"] = reason
+        return found
 
 
 def ideal_rate(count: int) -> float:
