@@ -74,7 +74,8 @@ class Scene:
         [cut] = [cut for cut in self.follower.cuts if cut.env == CULPRIT]
         assert (cut.fault, cut.step) == (kind, AT), cut
         assert f"env: {CULPRIT}" in cut.message
-        others = [cut for cut in self.follower.cuts if cut.env != CULPRIT]
+        # A housemate that was just being reset is given a replacement's reset: its row is true, and tells of the fault.
+        others = [cut for cut in self.follower.cuts + self.follower.mended if cut.env != CULPRIT]
         assert {cut.env for cut in others} == lost
         assert len(others) == len(lost)
         for other in others:
@@ -142,6 +143,30 @@ def test_the_others_are_received_meanwhile(tmp_path, what, backend, mode):
         drive_ready(scene.envs, scene.follower, 40 * COUNT, each=STEPS)
         kind = {"sleep": "hung", "sigkill": "died", "raises": "raised", "nan-obs": "not-finite"}[what]
         scene.assert_only(kind, scene.housemates if what == "sigkill" else set())
+
+
+@pytest.mark.parametrize("backend", ISOLATED)
+def test_who_is_lost_at_the_end_of_an_episode_is_told_of_once(tmp_path, backend):
+    """The culprit dies while its housemate is reset, or just before or after: cut or mended, and never neither."""
+    with Scene(tmp_path, backend, AutoresetMode.NEXT_STEP, "sigkill") as scene:
+        [housemate] = scene.housemates
+        follower = scene.follower
+        follower.began(scene.envs.reset(seed=0))
+
+        def step(*env_ids: int) -> None:
+            scene.envs.send(np.zeros(len(env_ids), np.int64), env_ids=np.array(env_ids))
+            result = scene.envs.receive(min_envs=len(env_ids), timeout_s=30.0)
+            columns = result.observations, result.rewards, result.terminations, result.truncations, result.infos
+            follower.received(result.env_ids.tolist(), np.zeros(COUNT), columns, result.valid)
+
+        for _ in range(AT - 1):
+            step(CULPRIT)
+        while not follower.envs[housemate].over:
+            step(housemate)
+        step(CULPRIT, housemate)
+        for _ in range(STEPS):
+            step(*range(COUNT))
+        scene.assert_only("died", {housemate})
 
 
 def test_what_is_ready_is_handed_out_while_one_hangs(tmp_path):
