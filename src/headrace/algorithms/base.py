@@ -35,6 +35,27 @@ class Transitions:
     weight: NDArray[np.float64] | None = None  # [B]  of each in the loss, in (0, 1]; None: all are 1
 
 
+@dataclass(slots=True)
+class Rollout:
+    """Steps of N streams, T at most, as they were stored. A stream is steps of one lane, one after the other.
+
+    Where `valid` is false there is no step, and no other field means anything: streams are not of one length.
+    """
+
+    obs: Arrays  # [R, ...]  every observation once
+    at: NDArray[np.intp]  # [T, N]  place in obs of what each step was taken on
+    then: NDArray[np.intp]  # [T, N]  place in obs of its true successor, never of what a reset returned
+    action: Arrays  # [T, N, ...]
+    told: Arrays  # [T, N, ...]  what the policy noted beside the action
+    reward: NDArray[np.float64]  # [T, N]
+    terminated: NDArray[np.bool_]  # [T, N]
+    ended: NDArray[np.bool_]  # [T, N]  nothing of the same stretch follows: the episode ended or was cut, or the rollout did
+    episode_ended: NDArray[np.bool_]  # [T, N]  the episode ended or was cut, and not only the rollout
+    valid: NDArray[np.bool_]  # [T, N]
+    version: NDArray[np.int64]  # [T, N]  of the policy that acted
+    lanes: NDArray[np.intp]  # [N]  lane of each stream, each once
+
+
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
     """What it takes to rebuild the acting half anywhere; small, picklable, without weights."""
@@ -88,23 +109,12 @@ class Actor(Protocol):
         ...
 
 
-class Algorithm(Protocol):
-    """The learning half."""
+class LearningHalf(Protocol):
+    """What is the same whatever an algorithm learns from."""
 
     policy: PolicySpec
     updates: int
     """Gradient steps so far."""
-
-    def update(self, batch: Transitions) -> NDArray[np.float32] | None:
-        """One gradient step; deterministic given the batch and the algorithm's own generator.
-
-        Args:
-            batch: Of several policies, as many transitions of each, policy by policy.
-
-        Returns:
-            Size of each transition's TD error before the step, [B], for whoever draws by priority; None: not measured.
-        """
-        ...
 
     def observe(self, obs: Arrays, env_steps: int, policies: NDArray[np.intp] | None = None) -> None:
         """Take notice of newly committed observations [B, ...] and of the total of environment steps.
@@ -146,4 +156,40 @@ class Algorithm(Protocol):
 
     def load_state(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Go on from a `state` of the same configuration and spaces."""
+        ...
+
+
+class Algorithm(LearningHalf, Protocol):
+    """The learning half of an algorithm that learns from transitions drawn from a replay, whichever policy made them."""
+
+    def update(self, batch: Transitions) -> NDArray[np.float32] | None:
+        """One gradient step; deterministic given the batch and the algorithm's own generator.
+
+        Args:
+            batch: Of several policies, as many transitions of each, policy by policy.
+
+        Returns:
+            Size of each transition's TD error before the step, [B], for whoever draws by priority; None: not measured.
+        """
+        ...
+
+
+class OnPolicyAlgorithm(LearningHalf, Protocol):
+    """The learning half of an algorithm that learns from what its newest policies did, each step in one epoch set.
+
+    `state` is asked for only while no epoch set is open. Statistics that acting uses are not changed while one is: at a lag
+    of 0 the policy that learns from a rollout is, to the bit of its weights, the one that acted.
+    """
+
+    @property
+    def pending(self) -> bool:
+        """Whether updates of an epoch set remain."""
+        ...
+
+    def begin(self, rollout: Rollout) -> None:
+        """Open an epoch set: targets are computed now, by the networks as they are. At least one step is valid."""
+        ...
+
+    def update(self) -> None:
+        """One gradient step on the next minibatch of the epoch set; deterministic given the algorithm's own generator."""
         ...

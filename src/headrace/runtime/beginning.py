@@ -15,7 +15,7 @@ from headrace.ipc.channel import Channel
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.replay import Replay
 from headrace.learners.checkpoint import STATE_FILE, LearnerState
-from headrace.learners.learner import Learner
+from headrace.learners.base import BaseLearner
 from headrace.learners.manifest import Checkpoint
 from headrace.learners.recorder import Recorder
 from headrace.learners.witness import Nobody
@@ -37,7 +37,7 @@ from headrace.weights.snapshot import SnapshotLayout, Snapshots
 class Begun:
     """A learner that is ready to take rows."""
 
-    learner: Learner
+    learner: BaseLearner
     layout: SnapshotLayout
     keeper: Keeper
     streams: list[int]
@@ -180,7 +180,7 @@ class _Desk:
 
     def _begun(
         self,
-        learner: Learner,
+        learner: BaseLearner,
         layout: SnapshotLayout,
         recorder: Recorder | None,
         streams: list[int] | None = None,
@@ -193,7 +193,7 @@ class _Desk:
 
     def _learner(
         self, replay: Replay, recorder: Recorder | None, recorded_version: int = 0
-    ) -> tuple[Learner, SnapshotLayout]:
+    ) -> tuple[BaseLearner, SnapshotLayout]:
         def publish_to(layout: SnapshotLayout) -> Snapshots:
             os.ftruncate(self._fds["snapshots"], layout.nbytes)
             snapshots = attach_snapshots(layout, self._fds["snapshots"])
