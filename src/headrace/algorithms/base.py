@@ -37,23 +37,20 @@ class Transitions:
 
 @dataclass(slots=True)
 class Rollout:
-    """Steps of N streams, T at most, as they were stored. A stream is steps of one lane, one after the other.
-
-    Where `valid` is false there is no step, and no other field means anything: streams are not of one length.
-    """
+    """Steps of N streams, T at most, each stream steps of one lane one after the other, as they were stored."""
 
     obs: Arrays  # [R, ...]  every observation once
     at: NDArray[np.intp]  # [T, N]  place in obs of what each step was taken on
-    then: NDArray[np.intp]  # [T, N]  place in obs of its true successor, never of what a reset returned
+    then: NDArray[np.intp]  # [T, N]  place in obs of its true successor, never of a reset's observation
     action: Arrays  # [T, N, ...]
-    told: Arrays  # [T, N, ...]  what the policy noted beside the action
+    told: Arrays  # [T, N, ...]  what the policy noted beside the action; see `headrace.algorithms.registry.told_leaves`
     reward: NDArray[np.float64]  # [T, N]
     terminated: NDArray[np.bool_]  # [T, N]
-    ended: NDArray[np.bool_]  # [T, N]  nothing of the same stretch follows: the episode ended or was cut, or the rollout did
-    episode_ended: NDArray[np.bool_]  # [T, N]  the episode ended or was cut, and not only the rollout
-    valid: NDArray[np.bool_]  # [T, N]
+    ended: NDArray[np.bool_]  # [T, N]  nothing of the same stretch follows: the episode or the rollout ended here
+    episode_ended: NDArray[np.bool_]  # [T, N]  the episode ended here (terminated, truncated, cut or lost)
+    valid: NDArray[np.bool_]  # [T, N]  False: no step (ragged streams, lost environments); the rest is ignored there
     version: NDArray[np.int64]  # [T, N]  of the policy that acted
-    lanes: NDArray[np.intp]  # [N]  lane of each stream, each once
+    lanes: NDArray[np.intp]  # [N]  lane of each stream; one may occur in more than one of them, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +101,14 @@ class Actor(Protocol):
             noise: One per lane, in the same order; None acts greedily.
 
         Returns:
-            Actions of the action space's own dtype and range, [N, ...] per leaf.
+            Actions of the action space's own dtype and range, [N, ...] per leaf, and beside them what the policy has to
+            tell of them; see `headrace.algorithms.registry.told_leaves`.
         """
         ...
 
 
-class LearningHalf(Protocol):
-    """What is the same whatever an algorithm learns from."""
+class Learning(Protocol):
+    """What every learning half does, whatever it learns from."""
 
     policy: PolicySpec
     updates: int
@@ -159,8 +157,8 @@ class LearningHalf(Protocol):
         ...
 
 
-class Algorithm(LearningHalf, Protocol):
-    """The learning half of an algorithm that learns from transitions drawn from a replay, whichever policy made them."""
+class Algorithm(Learning, Protocol):
+    """The learning half of what learns from transitions, whoever made them."""
 
     def update(self, batch: Transitions) -> NDArray[np.float32] | None:
         """One gradient step; deterministic given the batch and the algorithm's own generator.
@@ -174,22 +172,34 @@ class Algorithm(LearningHalf, Protocol):
         ...
 
 
-class OnPolicyAlgorithm(LearningHalf, Protocol):
-    """The learning half of an algorithm that learns from what its newest policies did, each step in one epoch set.
+class OnPolicyAlgorithm(Learning, Protocol):
+    """The learning half of what learns from rollouts of its own policy, or of one that is little older.
 
-    `state` is asked for only while no epoch set is open. Statistics that acting uses are not changed while one is: at a lag
-    of 0 the policy that learns from a rollout is, to the bit of its weights, the one that acted.
+    Between `begin` and the last `update` an epoch set is open. `state` may be asked for only while none is. Of what
+    `observe` is shown, acting and learning take notice when the epoch set that is open, or the next one, is done: so the
+    policy that learns from a rollout at first sees exactly what the one that acted saw.
     """
+
+    def begin(self, rollout: Rollout) -> None:
+        """Work out what is to be learned with the networks as they are, and open the epoch set; none may be open.
+
+        Args:
+            rollout: Arrays may be strided and read-only, and are not kept.
+
+        Raises:
+            NonFiniteValue: A number in it is NaN or infinite. Nothing has changed, and no epoch set is open.
+        """
+        ...
 
     @property
     def pending(self) -> bool:
-        """Whether updates of an epoch set remain."""
-        ...
-
-    def begin(self, rollout: Rollout) -> None:
-        """Open an epoch set: targets are computed now, by the networks as they are. At least one step is valid."""
+        """Whether updates of the epoch set remain; deterministic given all calls so far."""
         ...
 
     def update(self) -> None:
-        """One gradient step on the next minibatch of the epoch set; deterministic given the algorithm's own generator."""
+        """One gradient step on the next minibatch; only while `pending`.
+
+        Raises:
+            NonFiniteValue: The loss or its gradient is NaN or infinite. No weight and no moment has changed.
+        """
         ...

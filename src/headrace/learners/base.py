@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.algorithms.base import Arrays, LearningHalf
+from headrace.algorithms.base import Arrays, Learning
 from headrace.lanes.credits import Commit
 from headrace.lanes.derive import observe
 from headrace.lanes.layout import STEP
@@ -75,7 +75,7 @@ class BaseLearner(ABC):
         algorithm: What learns.
     """
 
-    def __init__(self, parts: LearnerParts, algorithm: LearningHalf) -> None:
+    def __init__(self, parts: LearnerParts, algorithm: Learning) -> None:
         self._parts = parts
         self.replay = parts.replay
         self.algorithm = algorithm

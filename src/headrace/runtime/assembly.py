@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from headrace.algorithms.base import LearningHalf
+from headrace.algorithms.base import Learning
 from headrace.algorithms.configs import DQNConfig, IQNConfig
-from headrace.algorithms.registry import build_algorithm, build_on_policy
+from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
+from headrace.algorithms.registry import build_algorithm
 from headrace.core import seeding
 from headrace.core.agents import Cast
 from headrace.lanes.lane import LaneBlock
@@ -60,7 +61,7 @@ def build_learner(
     policy = spaces.policy(config)
     cast = spaces.cast(config)
 
-    def parts(algorithm: LearningHalf) -> LearnerParts:
+    def parts(algorithm: Learning) -> LearnerParts:
         return LearnerParts(
             replay=replay,
             snapshots=publish_to(SnapshotLayout.of(algorithm.policy_arrays())),
@@ -73,13 +74,14 @@ def build_learner(
             policies=_policies(config, cast),
         )
 
-    built = config.algorithm, policy.observation_space, policy.action_space, config.run.seed, config.learn.device
+    section, policies = config.algorithm, len(cast.policies)
+    rest = policy.observation_space, policy.action_space, config.run.seed, config.learn.device, policies
     learner: BaseLearner
-    if config.on_policy:
-        newest = build_on_policy(*built)
+    if isinstance(section, PPOConfig | VTraceConfig):
+        newest = build_algorithm(section, *rest)
         learner = OnPolicyLearner(parts(newest), newest, _rollouts(config, replay))
     else:
-        any_policy, section = build_algorithm(*built, len(cast.policies)), config.algorithm
+        any_policy = build_algorithm(section, *rest)
         sampler = _sampler(config, cast, replay)
         learner = Learner(parts(any_policy), any_policy, sampler, section.batch_size, section.gamma)
     return learner, SnapshotLayout.of(learner.algorithm.policy_arrays())

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Self
 import tomli_w
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from headrace.algorithms.configs import DQNConfig, IQNConfig, PPOConfig, TD3Config, VTraceConfig
+from headrace.algorithms.configs import DQNConfig, IQNConfig, TD3Config
 from headrace.algorithms.exploration import decay_of
+from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
 from headrace.core import toml
 from headrace.core.agents import AgentsConfig
 from headrace.core.config import (
