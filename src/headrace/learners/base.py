@@ -122,6 +122,7 @@ class BaseLearner(ABC):
     def update(self) -> None:
         """One gradient step."""
 
+    @abstractmethod
     def round_over(self) -> None:
         """Every chunk that will come before the next update has arrived."""
 
@@ -230,6 +231,7 @@ class BaseLearner(ABC):
     def _took(self, group: int, chunk: int, version: int, transitions: int) -> None:
         """A chunk was taken over."""
 
+    @abstractmethod
     def _saved(self, group: int, lanes: Sequence[Salvaged]) -> None:
         """What a dead collector had written was taken over."""
 

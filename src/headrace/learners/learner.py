@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from headrace.algorithms.base import Algorithm, Transitions
@@ -9,7 +10,7 @@ from headrace.lanes.derive import transitions
 from headrace.lanes.samplers import Sampler
 from headrace.learners.base import BaseLearner, LearnerParts
 from headrace.learners.checkpoint import LearnerState
-from headrace.learners.witness import Drawn
+from headrace.learners.witness import Drawn, Salvaged
 from headrace.telemetry.board import Activity
 
 _SAMPLER = "sampler."
@@ -26,6 +27,8 @@ class Learner(BaseLearner):
         batch_size: Transitions per update, for each policy.
         gamma: Discount per step.
     """
+
+    algorithm: Algorithm
 
     def __init__(
         self, parts: LearnerParts, algorithm: Algorithm, sampler: Sampler, batch_size: int, gamma: float
@@ -60,6 +63,9 @@ class Learner(BaseLearner):
         self.sampled += len(self._sampler.places)
         self._made()
 
+    def round_over(self) -> None:
+        """See `BaseLearner.round_over`; updates wait for no round."""
+
     def state(self) -> LearnerState:
         """See `BaseLearner.state`."""
         state = super().state()
@@ -70,6 +76,9 @@ class Learner(BaseLearner):
     def _took(self, group: int, chunk: int, version: int, transitions: int) -> None:
         self.lag.add(self.version - version, transitions)
         self.policies.refuse_endless_want(self._sampler, self.limiter, self.env_steps, self.updates)
+
+    def _saved(self, group: int, lanes: Sequence[Salvaged]) -> None:
+        """They count like committed ones."""
 
     def _load(self, state: LearnerState, *, same_rows: bool) -> None:
         sampler = {

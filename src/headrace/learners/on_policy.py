@@ -26,6 +26,8 @@ class OnPolicyLearner(BaseLearner):
         rollouts: Over the same lanes.
     """
 
+    algorithm: OnPolicyAlgorithm
+
     def __init__(self, parts: LearnerParts, algorithm: OnPolicyAlgorithm, rollouts: Rollouts) -> None:
         super().__init__(parts, algorithm)
         self.algorithm = algorithm

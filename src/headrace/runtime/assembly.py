@@ -21,8 +21,8 @@ from headrace.lanes.samplers import Sampler, UniformSampler
 from headrace.lanes.several import SeveralSamplers
 from headrace.learners.base import BaseLearner, LearnerParts
 from headrace.learners.learner import Learner
-from headrace.learners.on_policy import OnPolicyLearner
 from headrace.learners.oddities import Expected
+from headrace.learners.on_policy import OnPolicyLearner
 from headrace.learners.policies import LearnedPolicies
 from headrace.learners.suspicion import Suspicion
 from headrace.learners.witness import Witness

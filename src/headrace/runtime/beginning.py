@@ -14,8 +14,8 @@ from headrace.core.errors import RunDirectoryError
 from headrace.ipc.channel import Channel
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.replay import Replay
-from headrace.learners.checkpoint import STATE_FILE, LearnerState
 from headrace.learners.base import BaseLearner
+from headrace.learners.checkpoint import STATE_FILE, LearnerState
 from headrace.learners.manifest import Checkpoint
 from headrace.learners.recorder import Recorder
 from headrace.learners.witness import Nobody

@@ -302,37 +302,50 @@ def _check_agents(config: ExperimentConfig) -> None:
 
 def _check_on_policy(config: ExperimentConfig) -> None:
     name = config.algorithm.name
-    if not config.on_policy:
-        if config.rollout != RolloutConfig():
-            raise ConfigError(
-                f"[rollout] would be ignored: {name} learns from a replay",
-                fix="remove the section, or choose an on-policy algorithm (algorithm.name = \"ppo\")",
-            )
-        return
-    for key, given, why in (
-        ("replay", config.replay != ReplayConfig(), "each step is trained on in one epoch set and then leaves"),
-        ("learn.publish_every", config.learn != _publishing(config), "a policy is published after each epoch set"),
-        ("collect.window_chunks", config.collect.window_chunks != CollectConfig().window_chunks,
+    if config.on_policy:
+        _check_nothing_ignored(config, name)
+        _check_on_policy_can(config, name)
+    elif config.rollout != RolloutConfig():
+        raise ConfigError(
+            f"[rollout] would be ignored: {name} learns from a replay",
+            fix='remove the section, or choose an on-policy algorithm (algorithm.name = "ppo")',
+        )
+
+
+def _check_nothing_ignored(config: ExperimentConfig, name: str) -> None:
+    collect, rollout = CollectConfig(), RolloutConfig()
+    given: tuple[tuple[str, bool, str], ...] = (
+        ("[replay]", config.replay != ReplayConfig(), "each step is trained on in one epoch set, and then leaves"),
+        ("learn.publish_every", config.learn.publish_every != LearnConfig().publish_every,
+         "a policy is published after each epoch set"),
+        ("collect.window_chunks", config.collect.window_chunks != collect.window_chunks,
          "rollout.max_policy_lag says how far collectors may be ahead"),
-        ("rollout.kept_rows", not config.rollout.whole_episodes and config.rollout.kept_rows != RolloutConfig().kept_rows,
+        ("rollout.kept_rows", not config.rollout.whole_episodes and config.rollout.kept_rows != rollout.kept_rows,
          "only whole_episodes keeps rows back"),
-    ):  # fmt: skip
-        if given:
-            raise ConfigError(f"{key} would be ignored by {name}: {why}", fix=f"remove {key}")
-    for what, given, fix in (
-        ("actions drawn at random (collect.random_steps)", config.collect.random_steps, "set collect.random_steps = 0"),
-        ("several policies (agents.policies)", config.agents.policies == "own" or isinstance(config.agents.policies, dict),
-         "let all agents share one: remove agents.policies"),
-        ("a learner that takes the place of a dead one (supervision.learner_death), for what it was training on is gone",
-         config.supervision.learner_death == "resume",
-         'remove supervision.learner_death; go on from a checkpoint with --resume'),
-    ):  # fmt: skip
-        if given:
-            raise ConfigError(f"{name} cannot learn from {what}" if "random" in what else f"{name} has no {what}", fix=fix)
+    )  # fmt: skip
+    for key, is_ignored, why in given:
+        if is_ignored:
+            raise ConfigError(f"{key} would be ignored by {name}: {why}", fix="remove it")
 
 
-def _publishing(config: ExperimentConfig) -> LearnConfig:
-    return config.learn.model_copy(update={"publish_every": LearnConfig().publish_every})
+def _check_on_policy_can(config: ExperimentConfig, name: str) -> None:
+    if config.collect.random_steps:
+        raise ConfigError(
+            f"{name} cannot learn from actions that its policy has not chosen",
+            random_steps=config.collect.random_steps,
+            fix="set collect.random_steps = 0",
+        )
+    if config.agents.policies != "shared":
+        raise ConfigError(
+            f"{name} learns one policy",
+            agents_policies=config.agents.policies,
+            fix="remove agents.policies: all agents share it",
+        )
+    if config.supervision.learner_death == "resume":
+        raise ConfigError(
+            f"a learner of {name} that dies takes with it what it was training on, so none can take its place",
+            fix="remove supervision.learner_death; the run can be gone on with from a checkpoint (--resume)",
+        )
 
 
 def _check_ratio(config: ExperimentConfig) -> None:

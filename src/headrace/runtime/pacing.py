@@ -7,7 +7,7 @@ that is trained on ``l`` publications later has a lag of ``l``, and none may hav
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headrace.lanes.rollouts import Arrived
 

@@ -15,8 +15,8 @@ from headrace.core.errors import ConfigError, EnvironmentFault, RecordDamaged
 from headrace.ipc.shm import SharedBlock
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.replay import Replay
-from headrace.learners.checkpoint import LearnerState
 from headrace.learners.base import BaseLearner
+from headrace.learners.checkpoint import LearnerState
 from headrace.learners.witness import Drawn, Nobody, Salvaged, batch_print
 from headrace.record.events import (
     BatchesTrained,
