@@ -17,7 +17,6 @@ from headrace.lanes.layout import STEP
 from headrace.lanes.rate_limiter import RateLimiter
 from headrace.lanes.replay import Replay, Stretch
 from headrace.lanes.rollouts import Arrived
-from headrace.lanes.unread import next_unread
 from headrace.learners.checkpoint import LearnerState
 from headrace.learners.episodes import EpisodeBooks
 from headrace.learners.ledgerbook import LedgerBook
@@ -154,7 +153,9 @@ class BaseLearner(ABC):
         stretches = [self.replay.take_over(lane, part) for lane, part in parts]
         self.incarnations[commit.group] = commit.incarnation
         self._take_in(stretches)
-        self._took(commit.group, commit.chunk, commit.version, sum(part.transitions for part in commit.lanes))
+        self._took(
+            commit.group, commit.chunk, commit.version, sum(part.transitions for part in commit.lanes), committed=True
+        )
         slot.count("chunks", commit.chunk + 1)
 
     def salvage(self, group: int) -> int:
@@ -165,34 +166,16 @@ class BaseLearner(ABC):
         """
         before = self.env_steps
         lanes = self._parts.groups[group]
-        found = [self._salvage(lane) for lane in lanes]
+        found = [_salvaged(self.replay, lane) for lane in lanes]
         self.incarnations[group] = int(self.replay.block.incarnation[lanes[0]]) + 1
         for lane in lanes:  # of one that died between a reset and its first step nothing else is left
             self.episodes_begun[lane] = int(self.replay.block.episodes_begun[lane])
         self.witness.salvaged(group, [saved for _, saved in found], self.updates)
         self._take_in([stretch for stretch, _ in found])
-        self._saved(group, [saved for _, saved in found])
-        return self.env_steps - before
-
-    def take_unread(self, group: int) -> None:
-        """Take over the chunks that the learner before this one had not; the group's collector is gone too.
-
-        Raises:
-            DataLossError: As `commit`.
-        """
-        while (commit := next_unread(self.replay, group, self._parts.groups[group])) is not None:
-            self.commit(commit)
-
-    def _salvage(self, lane: int) -> tuple[Stretch, Salvaged]:
-        books = self.replay.books
-        start, salvaged, rejected = int(books.row[lane]), int(books.salvaged[lane]), int(books.rejected[lane])
-        first = self.replay.block.rows[lane, start % self.replay.geometry.ring_rows]
-        version = int(first["version"]) if books.written(lane) > start else 0  # before it may become the mark of a cut
-        stretch, cut = self.replay.salvage(lane)
-        return stretch, Salvaged(
-            start, int(books.row[lane]), int(books.salvaged[lane]) - salvaged, int(books.rejected[lane]) - rejected,
-            cut, version,
-        )  # fmt: skip
+        made = self.env_steps - before
+        chunk, version = int(self.replay.block.chunk_begun[lanes[0]][0]), max(saved.version for _, saved in found)
+        self._took(group, chunk, version, made, committed=False)
+        return made
 
     def _take_in(self, stretches: Sequence[Stretch]) -> None:
         for stretch in stretches:
@@ -206,7 +189,7 @@ class BaseLearner(ABC):
                 for piece in stretch.rows:
                     self.suspicion.add(stretch.lane, piece)
         self.env_steps = self.replay.env_steps
-        seen = [self._seen(stretch) for stretch in stretches]
+        seen = [_seen(self.replay, stretch) for stretch in stretches]
         whole = {name: np.concatenate([one[name] for one in seen]) for name in seen[0]}
         counts = [len(next(iter(one.values()))) for one in seen]
         policies = self.policies.of([stretch.lane for stretch in stretches], counts)
@@ -217,23 +200,9 @@ class BaseLearner(ABC):
         slot.count("env_steps", self.env_steps)
         slot.count("episodes", self.episodes.finished)
 
-    def _seen(self, stretch: Stretch) -> Arrays:
-        """What a policy was shown in the transitions of a stretch, which is the newest of its lane."""
-        geometry = self.replay.geometry
-        kinds = np.concatenate([piece["kind"] for piece in stretch.rows])
-        start = int(self.replay.books.row[stretch.lane]) - len(kinds)
-        rows = np.flatnonzero(kinds == STEP) + start - (geometry.frame_stack - 1)
-        places = stretch.lane * geometry.stride_rows + rows % geometry.ring_rows
-        windows = self.replay.windows(places)[:, : geometry.frame_stack]
-        return observe(windows, geometry.observation, windows["t"][:, -1])
-
     @abstractmethod
-    def _took(self, group: int, chunk: int, version: int, transitions: int) -> None:
-        """A chunk was taken over."""
-
-    @abstractmethod
-    def _saved(self, group: int, lanes: Sequence[Salvaged]) -> None:
-        """What a dead collector had written was taken over."""
+    def _took(self, group: int, chunk: int, version: int, transitions: int, *, committed: bool) -> None:
+        """A chunk was taken over, or what there is of one that was never committed."""
 
     def _made(self) -> None:
         """An update was made."""
@@ -336,3 +305,27 @@ class BaseLearner(ABC):
             self.suspicion.release()
         self.replay.release()
         self._parts.snapshots.release()
+
+
+def _salvaged(replay: Replay, lane: int) -> tuple[Stretch, Salvaged]:
+    """Take over what a lane's dead collector had written."""
+    books = replay.books
+    start, salvaged, rejected = int(books.row[lane]), int(books.salvaged[lane]), int(books.rejected[lane])
+    first = replay.block.rows[lane, start % replay.geometry.ring_rows]
+    version = int(first["version"]) if books.written(lane) > start else 0  # before it may become the mark of a cut
+    stretch, cut = replay.salvage(lane)
+    return stretch, Salvaged(
+        start, int(books.row[lane]), int(books.salvaged[lane]) - salvaged, int(books.rejected[lane]) - rejected,
+        cut, version,
+    )  # fmt: skip
+
+
+def _seen(replay: Replay, stretch: Stretch) -> Arrays:
+    """What a policy was shown in the transitions of a stretch, which is the newest of its lane."""
+    geometry = replay.geometry
+    kinds = np.concatenate([piece["kind"] for piece in stretch.rows])
+    start = int(replay.books.row[stretch.lane]) - len(kinds)
+    rows = np.flatnonzero(kinds == STEP) + start - (geometry.frame_stack - 1)
+    places = stretch.lane * geometry.stride_rows + rows % geometry.ring_rows
+    windows = replay.windows(places)[:, : geometry.frame_stack]
+    return observe(windows, geometry.observation, windows["t"][:, -1])

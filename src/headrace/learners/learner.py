@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from headrace.algorithms.base import Algorithm, Transitions
@@ -10,7 +9,7 @@ from headrace.lanes.derive import transitions
 from headrace.lanes.samplers import Sampler
 from headrace.learners.base import BaseLearner, LearnerParts
 from headrace.learners.checkpoint import LearnerState
-from headrace.learners.witness import Drawn, Salvaged
+from headrace.learners.witness import Drawn
 from headrace.telemetry.board import Activity
 
 _SAMPLER = "sampler."
@@ -73,12 +72,10 @@ class Learner(BaseLearner):
         facts = {"generator": self._sampler.generator.bit_generator.state}
         return LearnerState({**state.arrays, **arrays}, {**state.facts, **facts})
 
-    def _took(self, group: int, chunk: int, version: int, transitions: int) -> None:
-        self.lag.add(self.version - version, transitions)
-        self.policies.refuse_endless_want(self._sampler, self.limiter, self.env_steps, self.updates)
-
-    def _saved(self, group: int, lanes: Sequence[Salvaged]) -> None:
-        """They count like committed ones."""
+    def _took(self, group: int, chunk: int, version: int, transitions: int, *, committed: bool) -> None:
+        if committed:
+            self.lag.add(self.version - version, transitions)
+            self.policies.refuse_endless_want(self._sampler, self.limiter, self.env_steps, self.updates)
 
     def _load(self, state: LearnerState, *, same_rows: bool) -> None:
         sampler = {

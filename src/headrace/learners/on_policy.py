@@ -10,7 +10,6 @@ from headrace.algorithms.base import OnPolicyAlgorithm, Rollout
 from headrace.lanes.rollouts import Arrived, Rollouts
 from headrace.learners.base import BaseLearner, LearnerParts
 from headrace.learners.checkpoint import LearnerState
-from headrace.learners.witness import Salvaged
 from headrace.telemetry.board import Activity
 
 
@@ -88,16 +87,10 @@ class OnPolicyLearner(BaseLearner):
             self.lag.add(lag, count)
         self.sampled += int(counts.sum())
 
-    def _took(self, group: int, chunk: int, version: int, transitions: int) -> None:
-        if not transitions:  # what rows there are go with the group's next
-            return
-        stops = tuple(int(self.replay.books.row[lane]) for lane in self._parts.groups[group])
-        self.rollouts.add(Arrived(group, chunk, version, stops))
-
-    def _saved(self, group: int, lanes: Sequence[Salvaged]) -> None:
-        chunk = int(self.replay.block.chunk_begun[self._parts.groups[group][0]][0])
-        version = max(saved.version for saved in lanes)
-        self._took(group, chunk, version, sum(saved.salvaged for saved in lanes))
+    def _took(self, group: int, chunk: int, version: int, transitions: int, *, committed: bool) -> None:
+        if transitions:  # else what rows there are go with the group's next
+            stops = tuple(int(self.replay.books.row[lane]) for lane in self._parts.groups[group])
+            self.rollouts.add(Arrived(group, chunk, version, stops))
 
     def _load(self, state: LearnerState, *, same_rows: bool) -> None:
         super()._load(state, same_rows=same_rows)

@@ -58,7 +58,6 @@ def build_learner(
     import torch
 
     torch.set_num_threads(config.learn.threads)
-    policy = spaces.policy(config)
     cast = spaces.cast(config)
 
     def parts(algorithm: Learning) -> LearnerParts:
@@ -74,17 +73,21 @@ def build_learner(
             policies=_policies(config, cast),
         )
 
-    section, policies = config.algorithm, len(cast.policies)
-    rest = policy.observation_space, policy.action_space, config.run.seed, config.learn.device, policies
-    learner: BaseLearner
+    learner = _learner(config, spaces, replay, parts)
+    return learner, SnapshotLayout.of(learner.algorithm.policy_arrays())
+
+
+def _learner(
+    config: ExperimentConfig, spaces: EnvSpaces, replay: Replay, parts: Callable[[Learning], LearnerParts]
+) -> BaseLearner:
+    """The learner that suits the algorithm."""
+    section, policy, cast = config.algorithm, spaces.policy(config), spaces.cast(config)
+    rest = policy.observation_space, policy.action_space, config.run.seed, config.learn.device, len(cast.policies)
     if isinstance(section, PPOConfig | VTraceConfig):
         newest = build_algorithm(section, *rest)
-        learner = OnPolicyLearner(parts(newest), newest, _rollouts(config, replay))
-    else:
-        any_policy = build_algorithm(section, *rest)
-        sampler = _sampler(config, cast, replay)
-        learner = Learner(parts(any_policy), any_policy, sampler, section.batch_size, section.gamma)
-    return learner, SnapshotLayout.of(learner.algorithm.policy_arrays())
+        return OnPolicyLearner(parts(newest), newest, _rollouts(config, replay))
+    any_policy, sampler = build_algorithm(section, *rest), _sampler(config, cast, replay)
+    return Learner(parts(any_policy), any_policy, sampler, config.algorithm.batch_size, config.algorithm.gamma)
 
 
 def _rollouts(config: ExperimentConfig, replay: Replay) -> Rollouts:

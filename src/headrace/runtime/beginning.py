@@ -14,6 +14,7 @@ from headrace.core.errors import RunDirectoryError
 from headrace.ipc.channel import Channel
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.replay import Replay
+from headrace.lanes.unread import next_unread
 from headrace.learners.base import BaseLearner
 from headrace.learners.checkpoint import STATE_FILE, LearnerState
 from headrace.learners.manifest import Checkpoint
@@ -160,8 +161,9 @@ class _Desk:
             inherited.write_missing(recorder)
             recorder.succeeded(inherited.updates, save)
         missed = learner.resume(state)
-        for group in range(len(self._groups)):
-            learner.take_unread(group)
+        for group, lanes in enumerate(self._groups):
+            while (commit := next_unread(replay, group, lanes)) is not None:
+                learner.commit(commit)
         salvaged = sum(learner.salvage(group) for group in range(len(self._groups)))
         told = {
             "updates": learner.updates, "env_steps": learner.env_steps, "salvaged": salvaged, "missed_rows": missed,
