@@ -162,6 +162,17 @@ def test_e066_what_is_no_step_is_not_looked_at():
     assert len(plain) == 10
 
 
+def test_a_stretch_ends_where_no_step_follows():
+    """Whoever hands over a ragged stream need not say so a second time."""
+    algorithm = learner(gamma=0.9, gae_lambda=1.0, **WHOLE)
+    algorithm._network.value = lambda obs: 0.0 * obs[:, 0]
+    told = rollout(algorithm, steps=3, streams=1, ends=".")
+    told.reward[:, 0] = [1.0, 1.0, 1.0]
+    told.valid[1] = False
+    told.ended[:] = [[False], [False], [True]]
+    np.testing.assert_allclose(targets(algorithm, told)[:, 1], [1.0, 1.0])
+
+
 @pytest.mark.parametrize("make", [learner, corrector], ids=["ppo", "vtrace"])
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1000), order=st.permutations(range(4)))

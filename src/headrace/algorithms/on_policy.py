@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from headrace.algorithms.actor_critic import ActorCritic
 from headrace.algorithms.base import Arrays, PolicySpec, Rollout
@@ -60,9 +61,9 @@ def value_loss(value: Tensor, target: Tensor, before: Tensor, clip: float | None
         before: [B] the value when the rollout was begun.
         clip: Largest distance from it; None: any.
     """
-    error = (value - target).square()
     if clip is None:
-        return error.mean()
+        return functional.mse_loss(value, target)
+    error = (value - target).square()
     near = before + (value - before).clamp(-clip, clip)
     return torch.maximum(error, (near - target).square()).mean()
 
@@ -157,15 +158,15 @@ class OnPolicy:
         batch = self._rows.batch(self._minibatches.next())
         loss, seen = self._loss(batch)
         norm = self._flat.backward(loss)
-        measured = dict(zip(seen, torch.stack(list(seen.values())).tolist(), strict=True))  # one transfer
         try:
-            require_finite("actor or critic", measured["loss"], norm)
+            require_finite("actor or critic", float(seen["loss"]), norm)
         except NotFiniteError as problem:
             raise problem.described("every value is finite", self.updates + 1, "lr") from None
         self._flat.shorten([norm], self._config.optimiser.max_grad_norm)
         self._adam.step()
         self.updates += 1
         self._minibatches.done()
+        measured = self._measured(seen)
         self._measure({**measured, "grad_norm": norm})
         most = self._config.loss.target_kl
         if most is not None and measured["approx_kl"] > most:
@@ -214,22 +215,34 @@ class OnPolicy:
         return torch.cat(found).double().cpu().numpy()
 
     def _loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """What is to be lowered, and what else is measured of it."""
+        """What is to be lowered, and what else is measured of it: [] each, but ``log_ratio`` [B]."""
         config, network = self._config.loss, self._network
-        logprob, entropies = self._distribution.of(network.actor(batch.obs), network.log_std, batch.action, batch.legal)
+        counts = config.entropy_weight > 0.0
+        logprob, entropies = self._distribution.of(
+            network.actor(batch.obs), network.log_std, batch.action, batch.legal, entropy=counts
+        )
         log_ratio = logprob - batch.logprob
-        ratio = log_ratio.exp()
         advantage = standardised(batch.advantage) if config.normalize_advantages else batch.advantage
-        policy = self._rule.policy_loss(advantage, logprob, ratio, self._clip)
+        policy = self._rule.policy_loss(advantage, logprob, log_ratio.exp(), self._clip)
         value = value_loss(network.value(batch.obs), batch.target, batch.value, config.value_clip)
         entropy = entropies.mean()
-        loss = policy + config.value_weight * value - config.entropy_weight * entropy
-        with torch.no_grad():
-            seen = {"loss": loss, "policy_loss": policy, "value_loss": value, "entropy": entropy}
-            seen["approx_kl"] = (ratio - 1.0 - log_ratio).mean()
-            if self._clip is not None:
-                seen["clip_fraction"] = ((ratio - 1.0).abs() > self._clip).float().mean()
+        loss = policy + config.value_weight * value
+        if counts:
+            loss = loss - config.entropy_weight * entropy
+        seen = {"loss": loss, "policy_loss": policy, "value_loss": value, "entropy": entropy, "log_ratio": log_ratio}
         return loss, {name: tensor.detach() for name, tensor in seen.items()}
+
+    def _measured(self, seen: dict[str, Tensor]) -> dict[str, float]:
+        """In numbers; what follows from ratios is worked out here, where it costs less."""
+        *names, last = seen
+        numbers = torch.cat([torch.stack([seen[name] for name in names]), seen[last]]).cpu().numpy()  # one transfer
+        log_ratio = numbers[len(names) :]
+        ratio = np.exp(log_ratio)
+        measured = dict(zip(names, numbers[: len(names)].tolist(), strict=True))
+        measured["approx_kl"] = float((ratio - 1.0 - log_ratio).mean())
+        if self._clip is not None:
+            measured["clip_fraction"] = float((np.abs(ratio - 1.0) > self._clip).mean())
+        return measured
 
     def _close_if_done(self) -> None:
         """Of an epoch set that is done: what has been observed meanwhile counts from now on."""
