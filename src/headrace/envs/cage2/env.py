@@ -53,13 +53,13 @@ class CAGE2Env(gymnasium.Env[NDArray[np.uint8], SupportsIndex]):
         self._begun = self._running = False
         self._last = net.SLEEP
 
-    @property
-    def compromised(self) -> int:
+    def compromised_types(self, *, foothold: bool = True) -> int:
         """Types of hosts that have a red session now, as bits by their place in `network.TYPES`.
 
-        Red's first session, on User0, is never lost: "user" is always among them.
+        Args:
+            foothold: Whether User0 counts, where red begins; its session there is never lost, so "user" is always among them.
         """
-        return self._solo.compromised()
+        return self._solo.compromised(foothold=foothold)
 
     @property
     def red(self) -> str:

@@ -13,7 +13,14 @@ from headrace.envs.cage2 import network as net
 from headrace.envs.cage2 import rules
 from headrace.envs.cage2.draws import Draws
 from headrace.envs.cage2.settings import Settings
-from headrace.envs.cage2.world import FIRST_HOST, LEARNT, SERVER_STAGE, SUBNET_BITS
+from headrace.envs.cage2.world import (
+    FIRST_HOST,
+    LEARNT,
+    SERVER_STAGE,
+    SUBNET_BITS,
+    TYPE_BITS,
+    TYPE_BITS_BESIDE_FOOTHOLD,
+)
 
 _AFTER_BLUE = rules.AFTER_BLUE.tolist()
 _AFTER_RED = rules.AFTER_RED.tolist()
@@ -38,7 +45,8 @@ _TENTHS = [[weight if c & 3 == rules.PRIVILEGED else 0 for c in range(rules.CORE
 _STAGE_TARGETS = {user: net.b_line_targets(user) for user in range(net.USER_1, net.USER_4 + 1)}
 _LAST_STAGE = len(net.B_LINE_STAGES) - 1
 _RESTORE_SERVER = net.action_of(net.RESTORE, net.OP_SERVER)
-_TYPE_BIT = [1 << kind for kind in net.TYPE_OF]
+_TYPE_BITS: list[int] = TYPE_BITS.tolist()
+_TYPE_BITS_BESIDE_FOOTHOLD: list[int] = TYPE_BITS_BESIDE_FOOTHOLD.tolist()
 _OPERATIONAL = [subnet == net.OPERATIONAL for subnet in net.SUBNET_OF]
 _FOOTHOLD_BIT = 1 << net.FOOTHOLD
 _SERVER_BIT = 1 << net.OP_SERVER
@@ -166,12 +174,12 @@ class Solo:
         """What blue sees, [52], a new array."""
         return np.frombuffer(self._view[:], np.uint8)  # of a copy
 
-    def compromised(self) -> int:
-        """Types of hosts with a red session, as bits by their place in `network.TYPES`."""
+    def compromised(self, *, foothold: bool = True) -> int:
+        """Types of hosts with a red session, as bits by their place in `network.TYPES`; see `World.compromised`."""
         found = 0
-        for host, number in enumerate(self.cores):
+        for bit, number in zip(_TYPE_BITS if foothold else _TYPE_BITS_BESIDE_FOOTHOLD, self.cores, strict=True):
             if number & 3:
-                found |= _TYPE_BIT[host]
+                found |= bit
         return found
 
     def _blue(self, action: int, host: int) -> bool:

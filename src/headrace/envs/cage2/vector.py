@@ -60,10 +60,13 @@ class CAGE2Vector(VectorEnv[NDArray[np.uint8], NDArray[np.integer], NDArray[Any]
         self._world = World(self.settings, [Draws(self.settings) for _ in range(num_envs)])
         self._begun = self._over = False
 
-    @property
-    def compromised(self) -> NDArray[np.uint8]:
-        """Types of hosts that have a red session now, as bits by their place in `network.TYPES`, [N]."""
-        return self._world.compromised()
+    def compromised_types(self, *, foothold: bool = True) -> NDArray[np.uint8]:
+        """Types of hosts that have a red session now, as bits by their place in `network.TYPES`, [N].
+
+        Args:
+            foothold: Whether User0 counts, where red begins; its session there is never lost, so "user" is always among them.
+        """
+        return self._world.compromised(foothold=foothold)
 
     @property
     def red(self) -> tuple[str, ...]:

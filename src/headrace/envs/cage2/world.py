@@ -20,7 +20,9 @@ _WEIGHTS = np.array(net.WEIGHTS, np.float64)
 _RESTORES = np.array([action.kind == net.RESTORE for action in net.ACTIONS])
 _RESTORES_SERVER = net.action_of(net.RESTORE, net.OP_SERVER)
 _OPERATIONAL = np.array([subnet == net.OPERATIONAL for subnet in net.SUBNET_OF])
-_TYPE_BIT = np.array([1 << kind for kind in net.TYPE_OF], np.uint8)
+TYPE_BITS = np.array([1 << kind for kind in net.TYPE_OF], np.uint8)
+"""[host] -> its type as a bit."""
+TYPE_BITS_BESIDE_FOOTHOLD = TYPE_BITS * (np.arange(_HOSTS) != net.FOOTHOLD)
 
 _STAGES = np.array(net.B_LINE_STAGES)
 _JUMPS = np.array(net.B_LINE_JUMPS)
@@ -143,9 +145,13 @@ class World:
         seen: NDArray[np.uint8] = self._view.reshape(self.copies, -1).copy()
         return seen
 
-    def compromised(self) -> NDArray[np.uint8]:
-        """Types of hosts with a red session, as bits by their place in `network.TYPES`, [C]."""
-        found = np.where(self.cores & 3, _TYPE_BIT, np.uint8(0))
+    def compromised(self, *, foothold: bool = True) -> NDArray[np.uint8]:
+        """Types of hosts with a red session, as bits by their place in `network.TYPES`, [C].
+
+        Args:
+            foothold: Whether the host counts that red begins on and always keeps.
+        """
+        found = np.where(self.cores & 3, TYPE_BITS if foothold else TYPE_BITS_BESIDE_FOOTHOLD, np.uint8(0))
         types: NDArray[np.uint8] = np.bitwise_or.reduce(found, axis=1)
         return types
 
