@@ -1,0 +1,10 @@
+class B_lineAgent:
+    pass
+
+
+class RedMeanderAgent:
+    pass
+
+
+class SleepAgent:
+    pass
