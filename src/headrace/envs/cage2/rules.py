@@ -23,16 +23,18 @@ QUIET, SCANNED, EXPLOITED = range(3)
 """Activity that blue sees on a host in one step."""
 
 CORES: Final = 32
+MALWARE: Final = 4
+"""The bit of a core that says there is some."""
 
 
 def core(level: int, malware: bool, belief: int) -> int:
     """One number for all three."""
-    return level | malware << 2 | belief << 3
+    return level | malware * MALWARE | belief << 3
 
 
 def parts(number: int) -> tuple[int, bool, int]:
     """Level, malware and belief of a core."""
-    return number & 3, bool(number & 4), number >> 3
+    return number & 3, bool(number & MALWARE), number >> 3
 
 
 FOOTHOLD_CORE: Final = core(PRIVILEGED, malware=False, belief=BELIEVED_NO)
@@ -96,6 +98,9 @@ def decoy_bits(action: net.Action) -> tuple[int, int, int]:
 """What a red action comes to on its host."""
 EVENTS: Final = 10
 
+ALONE, WITH_DECOY, WITH_FINDING = range(3)
+"""What blue did on the host of red's action in the same step: nothing of interest, placed a decoy, found malware."""
+
 DETECTED: Final = 0.95
 """Probability that a reverse shell is noticed when it opens."""
 PREFERRED: Final = 0.75
@@ -124,26 +129,25 @@ def exploit_event(host: int, exploit: int, decoyed: bool, seen: bool) -> int:
     return DECOY_HIT if decoyed else NO_EVENT
 
 
-def activity(event: int, placed: bool) -> int:
+def activity(event: int, beside: int) -> int:
     """What blue sees of an event.
 
     Args:
         event: What happened.
-        placed: Whether blue has put a decoy on the same host in the same step, which its table wrapper counts among the
-            connections.
+        beside: What blue did there. A decoy that it has just placed is counted among the connections.
     """
     if event == SCAN_EVENT:
         return SCANNED
     if event in (USER_SEEN, ROOT_SEEN, SSH_SESSION, SSH_FAILED):
         return EXPLOITED
     if event in (USER_UNSEEN, ROOT_UNSEEN):
-        return QUIET if placed else SCANNED
+        return QUIET if beside == WITH_DECOY else SCANNED
     if event == DECOY_HIT:
-        return EXPLOITED if placed else SCANNED
+        return EXPLOITED if beside == WITH_DECOY else SCANNED
     return QUIET
 
 
-def after_red(event: int, placed: bool, number: int) -> int:
+def after_red(event: int, beside: int, number: int) -> int:
     """A host's core after a red action on it and what blue makes of it."""
     level, malware, belief = parts(number)
     if event in (ROOT_SEEN, ROOT_UNSEEN) or (event == ESCALATED and level != NO_SESSION):
@@ -155,7 +159,7 @@ def after_red(event: int, placed: bool, number: int) -> int:
         level, malware = max(level, STUBBORN), True
     elif event == SSH_SESSION:
         level = max(level, STUBBORN)
-    if activity(event, placed) == EXPLOITED:
+    if activity(event, beside) == EXPLOITED and beside != WITH_FINDING:  # files are looked at after connections
         belief = BELIEVED_USER
     return core(level, malware, belief)
 
@@ -191,7 +195,7 @@ def _after_blue_table() -> NDArray[np.uint8]:
 
 def _after_red_table() -> NDArray[np.uint8]:
     return np.array(
-        [[[after_red(event, bool(p), c) for c in range(CORES)] for p in (0, 1)] for event in range(EVENTS)], np.uint8
+        [[[after_red(event, b, c) for c in range(CORES)] for b in range(3)] for event in range(EVENTS)], np.uint8
     )
 
 
@@ -218,9 +222,9 @@ def _choice_tables() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 AFTER_BLUE: Final = _after_blue_table()
 """[effect, core] -> core."""
 AFTER_RED: Final = _after_red_table()
-"""[event, placed, core] -> core."""
-ACTIVITY: Final = np.array([[activity(event, bool(p)) for p in (0, 1)] for event in range(EVENTS)], np.uint8)
-"""[event, placed] -> activity."""
+"""[event, beside, core] -> core."""
+ACTIVITY: Final = np.array([[activity(event, b) for b in range(3)] for event in range(EVENTS)], np.uint8)
+"""[event, beside] -> activity."""
 EVENT: Final = _event_table()
 """[host, exploit, decoyed, seen] -> event."""
 CHOICES, OTHERS = _choice_tables()

@@ -157,9 +157,9 @@ class Solo:
             self._numbers = self.draws.block().tolist()
         pick, choice, notice = self._numbers[turn]
         place = _TARGET[action]
-        placed = self._blue(action, place)
+        done = self._blue(action, place)
         self._choose(pick)
-        self._red(placed and self.target == place, choice, notice)
+        self._red(done if self.target == place else rules.ALONE, choice, notice)
         self.steps += 1
         tenths = 0
         for host, number in enumerate(self.cores):
@@ -182,20 +182,22 @@ class Solo:
                 found |= bit
         return found
 
-    def _blue(self, action: int, host: int) -> bool:
+    def _blue(self, action: int, host: int) -> int:
+        """Blue acts; what of it matters to a red action on the same host, see `rules.ALONE`."""
         effect = _EFFECT[action]
         if effect:
-            number = self.cores[host] = _AFTER_BLUE[effect][self.cores[host]]
-            self._view[4 * host : 4 * host + 4] = _VIEW[number]
+            before = self.cores[host]
+            after = self.cores[host] = _AFTER_BLUE[effect][before]
+            self._view[4 * host : 4 * host + 4] = _VIEW[after]
             if _RESTORES[action]:
                 self.decoys[host] = 0
                 if action == _RESTORE_SERVER:
                     self.stopped, self._unstoppable = False, True
-            return False
+            return rules.WITH_FINDING if effect == rules.ANALYSED and before & rules.MALWARE else rules.ALONE
         if _MUST_BE_FREE[action] & (_SERVICES[host] | self.decoys[host]):
-            return False
+            return rules.ALONE
         self.decoys[host] |= _OPENS[action]
-        return True
+        return rules.WITH_DECOY
 
     def _choose(self, number: float) -> None:
         if self.opponent == net.B_LINE:
@@ -211,8 +213,8 @@ class Solo:
             self._wanderer.remember(self.kind, self.target, self.succeeded)
             self.kind, self.target = self._wanderer.choose(number)
 
-    def _red(self, crowded: bool, choice: float, notice: float) -> None:
-        """Red's action; ``crowded``: blue has just placed a decoy on its host."""
+    def _red(self, beside: int, choice: float, notice: float) -> None:
+        """Red's action; ``beside``: what blue has done on its host in this step."""
         cores, host, kind = self.cores, self.target, self.kind
         reached = not _OPERATIONAL[host] or bool((cores[1] | cores[2] | cores[3]) & 3)
         event = rules.NO_EVENT
@@ -222,17 +224,19 @@ class Solo:
             event = _EVENT[host][exploit][self.decoys[host] >> exploit & 1][notice < rules.DETECTED]
             self.succeeded = rules.USER_SEEN <= event <= rules.SSH_SESSION
         elif kind == net.SCAN:
-            event = self._scan(host, crowded) if reached else rules.NO_EVENT
+            event = self._scan(host, beside) if reached else rules.NO_EVENT
             self._blind, self.succeeded = not reached, True
         elif kind == net.SWEEP:
             self.succeeded = reached
         elif kind in (net.ESCALATE, net.IMPACT) and cores[host] & 3:
             event = self._deepen(kind, host)
-        self._show(event, host, crowded)
+        self._show(event, host, beside)
 
-    def _scan(self, host: int, crowded: bool) -> int:
+    def _scan(self, host: int, beside: int) -> int:
         self.ports[host] = _SERVICES[host] | self.decoys[host]
-        return rules.NO_EVENT if crowded and _FEW_PORTS[host][self.decoys[host]] else rules.SCAN_EVENT
+        return (
+            rules.NO_EVENT if beside == rules.WITH_DECOY and _FEW_PORTS[host][self.decoys[host]] else rules.SCAN_EVENT
+        )
 
     def _deepen(self, kind: int, host: int) -> int:
         """Escalate or impact, where there is a session."""
@@ -244,14 +248,14 @@ class Solo:
         self.stopped |= self._service_known and not self._unstoppable
         return rules.NO_EVENT
 
-    def _show(self, event: int, host: int, crowded: bool) -> None:
+    def _show(self, event: int, host: int, beside: int) -> None:
         """What an event leaves behind; activity is seen in its own step only."""
         if self._shown >= 0:
             self._view[4 * self._shown] = self._view[4 * self._shown + 1] = 0
             self._shown = -1
         if event:
-            self.cores[host] = number = _AFTER_RED[event][crowded][self.cores[host]]
-            self._view[4 * host : 4 * host + 4] = _SEEN[_ACTIVITY[event][crowded]][number]
+            self.cores[host] = number = _AFTER_RED[event][beside][self.cores[host]]
+            self._view[4 * host : 4 * host + 4] = _SEEN[_ACTIVITY[event][beside]][number]
             self._shown = host
 
 

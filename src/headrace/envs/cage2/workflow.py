@@ -12,6 +12,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from headrace.core.errors import ConfigError
 from headrace.envs.cage2.checks import checked_action, checked_actions
 from headrace.envs.cage2.env import OBSERVATION_BITS, CAGE2Env
 from headrace.envs.cage2.network import TYPES
@@ -264,8 +265,15 @@ def _split(options: dict[str, Any] | None) -> tuple[Any, dict[str, Any] | None]:
 
 def _for_each(order: Any, copies: int) -> list[Any]:
     """An order for each copy; whether they are orders is checked where they are used."""
-    one = all(isinstance(part, str) for part in order)
-    return [order] * copies if one else list(order)
+    orders = [order] * copies if all(isinstance(part, str) for part in order) else list(order)
+    if len(orders) != copies:
+        raise ConfigError(
+            "WorkflowVector takes one order for all copies, or one for each copy",
+            fix="Pass as many orders as there are copies, or one.",
+            orders=len(orders),
+            copies=copies,
+        )
+    return orders
 
 
 def _sum(terms: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:

@@ -130,9 +130,9 @@ class World:
             Rewards, [C].
         """
         numbers = self._next_numbers()
-        places, placed = self._blue(actions)
+        places, done = self._blue(actions)
         self._choose(numbers[PICK])
-        self._red(places, placed, numbers[CHOICE], numbers[NOTICE])
+        self._red(places, done, numbers[CHOICE], numbers[NOTICE])
         self.steps += 1
         tenths: NDArray[np.float64] = (self.levels() == rules.PRIVILEGED) @ _WEIGHTS
         tenths += self.stopped * net.IMPACT_TENTHS
@@ -167,11 +167,12 @@ class World:
         numbers: NDArray[np.float64] = self._numbers[turn]
         return numbers
 
-    def _blue(self, actions: Ints) -> tuple[Ints, Bools]:
-        """Blue acts; where in flat arrays, and whether it has placed a decoy there."""
+    def _blue(self, actions: Ints) -> tuple[Ints, NDArray[np.uint8]]:
+        """Blue acts; where in flat arrays, and what of it matters to a red action there, see `rules.ALONE`."""
         places = self._first + rules.TARGET[actions]
         cores, decoys = self.cores.reshape(-1), self.decoys.reshape(-1)
-        cores[places] = rules.AFTER_BLUE[rules.EFFECT[actions], cores[places]]
+        effects, before = rules.EFFECT[actions], cores[places]
+        cores[places] = rules.AFTER_BLUE[effects, before]
         there = decoys[places]
         used = rules.SERVICES[rules.TARGET[actions]] | there
         placed = (rules.MUST_BE_FREE[actions] & used) == 0
@@ -179,7 +180,8 @@ class World:
         restored = actions == _RESTORES_SERVER
         self.stopped &= ~restored
         self._unstoppable |= restored
-        return places, placed
+        finds = (effects == rules.ANALYSED) & (before & rules.MALWARE > 0)
+        return places, placed * np.uint8(rules.WITH_DECOY) + finds * np.uint8(rules.WITH_FINDING)
 
     def _choose(self, picks: NDArray[np.float64]) -> None:
         """What red does next, from what came of what it did last."""
@@ -220,7 +222,7 @@ class World:
         self.kinds[who], self.targets[who] = kind, host
 
     def _red(
-        self, blue_places: Ints, placed: Bools, choices: NDArray[np.float64], notices: NDArray[np.float64]
+        self, blue_places: Ints, done: NDArray[np.uint8], choices: NDArray[np.float64], notices: NDArray[np.float64]
     ) -> None:
         kinds, targets = self.kinds, self.targets
         places = self._first + targets
@@ -228,15 +230,14 @@ class World:
         gateway = (self.cores[:, net.ENTERPRISE_0 : net.ENTERPRISE_2 + 1] & 3).any(axis=1)
         reached = gateway | ~_OPERATIONAL[targets]
         there, before, known = decoys[places], cores[places], ports[places]
-        crowded = placed & (places == blue_places)
+        beside = done * (places == blue_places)
         scans, exploits, escalates = kinds == net.SCAN, kinds == net.EXPLOIT, kinds == net.ESCALATE
         exploit = _chosen(known, choices)
         events = rules.EVENT[targets, exploit, there >> exploit & 1, (notices < rules.DETECTED).view(np.uint8)]
         events = np.where(exploits & reached, events, rules.NO_EVENT)
-        events[scans & reached & ~(crowded & rules.FEW_PORTS[targets, there])] = rules.SCAN_EVENT
+        events[scans & reached & ~((beside == rules.WITH_DECOY) & rules.FEW_PORTS[targets, there])] = rules.SCAN_EVENT
         events[escalates] = rules.ESCALATED
-        crowd = crowded.view(np.uint8)
-        cores[places] = rules.AFTER_RED[events, crowd, before]
+        cores[places] = rules.AFTER_RED[events, beside, before]
         ports[places] = np.where(scans & reached, rules.SERVICES[targets] | there, known)
         self._blind = scans & ~reached
         on_host = (before & 3) > 0
@@ -247,7 +248,7 @@ class World:
         self.succeeded = scans | impacts | shells | (escalates & on_host) | ((kinds == net.SWEEP) & reached)
         view = self._view.reshape(-1, 4)
         view[:] = rules.BELIEF_VIEW[cores]
-        view[places] |= rules.ACTIVITY_VIEW[rules.ACTIVITY[events, crowd]]
+        view[places] |= rules.ACTIVITY_VIEW[rules.ACTIVITY[events, beside]]
 
 
 _KNOWN, _SCANNED, _EXPLOITED, _ESCALATED, _MAPPED, _NETS, _SWEPT = range(7)
