@@ -54,11 +54,11 @@ class B_lineAgent:
     pass
 
 
-class RedMeanderAgent:
-    pass
-
-
 class SleepAgent:
+    pass
+""",
+    "CybORG/Agents/SimpleAgents/Meander.py": """
+class RedMeanderAgent:
     pass
 """,
     "CybORG/Agents/Wrappers.py": """

@@ -124,11 +124,12 @@ def test_a_kill_between_two_steps_is_noticed(built):
 
 
 def test_a_step_that_hangs_misses_its_deadline_and_is_ended(built):
-    env = built(scenario="hangs", step_s=0.5)
+    env = built(scenario="hangs")
     env.reset(seed=0)
+    env._step_s = 0.2
     with pytest.raises(ComponentStalled) as stalled:
         env.step(0)
-    assert stalled.value.what == "CybORG did not answer within 0.5 s, in step()"
+    assert stalled.value.what == "CybORG did not answer within 0.2 s, in step()"
     assert "thinking" in str(stalled.value)
     assert not [pid for pid in map(int, _children()) if _runs_the_child(pid)]
 

@@ -36,7 +36,7 @@ from headrace.ipc.channel import Deadline, poll_fds
 _CHILD = Path(__file__).with_name("cyborg_child.py")
 _READ_BYTES = 1 << 16
 _LAST_WORDS_BYTES = 2000
-_END_S = 2.0
+_END_S = 10.0
 
 
 class CybORGProcess:

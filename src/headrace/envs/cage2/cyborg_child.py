@@ -35,7 +35,11 @@ HOSTS = (
     "User3",
     "User4",
 )
-RED_AGENTS = {"b_line": "B_lineAgent", "meander": "RedMeanderAgent", "sleep": "SleepAgent"}
+RED_AGENTS = {
+    "b_line": ("CybORG.Agents", "B_lineAgent"),
+    "meander": ("CybORG.Agents.SimpleAgents.Meander", "RedMeanderAgent"),
+    "sleep": ("CybORG.Agents", "SleepAgent"),
+}
 NONE, USER, PRIVILEGED = 0, 1, 3
 _LOOK_MS = 60_000
 
@@ -45,20 +49,19 @@ class Game:
 
     def __init__(self, red: str, scenario: str | None, true_state: bool) -> None:
         simulator = importlib.import_module("CybORG")
-        agents = importlib.import_module("CybORG.Agents")
         wrappers = importlib.import_module("CybORG.Agents.Wrappers")
         folder = os.path.dirname(inspect.getfile(simulator))  # noqa: PTH120
         path = scenario or os.path.join(folder, "Shared", "Scenarios", "Scenario2.yaml")  # noqa: PTH118
         self.true_state = true_state
-        self.cyborg = simulator.CybORG(path, "sim", agents={"Red": getattr(agents, RED_AGENTS[red])})
+        module, name = RED_AGENTS[red]
+        agent = getattr(importlib.import_module(module), name)
+        self.cyborg = simulator.CybORG(path, "sim", agents={"Red": agent})
         self.env = wrappers.ChallengeWrapper(env=self.cyborg, agent_name="Blue")
 
     def action_names(self) -> list[str] | None:
         """What each action is called, if this CybORG tells."""
-        try:
-            return [str(action) for action in self.env.get_attr("possible_actions")]
-        except AttributeError:
-            return None
+        found = self.env.get_attr("possible_actions")  # None where nobody has it
+        return None if found is None else [str(action) for action in found]
 
     def reset(self, seed: int | None) -> dict[str, Any]:
         """Begin an episode; CybORG draws from Python's and NumPy's global generators."""
