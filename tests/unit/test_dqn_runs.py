@@ -36,7 +36,7 @@ def test_errors_become_priorities_and_priorities_weights(tmp_path: Path) -> None
     with ExitStack() as stack:
         replayer = stack.enter_context(Replayer(run))
         learner = replayer.learner
-        sampler, algorithm = learner._parts.sampler, learner.algorithm
+        sampler, algorithm = learner._sampler, learner.algorithm
         assert isinstance(sampler, PrioritisedSampler)
         assert isinstance(algorithm, DQN)
         update, seen = algorithm.update, []
@@ -69,7 +69,7 @@ def test_priorities_are_part_of_the_learners_state(tmp_path: Path) -> None:
     with Replayer(run) as replayer:
         assert replayer.run() is None
         learner = replayer.learner
-        sampler = learner._parts.sampler
+        sampler = learner._sampler
         assert isinstance(sampler, PrioritisedSampler)
         state, lanes, rows = learner.state().copy(), *sampler.drawn
         before, drew = sampler.priorities(lanes, rows), sampler.generator.bit_generator.state

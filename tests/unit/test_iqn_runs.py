@@ -34,6 +34,6 @@ def test_a_run_is_recorded_and_replayed_bit_for_bit(tmp_path: Path, case: str) -
         learner = replayer.learner
         assert isinstance(learner.algorithm, IQN)
         assert learner.algorithm.updates > 300
-        assert isinstance(learner._parts.sampler, PrioritisedSampler) is (case == "noisy")
+        assert isinstance(learner._sampler, PrioritisedSampler) is (case == "noisy")
         ledger = learner.algorithm.ledger()
         assert all(ledger[name] == ledger[f"{name}_declared"] for name in ledger if f"{name}_declared" in ledger)

@@ -14,7 +14,8 @@ from headrace.lanes.layout import Geometry
 from headrace.lanes.rate_limiter import RateLimiter
 from headrace.lanes.replay import Replay
 from headrace.lanes.samplers import UniformSampler
-from headrace.learners.learner import Learner, LearnerParts, PolicyLag
+from headrace.learners.base import LearnerParts, PolicyLag
+from headrace.learners.learner import Learner
 from headrace.telemetry.board import Board
 from headrace.weights.snapshot import SnapshotLayout, Snapshots
 
@@ -52,15 +53,15 @@ class Bench:
         self.learner = Learner(
             LearnerParts(
                 replay=replay,
-                sampler=UniformSampler(replay, seeding.generator(0, "sampling")),
-                algorithm=self.algorithm,
                 snapshots=Snapshots(layout, memoryview(bytearray(layout.nbytes))),
                 limiter=RateLimiter(learning_starts=6, ratio=0.5, slack_steps=8, target_steps=100),
                 groups=((0,), (1,)),
-                batch_size=4,
-                gamma=0.9,
                 slot=self.slot,
-            )
+            ),
+            self.algorithm,
+            UniformSampler(replay, seeding.generator(0, "sampling")),
+            batch_size=4,
+            gamma=0.9,
         )
 
     def write(self, lane: int, steps: int) -> int:

@@ -379,6 +379,8 @@ class Counting:
 
     # As a learner.
 
+    arrived = ()
+
     @property
     def due(self) -> bool:
         return self.updates < self.limiter.updates_due(self.env_steps)
@@ -403,6 +405,11 @@ class Counting:
         return self.version
 
     # As a training.
+
+    def learn(self, schedule: object) -> None:
+        while self.due and not self.groups.hurried():
+            self.update()
+            self.tick(schedule)
 
     @property
     def collecting(self) -> bool:

@@ -76,7 +76,7 @@ def test_a_batch_too_many_is_noticed(run: Path):
         replayer.run("update:310")
         replayer.learner.algorithm.update(replayer.learner.batch())
         replayer.run("update:311")
-        replayer.learner._parts.sampler.generator.random()
+        replayer.learner._sampler.generator.random()
         with pytest.raises(ReplayDiffers) as raised:
             replayer.run()
     assert raised.value.facts["cause"] == "sampling_differs"

@@ -31,6 +31,8 @@ class FakeLearner:
     version: int = 1
     writing: dict[int, int] = field(default_factory=dict)
     """Transitions a group's collector has written and not committed."""
+    at_rest = True
+    arrived = ()
 
     def __post_init__(self) -> None:
         self.limiter = rate_limiter(self.config)

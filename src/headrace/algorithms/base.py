@@ -35,6 +35,24 @@ class Transitions:
     weight: NDArray[np.float64] | None = None  # [B]  of each in the loss, in (0, 1]; None: all are 1
 
 
+@dataclass(slots=True)
+class Rollout:
+    """Steps of N streams, T at most, each stream steps of one lane one after the other, as they were stored."""
+
+    obs: Arrays  # [R, ...]  every observation once
+    at: NDArray[np.intp]  # [T, N]  place in obs of what each step was taken on
+    then: NDArray[np.intp]  # [T, N]  place in obs of its true successor, never of a reset's observation
+    action: Arrays  # [T, N, ...]
+    told: Arrays  # [T, N, ...]  what the policy noted beside the action; see `headrace.algorithms.registry.told_leaves`
+    reward: NDArray[np.float64]  # [T, N]
+    terminated: NDArray[np.bool_]  # [T, N]
+    ended: NDArray[np.bool_]  # [T, N]  nothing of the same stretch follows: the episode or the rollout ended here
+    episode_ended: NDArray[np.bool_]  # [T, N]  the episode ended here (terminated, truncated, cut or lost)
+    valid: NDArray[np.bool_]  # [T, N]  False: no step (ragged streams, lost environments); the rest is ignored there
+    version: NDArray[np.int64]  # [T, N]  of the policy that acted
+    lanes: NDArray[np.intp]  # [N]  lane of each stream; one may occur in more than one of them, in order
+
+
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
     """What it takes to rebuild the acting half anywhere; small, picklable, without weights."""
@@ -83,28 +101,18 @@ class Actor(Protocol):
             noise: One per lane, in the same order; None acts greedily.
 
         Returns:
-            Actions of the action space's own dtype and range, [N, ...] per leaf.
+            Actions of the action space's own dtype and range, [N, ...] per leaf, and beside them what the policy has to
+            tell of them; see `headrace.algorithms.registry.told_leaves`.
         """
         ...
 
 
-class Algorithm(Protocol):
-    """The learning half."""
+class Learning(Protocol):
+    """What every learning half does, whatever it learns from."""
 
     policy: PolicySpec
     updates: int
     """Gradient steps so far."""
-
-    def update(self, batch: Transitions) -> NDArray[np.float32] | None:
-        """One gradient step; deterministic given the batch and the algorithm's own generator.
-
-        Args:
-            batch: Of several policies, as many transitions of each, policy by policy.
-
-        Returns:
-            Size of each transition's TD error before the step, [B], for whoever draws by priority; None: not measured.
-        """
-        ...
 
     def observe(self, obs: Arrays, env_steps: int, policies: NDArray[np.intp] | None = None) -> None:
         """Take notice of newly committed observations [B, ...] and of the total of environment steps.
@@ -146,4 +154,52 @@ class Algorithm(Protocol):
 
     def load_state(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Go on from a `state` of the same configuration and spaces."""
+        ...
+
+
+class Algorithm(Learning, Protocol):
+    """The learning half of what learns from transitions, whoever made them."""
+
+    def update(self, batch: Transitions) -> NDArray[np.float32] | None:
+        """One gradient step; deterministic given the batch and the algorithm's own generator.
+
+        Args:
+            batch: Of several policies, as many transitions of each, policy by policy.
+
+        Returns:
+            Size of each transition's TD error before the step, [B], for whoever draws by priority; None: not measured.
+        """
+        ...
+
+
+class OnPolicyAlgorithm(Learning, Protocol):
+    """The learning half of what learns from rollouts of its own policy, or of one that is little older.
+
+    Between `begin` and the last `update` an epoch set is open. `state` may be asked for only while none is. Of what
+    `observe` is shown, acting and learning take notice when the epoch set that is open, or the next one, is done: so the
+    policy that learns from a rollout at first sees exactly what the one that acted saw.
+    """
+
+    def begin(self, rollout: Rollout) -> None:
+        """Work out what is to be learned with the networks as they are, and open the epoch set; none may be open.
+
+        Args:
+            rollout: Arrays may be strided and read-only, and are not kept.
+
+        Raises:
+            NonFiniteValue: A number in it is NaN or infinite. Nothing has changed, and no epoch set is open.
+        """
+        ...
+
+    @property
+    def pending(self) -> bool:
+        """Whether updates of the epoch set remain; deterministic given all calls so far."""
+        ...
+
+    def update(self) -> None:
+        """One gradient step on the next minibatch; only while `pending`.
+
+        Raises:
+            NonFiniteValue: The loss or its gradient is NaN or infinite. No weight and no moment has changed.
+        """
         ...

@@ -78,13 +78,7 @@ class Choices:
         """
         if self._first is not None:
             if (chosen == NOTHING).any():
-                raise ObservationMismatch(
-                    "the mask in the observation leaves no action to choose",
-                    expected="at least one action that can be chosen in every observation an action follows",
-                    found="none",
-                    row=int(np.flatnonzero(chosen[:, 0] == NOTHING)[0]),
-                    fix="end the episode there, or correct the mask; algorithm.actions says where it is read",
-                )
+                raise nothing_to_choose(int(np.flatnonzero(chosen[:, 0] == NOTHING)[0]))
             return (chosen[:, 0] + self._first).astype(self._dtype)
         made = np.zeros((len(chosen), self.size), self._dtype)
         rows, places = np.nonzero(chosen != NOTHING)
@@ -144,6 +138,17 @@ def _first_column(columns: Columns, channel: int | None, size: int) -> int | Non
     if len(shape) not in (3, 4) or shape[-1] * shape[-2] != size or channel >= shape[-3]:
         return None
     return columns.stop - (shape[-3] - channel) * size
+
+
+def nothing_to_choose(row: int) -> ObservationMismatch:
+    """The error that says that a mask forbids everything."""
+    return ObservationMismatch(
+        "the mask in the observation leaves no action to choose",
+        expected="at least one action that can be chosen in every observation an action follows",
+        found="none",
+        row=row,
+        fix="end the episode there, or correct the mask; algorithm.actions says where it is read",
+    )
 
 
 def _unsupported_action(space: spaces.Space[Any], config: ActionsConfig) -> UnsupportedSpace:

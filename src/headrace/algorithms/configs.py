@@ -211,7 +211,7 @@ class DQNConfig(Section):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
-        _refuse_ignored(
+        refuse_ignored(
             _unused_priority(self.priority),
             _unequal_parts(self.batch_size, self.optimiser),
             (
@@ -293,7 +293,7 @@ class IQNConfig(Section):
                 cells=self.actions.cells,
                 fix='remove algorithm.actions.cells, or set algorithm.name = "dqn"',
             )
-        _refuse_ignored(
+        refuse_ignored(
             _unused_priority(self.priority),
             _unequal_parts(self.batch_size, self.optimiser),
             (
@@ -310,7 +310,8 @@ _Ignored = tuple[str, bool, str, str]
 """A key, whether it would be ignored, why, and what to do."""
 
 
-def _refuse_ignored(*cases: _Ignored) -> None:
+def refuse_ignored(*cases: _Ignored) -> None:
+    """Raise a `ConfigError` for the first key that would be ignored."""
     for key, is_ignored, why, fix in cases:
         if is_ignored:
             raise ConfigError(f"{key} would be ignored: {why}", fix=fix)

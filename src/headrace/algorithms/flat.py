@@ -122,16 +122,18 @@ class FlatParameters:
 class FlatAdam:
     """Adam (Kingma and Ba 2015, arXiv:1412.6980) on a flat vector: one fused call a step.
 
-    Element by element it is what ``torch.optim.Adam(module.parameters(), lr)`` does.
+    Element by element it is what ``torch.optim.Adam(module.parameters(), lr, betas, eps)`` does.
     """
 
     MOST_STEPS = 2**24
     """Steps after which its count, a float32, stands still."""
 
-    def __init__(self, parameters: FlatParameters, lr: float) -> None:
+    def __init__(
+        self, parameters: FlatParameters, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+    ) -> None:
         self._parameters = parameters
         value = parameters.value
-        self._adam = torch.optim.Adam([value], lr=lr, fused=True)
+        self._adam = torch.optim.Adam([value], lr=lr, betas=betas, eps=eps, fused=True)
         # Made here and not in the first step, so that they can be saved, hashed and restored before it.
         self._moments: dict[str, Tensor] = {
             "exp_avg": torch.zeros_like(value),

@@ -80,12 +80,16 @@ class NotFiniteError(Exception):
 
     def told(self, batch: Transitions, update: int, lr: str) -> NonFiniteValue:
         """As a user reads it; ``lr`` is the key of the network's learning rate."""
+        return self.described(_describe(batch), update, lr)
+
+    def described(self, batch: str, update: int, lr: str) -> NonFiniteValue:
+        """As `told`, of a batch that was looked at already."""
         return NonFiniteValue(
             f"learner: the {self.network}'s loss or gradient is not finite; no weight was changed",
             update=update,
             loss=self.loss,
             gradient_norm=self.norm,
-            batch=_describe(batch),
+            batch=batch,
             fix=f"if the batch holds such a value, mend the environment (headrace check finds it); "
             f"else lower algorithm.{lr} or scale the rewards down",
         )

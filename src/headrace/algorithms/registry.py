@@ -8,22 +8,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any, cast, overload
 
 from gymnasium import spaces
 
 from headrace.algorithms.acting import BoxActor, Network, PerceptronForward
-from headrace.algorithms.base import Actor, Algorithm, PolicySpec
+from headrace.algorithms.base import Actor, Algorithm, OnPolicyAlgorithm, PolicySpec
 from headrace.algorithms.choices import Choices, Mask
 from headrace.algorithms.choosing import DuelingForward, QActor, RandomActor
 from headrace.algorithms.configs import DQNConfig, IQNConfig, NetworkConfig, TD3Config
 from headrace.algorithms.encoding import ActionBox, ObservationEncoder, map_place
 from headrace.algorithms.exploration import carried_floats as carried_by_noise
+from headrace.algorithms.heads import CategoricalHead, head_of
 from headrace.algorithms.many_actors import ManyActors
+from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
 from headrace.algorithms.quantile_acting import QuantileForward
+from headrace.algorithms.sampling import SamplingActor, UniformActor, action_mask
 from headrace.core import seeding
 from headrace.core.config import Section
 from headrace.core.errors import ConfigError
+from headrace.core.specs import Leaf
 
 Space = spaces.Space[Any]
 
@@ -37,12 +41,14 @@ class Entry:
     """One line for ``headrace list``."""
     check_spaces: Callable[[Section, Space, Space], None]
     build_actor: Callable[[PolicySpec], Actor]
-    build_algorithm: Callable[[Section, Space, Space, int, str], Algorithm]
+    build_algorithm: Callable[[Section, Space, Space, int, str], Algorithm | OnPolicyAlgorithm]
     carried_floats: Callable[[Section, Space], int]
     acts_in_torch: Callable[[Section], bool]
     build_random_actor: Callable[[PolicySpec], Actor | None]
     build_batched: Callable[[Section, Space, Space, int, str, int], Algorithm] | None = None
     """Several policies in one algorithm; None: each is an algorithm of its own."""
+    told: Callable[[Section, Space], tuple[Leaf, ...]] | None = None
+    """What actors return beside actions; None: nothing, and it does not learn from rollouts."""
 
 
 def algorithms() -> dict[str, str]:
@@ -102,9 +108,55 @@ def carried_floats(config: Section, action_space: Space) -> int:
     return _entry(config).carried_floats(config, action_space)
 
 
+def told_leaves(config: Section, action_space: Space) -> tuple[Leaf, ...]:
+    """What an actor returns from `Actor.act` beside the action, to be stored with it and handed to `Rollout`.
+
+    Returns:
+        Of what learns from its own rollouts ``logprob`` float32 [], and of continuous actions ``raw_action`` float32 [A],
+        the action before it was clipped; else nothing.
+
+    Raises:
+        UnsupportedSpace: As `check_spaces`.
+        ConfigError: ``config`` belongs to no algorithm.
+    """
+    told = _entry(config).told
+    return () if told is None else told(config, action_space)
+
+
+def learns_on_policy(config: Section) -> bool:
+    """Whether `build_algorithm` returns an `OnPolicyAlgorithm`.
+
+    Raises:
+        ConfigError: ``config`` belongs to no algorithm.
+    """
+    return _entry(config).told is not None
+
+
+@overload
+def build_algorithm(
+    config: TD3Config | DQNConfig | IQNConfig,
+    observation_space: Space,
+    action_space: Space,
+    seed: int,
+    device: str = "cpu",
+    policies: int = 1,
+) -> Algorithm: ...
+
+
+@overload
+def build_algorithm(
+    config: PPOConfig | VTraceConfig,
+    observation_space: Space,
+    action_space: Space,
+    seed: int,
+    device: str = "cpu",
+    policies: int = 1,
+) -> OnPolicyAlgorithm: ...
+
+
 def build_algorithm(
     config: Section, observation_space: Space, action_space: Space, seed: int, device: str = "cpu", policies: int = 1
-) -> Algorithm:
+) -> Algorithm | OnPolicyAlgorithm:
     """The learning half, freshly initialised.
 
     Args:
@@ -117,9 +169,17 @@ def build_algorithm(
 
     Raises:
         UnsupportedSpace: As `check_spaces`.
-        ConfigError: A network factory does not do, the device is not there, or ``config`` belongs to no algorithm.
+        ConfigError: A network factory does not do, the device is not there, ``config`` belongs to no algorithm, or its
+            algorithm learns one policy and no more.
     """
     entry = _entry(config)
+    if policies > 1 and entry.told is not None:
+        raise ConfigError(
+            f"{entry.name} learns one policy",
+            expected="one policy for all agents",
+            found=policies,
+            fix="let the agents share a policy, or choose an algorithm that learns several",
+        )
     if policies == 1:
         return entry.build_algorithm(config, observation_space, action_space, seed, device)
     if entry.build_batched is not None:
@@ -127,7 +187,8 @@ def build_algorithm(
     from headrace.algorithms.several import Several
 
     seeds = [seed, *(seeding.integer(seed, "policy", policy) for policy in range(1, policies))]
-    return Several([entry.build_algorithm(config, observation_space, action_space, member, device) for member in seeds])
+    members = [entry.build_algorithm(config, observation_space, action_space, member, device) for member in seeds]
+    return Several(cast("list[Algorithm]", members))
 
 
 def _entry(config: Section) -> Entry:
@@ -237,6 +298,44 @@ def _iqn(
     return IQN(cast("IQNConfig", config), observation_space, action_space, seed, device, policies)
 
 
+def _check_sampled(config: Section, observation_space: Space, action_space: Space) -> None:
+    actions = cast("PPOConfig | VTraceConfig", config).actions
+    action_mask(actions, ObservationEncoder(observation_space), head_of(action_space))
+
+
+def _sampling_actor(policy: PolicySpec) -> Actor:
+    actor = cast("PPOConfig | VTraceConfig", policy.config).network.actor.network()
+    inputs, outputs = ObservationEncoder(policy.observation_space).size, head_of(policy.action_space).outputs
+    return SamplingActor(policy, _acting_network(actor, inputs, outputs))
+
+
+def _sampling_acts_in_torch(config: Section) -> bool:
+    return cast("PPOConfig | VTraceConfig", config).network.actor.factory is not None
+
+
+def _random_sampling_actor(policy: PolicySpec) -> Actor | None:
+    masked = cast("PPOConfig | VTraceConfig", policy.config).actions.mask_leaf is not None
+    return UniformActor(policy) if masked and isinstance(head_of(policy.action_space), CategoricalHead) else None
+
+
+def _told_by_sampling(config: Section, action_space: Space) -> tuple[Leaf, ...]:
+    return head_of(action_space).told
+
+
+def _ppo(config: Section, observation_space: Space, action_space: Space, seed: int, device: str) -> OnPolicyAlgorithm:
+    from headrace.algorithms.ppo import build_ppo  # imports torch
+
+    return build_ppo(cast("PPOConfig", config), observation_space, action_space, seed, device)
+
+
+def _vtrace(
+    config: Section, observation_space: Space, action_space: Space, seed: int, device: str
+) -> OnPolicyAlgorithm:
+    from headrace.algorithms.vtrace import build_vtrace  # imports torch
+
+    return build_vtrace(cast("VTraceConfig", config), observation_space, action_space, seed, device)
+
+
 _ENTRIES: Mapping[type[Section], Entry] = MappingProxyType(
     {
         TD3Config: Entry(
@@ -269,6 +368,28 @@ _ENTRIES: Mapping[type[Section], Entry] = MappingProxyType(
             acts_in_torch=lambda _: False,
             build_random_actor=_random_choosing_actor,
             build_batched=_iqn,
+        ),
+        PPOConfig: Entry(
+            name="ppo",
+            summary="proximal policy optimisation, for choices and continuous actions (Schulman et al. 2017)",
+            check_spaces=_check_sampled,
+            build_actor=_sampling_actor,
+            build_algorithm=_ppo,
+            carried_floats=lambda _config, _space: 0,
+            acts_in_torch=_sampling_acts_in_torch,
+            build_random_actor=_random_sampling_actor,
+            told=_told_by_sampling,
+        ),
+        VTraceConfig: Entry(
+            name="vtrace",
+            summary="actor-critic that corrects for older policies: IMPALA and asynchronous PPO (Espeholt et al. 2018)",
+            check_spaces=_check_sampled,
+            build_actor=_sampling_actor,
+            build_algorithm=_vtrace,
+            carried_floats=lambda _config, _space: 0,
+            acts_in_torch=_sampling_acts_in_torch,
+            build_random_actor=_random_sampling_actor,
+            told=_told_by_sampling,
         ),
     }
 )

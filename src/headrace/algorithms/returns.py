@@ -48,3 +48,42 @@ def gae(
         later = errors[step] + goes_on[step] * later
         advantages[step] = later
     return advantages, advantages + before
+
+
+def vtrace(
+    rewards: NDArray[np.floating[Any]],
+    values: NDArray[np.floating[Any]],
+    next_values: NDArray[np.floating[Any]],
+    terminated: NDArray[np.bool_],
+    ended: NDArray[np.bool_],
+    weights: tuple[Float64, Float64],
+    gamma: float,
+) -> tuple[Float64, Float64]:
+    """V-trace (Espeholt et al. 2018, arXiv:1802.01561, section 4.1 with remarks 1 and 2).
+
+    Args:
+        rewards: [T, ...] as for `gae`, as are ``values``, ``next_values``, ``terminated`` and ``ended``.
+        values: [T, ...].
+        next_values: [T, ...].
+        terminated: [T, ...].
+        ended: [T, ...].
+        weights: rho and c, [T, ...] each: the importance weight of every step, cut and with lambda.
+        gamma: Discount per step.
+
+    Returns:
+        What a step earned beyond the value of where it was taken, ``r + gamma v' - V``, in which v' is the corrected value
+        of the next step (not yet times rho); and the corrected values v of every step. Both [T, ...].
+    """
+    rho, c = weights
+    before = np.asarray(values, np.float64)
+    after = np.where(terminated, 0.0, np.asarray(next_values, np.float64))
+    earned = np.asarray(rewards, np.float64)
+    goes_on = ~(terminated | ended)
+    errors: Float64 = rho * (earned + gamma * after - before)
+    corrections, following = np.zeros(errors.shape), np.zeros(errors.shape)  # v - V of each step, and of the next one
+    later = np.zeros(errors.shape[1:])
+    for step in range(len(errors) - 1, -1, -1):
+        following[step] = np.where(goes_on[step], later, 0.0)
+        later = errors[step] + gamma * c[step] * following[step]
+        corrections[step] = later
+    return earned + gamma * (after + following) - before, before + corrections

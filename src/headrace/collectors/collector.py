@@ -222,7 +222,7 @@ class Collector:
             if lane.acts_at_random:
                 action = lane.random_action()
             else:
-                action = [handed_over(actions[leaf.path][place]) for leaf in block.geometry.action]
+                action = [handed_over(actions[leaf.path][place]) for leaf in block.geometry.acted]
             if lost and (lane.number, number) in lost:
                 self._renew(lane)
             elif self.remote is None:
@@ -258,7 +258,7 @@ class Collector:
             chosen = [
                 lane.random_action()
                 if lane.running and lane.acts_at_random
-                else [handed_over(actions[leaf.path][start + place]) for leaf in self._block.geometry.action]
+                else [handed_over(actions[leaf.path][start + place]) for leaf in self._block.geometry.acted]
                 for place, lane in enumerate(copy.lanes)
             ]
             some = None if wanted is None else wanted[start:stop]

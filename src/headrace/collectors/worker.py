@@ -126,7 +126,7 @@ class CollectorWorker:
             self._stop |= credit.stop
 
     def _wait(self, wait_s: float) -> None:
-        """Wait for credit as long as the learner gets on with something."""
+        """Wait for credit as long as the learner gets on with something, or waits for somebody else."""
         seen = self._board.read("learner").since_ns
         have = sum(group.limit - group.next_chunk for group in self._groups.values())
         fds = [self._credits.reader_fd, self._control.fileno()]
@@ -134,10 +134,12 @@ class CollectorWorker:
             self._slot, fds, activity=Activity.WAIT_CREDIT, on="learner", need=1, have=have,
             timeout_s=wait_s, raise_on_timeout=False,
         )  # fmt: skip
-        if not ready and self._board.read("learner").since_ns == seen:
+        learner = self._board.read("learner")
+        waits_for_another = learner.activity is Activity.WAIT_ROWS and learner.waits_on not in (None, self._slot.id)
+        if not ready and learner.since_ns == seen and not waits_for_another:  # that wait has a limit of its own
             raise ComponentStalled(
                 f"{self._slot.id} waited {wait_s:g} s for credit, and the learner did nothing meanwhile",
                 waits_on="learner",
-                learner_is_busy_with=self._board.read("learner").activity.label,
+                learner_is_busy_with=learner.activity.label,
                 fix="see what the learner is doing: logs/learner.log; raise deadlines.credit_s if an update takes so long",
             )

@@ -158,6 +158,25 @@ class ReplayConfig(Section):
         return self
 
 
+class RolloutConfig(Section):
+    """On-policy algorithms only: how what was collected becomes rollouts, of which each step is trained on in one epoch set.
+
+    A rollout is one chunk of every group: ``collect.chunk_steps`` steps of every lane.
+    """
+
+    max_policy_lag: int = Field(default=0, ge=0, le=64)
+    """async only: versions by which the policy that chose an action may be older than the one that learns from it. 0:
+    strictly on-policy, and what is learned is the same under every schedule; above, collectors go on meanwhile."""
+    order: Literal["chunk", "arrival"] = "chunk"
+    """async only. chunk: a rollout is made of the chunks of one number, whoever was first. arrival: of those that were there
+    first, however slow another group is; such a run is not repeated by another one."""
+    whole_episodes: bool = False
+    """Train on episodes that are over, and keep what was collected of the others until they are. Their first steps may then
+    be older than ``max_policy_lag``, by a version per rollout that they last."""
+    kept_rows: int = Field(default=4096, ge=1)
+    """With ``whole_episodes``: rows of each lane that can be kept while an episode goes on."""
+
+
 class CollectConfig(Section):
     """How collectors hand over what they collect."""
 

@@ -12,13 +12,21 @@ from gymnasium.envs import registration as gymnasium_registration
 HOCKEY_ID = "headrace/Hockey-v0"
 FUELBREAK_ID = "headrace/FuelBreak-v0"
 TREASUREHUNT_ID = "headrace/TreasureHunt-v0"
+CAGE2_ID = "headrace/CAGE2-v0"
+CAGE2_WORKFLOW_ID = "headrace/CAGE2Workflow-v0"
 
 _ENTRY_POINTS = {
     HOCKEY_ID: "headrace.envs.hockey.env:HockeyEnv",
     FUELBREAK_ID: "headrace.envs.fuelbreak.env:FuelBreakEnv",
     TREASUREHUNT_ID: "headrace.envs.treasurehunt.env:TreasureHuntEnv",
+    CAGE2_ID: "headrace.envs.cage2.env:CAGE2Env",
+    CAGE2_WORKFLOW_ID: "headrace.envs.cage2.workflow:workflow_env",
 }
-_VECTOR_ENTRY_POINTS = {TREASUREHUNT_ID: "headrace.envs.treasurehunt.vector:TreasureHuntVector"}
+_VECTOR_ENTRY_POINTS = {
+    TREASUREHUNT_ID: "headrace.envs.treasurehunt.vector:TreasureHuntVector",
+    CAGE2_ID: "headrace.envs.cage2.vector:CAGE2Vector",
+    CAGE2_WORKFLOW_ID: "headrace.envs.cage2.workflow:workflow_vector",
+}
 
 PARALLEL_ENTRY_POINTS = {TREASUREHUNT_ID: "headrace.envs.treasurehunt:TreasureHuntParallel"}
 """The environments of several agents, by id: what builds one with the interface of PettingZoo's ``ParallelEnv``."""

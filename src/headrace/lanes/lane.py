@@ -158,22 +158,22 @@ class LaneWriter:
         self._bytes = block.buffer
         self._base = g.rows_offset + lane * g.stride_rows * self._size
         self._head = self._base + g.head_offset
-        self._leaves = (*g.action, *g.observation)
+        self._leaves = (*g.acted, *g.observation)
         self._sizes = [int(fields[leaf.path][0].itemsize) for leaf in self._leaves]
-        self.one_array_each = len(g.action) == len(g.observation) == 1
+        self.one_array_each = len(g.acted) == len(g.observation) == 1
         """Whether `step_arrays` may be used."""
         self._last_slot = self._ring - 1
         self._action_size, self._obs_size = self._sizes[0], self._sizes[-1]
-        self._action_places = [int(fields[leaf.path][1]) for leaf in g.action]
+        self._action_places = [int(fields[leaf.path][1]) for leaf in g.acted]
         self._action_at = self._base + self._action_places[0]
         self._no_action = [
             (offset, bytes(size)) for offset, size in zip(self._action_places, self._sizes, strict=False)
         ]
-        self._nothing_seen = [bytes(size) for size in self._sizes[len(g.action) :]]
+        self._nothing_seen = [bytes(size) for size in self._sizes[len(g.acted) :]]
         self._put_action = struct.Struct(f"{self._action_size}s").pack_into
         self._obs_places = [int(fields[leaf.path][1]) for leaf in g.observation]
         self._write_head = HEAD.pack_into
-        self._write = step_struct(g.dtype, g.action, g.observation).pack_into
+        self._write = step_struct(g.dtype, g.acted, g.observation).pack_into
         self._number = block.buffer[lane * HEADER_BYTES : lane * HEADER_BYTES + 16].cast("q")
         self.row: int = self._number[0]
         """Number of the row the next transition goes to."""

@@ -141,12 +141,17 @@ class Geometry:
     """Rows a learner may sample from, over all lanes."""
     observation: tuple[Leaf, ...]
     action: tuple[Leaf, ...]
+    """Of the environment's action space."""
     chunk_steps: int
     window_chunks: int
     frame_stack: int = 1
     n_step: int = 1
     carry_floats: int = 0
     """Exploration state of one lane that crosses a chunk's end, in float32 numbers."""
+    told: tuple[Leaf, ...] = ()
+    """What a policy notes beside each action."""
+    consumed: bool = False
+    """Whether rows leave when they were trained on, and never to make room."""
     dtype: np.dtype[Any] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -157,7 +162,12 @@ class Geometry:
                 **{name: getattr(self, name) for name in sizes},
                 fix="raise the one that is below 1",
             )
-        object.__setattr__(self, "dtype", row_dtype(self.observation, self.action))
+        object.__setattr__(self, "dtype", row_dtype(self.observation, self.acted))
+
+    @property
+    def acted(self) -> tuple[Leaf, ...]:
+        """All that a policy says in a step: the action, and what it notes beside it."""
+        return self.action + self.told
 
     @property
     def head_offset(self) -> int:

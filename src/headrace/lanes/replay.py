@@ -81,7 +81,7 @@ class LaneBooks:
         place = place_word(int(last["episode"]), int(last["t"]) + 1)
         head = 0.0, int(last["version"]), int(last["transitions"]), place, end_word(CUT)
         HEAD.pack_into(block.buffer, at, *head)
-        for leaf in g.action:  # of a step that never returned; a replay of the run knows nothing of it
+        for leaf in g.acted:  # of a step that never returned; a replay of the run knows nothing of it
             block.rows[leaf.path][lane, slot] = 0
         if slot < g.mirror_rows:
             block.rows[lane, g.ring_rows + slot] = block.rows[lane, slot]
@@ -110,12 +110,15 @@ class LaneBooks:
         produced = self.transitions_before(lane, written)
         in_flight = produced - self.transitions_before(lane, int(self.row[lane]))
         rejected = int(self.rejected[lane])
+        left = int(self.evicted[lane])
+        consumed = self._block.geometry.consumed
         return {
             "produced": produced + rejected,
             "committed": int(self.committed[lane]),
             "salvaged": int(self.salvaged[lane]),
             "rejected": rejected,
-            "evicted": int(self.evicted[lane]),
+            "evicted": 0 if consumed else left,
+            **({"consumed": left} if consumed else {}),
             "resident": self._resident(lane),
             "in_flight": in_flight,
         }
@@ -134,7 +137,7 @@ def balanced(books: Mapping[str, int]) -> bool:
     """Whether every transition that was produced is accounted for, to the unit."""
     stored = books["committed"] + books["salvaged"]
     arrived = stored + books["rejected"] + books["in_flight"]
-    return books["produced"] == arrived and stored == books["resident"] + books["evicted"]
+    return books["produced"] == arrived and stored == books["resident"] + books["evicted"] + books.get("consumed", 0)
 
 
 class Replay:
@@ -161,7 +164,7 @@ class Replay:
         self._windows = block.windows(g.window_rows)
         # The kind of a window's own row, by the place where the window begins.
         self._kinds = block.rows["kind"].reshape(-1)[g.frame_stack - 1 :]
-        self._float_fields = [leaf.path for leaf in (*g.observation, *g.action) if leaf.dtype.kind == "f"]
+        self._float_fields = [leaf.path for leaf in (*g.observation, *g.acted) if leaf.dtype.kind == "f"]
 
     @property
     def env_steps(self) -> int:
@@ -247,6 +250,8 @@ class Replay:
         """
         books, start = self.books, int(self.books.row[lane])
         keep_from = max(stop - self.geometry.resident_rows, int(books.resident_from[lane]))
+        if self.geometry.consumed and keep_from > books.resident_from[lane]:
+            raise self._unread(lane, stop)
         evicted = int(books.evicted[lane])
         if keep_from > books.resident_from[lane]:
             evicted = self._evicted(lane, keep_from)
@@ -255,6 +260,21 @@ class Replay:
         books.change(lane, (*counts, evicted, stop, keep_from), written=written, cut=cut)
         self.generation += 1
         return Stretch(lane, self.block.pieces(lane, start, stop))
+
+    def consume(self, lane: int, stop: int) -> None:
+        """Let the rows of a lane before row number ``stop`` go: they have been copied out to be trained on."""
+        books = self.books
+        values = [int(getattr(books, name)[lane]) for name in ("committed", "salvaged", "rejected")]
+        books.change(lane, (*values, self._evicted(lane, stop), int(books.row[lane]), stop))
+        self.generation += 1
+
+    def _unread(self, lane: int, stop: int) -> DataLossError:
+        return DataLossError(
+            f"lane {lane} holds more rows that were not trained on than there is room for",
+            rows=stop - int(self.books.resident_from[lane]),
+            room=self.geometry.resident_rows,
+            fix="raise rollout.kept_rows above the length of the longest episode, or set rollout.whole_episodes = false",
+        )
 
     def _evicted(self, lane: int, keep_from: int) -> int:
         # The row before the first that stays is still whole: it lies in the guard zone, which the

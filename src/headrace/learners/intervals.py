@@ -70,6 +70,18 @@ class Sections(Protocol):
     def algorithm(self) -> Section:
         """Section ``algorithm``."""
 
+    @property
+    def declared_ratio(self) -> float | None:
+        """Updates per environment step that are declared; None: none are."""
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether a policy is published after each epoch set."""
+
+    @property
+    def chunks_ahead(self) -> int:
+        """Most chunks a group may be ahead of what the learner has acknowledged, or trained on."""
+
 
 def never_hit(config: Sections) -> list[str]:
     """What the configuration declares and a run of its length will not do, a sentence each; empty if there is nothing.
@@ -112,7 +124,7 @@ def _steps(config: Sections) -> int:
 def _updates(config: Sections) -> int | None:
     """Updates of a whole run; None if that is not known."""
     replay = config.replay
-    if replay.free_running or replay.ratio is None:
+    if config.declared_ratio is None or replay.ratio is None:
         return None
     return 1 + math.floor((_steps(config) - max(1, replay.learning_starts)) * replay.ratio)
 

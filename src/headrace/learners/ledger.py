@@ -228,7 +228,7 @@ def _ratio(facts: Facts, config: Sections) -> Iterator[Entry]:
     """Updates against the replay ratio; they may be behind by what is collected ahead of them, and never in front."""
     replay = config.replay
     starts = max(1, replay.learning_starts)
-    if replay.free_running or replay.ratio is None or facts.env_steps < starts:
+    if config.declared_ratio is None or replay.ratio is None or facts.env_steps < starts:
         return
     due = 1 + math.floor((facts.env_steps - starts) * replay.ratio)
     one = round_steps(config)

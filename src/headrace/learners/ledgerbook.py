@@ -78,7 +78,7 @@ class LedgerBook:
         self._config = config
         self._owners = tuple(owners)
         self._rounds = config.run.schedule != "async"
-        self._window = 1 if self._rounds else config.collect.window_chunks
+        self._window = 1 if self._rounds else config.chunks_ahead
         self._evaluations = _Due(config.evaluation.every_steps)
         self._told: set[str] = set()
         self.begin(0, 0, 0)
@@ -227,7 +227,9 @@ class LedgerBook:
 
     # What the facts are put together from.
 
-    def _publications_due(self, updates: int) -> Tally:
+    def _publications_due(self, updates: int) -> Tally | None:
+        if self._config.on_policy and not self._rounds:
+            return None  # after each epoch set, of which nobody else counts how many there were
         book, every = self._publications, self._config.learn.publish_every
         declared = book.rounds if self._rounds else updates // every - book.first_updates // every
         # What is frozen or saved is published before, and the last weights are at the end.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.algorithms.base import Algorithm
+from headrace.algorithms.base import Learning
 from headrace.core.config import RecordConfig
 from headrace.lanes.credits import Commit
 from headrace.lanes.lane import LaneBlock
@@ -126,18 +126,18 @@ class Recorder:
         self._prints[self._kept_back] = batch_print(drawn, updates)
         self._kept_back += 1
 
-    def updated(self, algorithm: Algorithm) -> None:
+    def updated(self, algorithm: Learning) -> None:
         """See `Witness`."""
         if algorithm.updates % self._config.hash_every == 0:
             self.hash(algorithm)
 
-    def hash(self, algorithm: Algorithm) -> str:
+    def hash(self, algorithm: Learning) -> str:
         """Note a hash of all weights now."""
         sha256 = algorithm.weights_sha256()
         self.write(WeightsHashed(algorithm.updates, sha256, algorithm.ledger()))
         return sha256
 
-    def published(self, version: int, checksum: int, algorithm: Algorithm) -> None:
+    def published(self, version: int, checksum: int, algorithm: Learning) -> None:
         """See `Witness`."""
         self.write(PolicyPublished(algorithm.updates, version, checksum, algorithm.ledger()))
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.algorithms.base import Algorithm, Transitions
+from headrace.algorithms.base import Learning, Transitions
 from headrace.lanes.credits import Commit
 
 _DERIVED_EVERY = 16
@@ -65,11 +65,11 @@ class Witness(Protocol):
         """A batch was drawn, after so many updates."""
         ...
 
-    def updated(self, algorithm: Algorithm) -> None:
+    def updated(self, algorithm: Learning) -> None:
         """An update was made."""
         ...
 
-    def published(self, version: int, checksum: int, algorithm: Algorithm) -> None:
+    def published(self, version: int, checksum: int, algorithm: Learning) -> None:
         """A policy became the newest one."""
         ...
 
@@ -86,10 +86,10 @@ class Nobody:
     def drew(self, drawn: Drawn, updates: int) -> None:
         """See `Witness`."""
 
-    def updated(self, algorithm: Algorithm) -> None:
+    def updated(self, algorithm: Learning) -> None:
         """See `Witness`."""
 
-    def published(self, version: int, checksum: int, algorithm: Algorithm) -> None:
+    def published(self, version: int, checksum: int, algorithm: Learning) -> None:
         """See `Witness`."""
 
 

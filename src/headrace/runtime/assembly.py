@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from headrace.algorithms.base import Learning
 from headrace.algorithms.configs import DQNConfig, IQNConfig
+from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
 from headrace.algorithms.registry import build_algorithm
 from headrace.core import seeding
 from headrace.core.agents import Cast
@@ -14,10 +16,13 @@ from headrace.lanes.lane import LaneBlock
 from headrace.lanes.prioritised import PrioritisedSampler
 from headrace.lanes.rate_limiter import RateLimiter
 from headrace.lanes.replay import Replay
+from headrace.lanes.rollouts import Rollouts
 from headrace.lanes.samplers import Sampler, UniformSampler
 from headrace.lanes.several import SeveralSamplers
-from headrace.learners.learner import Learner, LearnerParts
+from headrace.learners.base import BaseLearner, LearnerParts
+from headrace.learners.learner import Learner
 from headrace.learners.oddities import Expected
+from headrace.learners.on_policy import OnPolicyLearner
 from headrace.learners.policies import LearnedPolicies
 from headrace.learners.suspicion import Suspicion
 from headrace.learners.witness import Witness
@@ -35,7 +40,7 @@ def build_learner(
     slot: Slot,
     witness: Witness,
     suspicion: Suspicion | None = None,
-) -> tuple[Learner, SnapshotLayout]:
+) -> tuple[BaseLearner, SnapshotLayout]:
     """A learner with fresh weights.
 
     Args:
@@ -53,29 +58,41 @@ def build_learner(
     import torch
 
     torch.set_num_threads(config.learn.threads)
-    policy = spaces.policy(config)
     cast = spaces.cast(config)
-    algorithm = build_algorithm(
-        config.algorithm, policy.observation_space, policy.action_space, config.run.seed, config.learn.device,
-        len(cast.policies),
-    )  # fmt: skip
-    layout = SnapshotLayout.of(algorithm.policy_arrays())
-    parts = LearnerParts(
-        replay=replay,
-        sampler=_sampler(config, cast, replay),
-        algorithm=algorithm,
-        snapshots=publish_to(layout),
-        limiter=rate_limiter(config),
-        groups=tuple(group_lanes(config, group) for group in range(config.env.groups)),
-        batch_size=config.algorithm.batch_size,
-        gamma=config.algorithm.gamma,
-        slot=slot,
-        suspicion=suspicion,
-        witness=witness,
-        agents=spaces.agents,
-        policies=_policies(config, cast),
-    )
-    return Learner(parts), layout
+
+    def parts(algorithm: Learning) -> LearnerParts:
+        return LearnerParts(
+            replay=replay,
+            snapshots=publish_to(SnapshotLayout.of(algorithm.policy_arrays())),
+            limiter=rate_limiter(config),
+            groups=tuple(group_lanes(config, group) for group in range(config.env.groups)),
+            slot=slot,
+            suspicion=suspicion,
+            witness=witness,
+            agents=spaces.agents,
+            policies=_policies(config, cast),
+        )
+
+    learner = _learner(config, spaces, replay, parts)
+    return learner, SnapshotLayout.of(learner.algorithm.policy_arrays())
+
+
+def _learner(
+    config: ExperimentConfig, spaces: EnvSpaces, replay: Replay, parts: Callable[[Learning], LearnerParts]
+) -> BaseLearner:
+    """The learner that suits the algorithm."""
+    section, policy, cast = config.algorithm, spaces.policy(config), spaces.cast(config)
+    rest = policy.observation_space, policy.action_space, config.run.seed, config.learn.device, len(cast.policies)
+    if isinstance(section, PPOConfig | VTraceConfig):
+        newest = build_algorithm(section, *rest)
+        return OnPolicyLearner(parts(newest), newest, _rollouts(config, replay))
+    any_policy, sampler = build_algorithm(section, *rest), _sampler(config, cast, replay)
+    return Learner(parts(any_policy), any_policy, sampler, config.algorithm.batch_size, config.algorithm.gamma)
+
+
+def _rollouts(config: ExperimentConfig, replay: Replay) -> Rollouts:
+    groups = tuple(group_lanes(config, group) for group in range(config.env.groups))
+    return Rollouts(replay, groups, config.rollout.order, whole_episodes=config.rollout.whole_episodes)
 
 
 def _policies(config: ExperimentConfig, cast: Cast) -> LearnedPolicies:
@@ -111,7 +128,7 @@ def suspicion(config: ExperimentConfig, spaces: EnvSpaces, block: LaneBlock) -> 
         Expected(
             continuing=config.env.continuing,
             max_episode_steps=config.env.max_episode_steps,
-            acting_from=max(config.collect.random_steps, config.replay.learning_starts),
+            acting_from=0 if config.on_policy else max(config.collect.random_steps, config.replay.learning_starts),
         ),
         block.info_counts,
     )
@@ -122,8 +139,8 @@ def rate_limiter(config: ExperimentConfig) -> RateLimiter:
     replay = config.replay
     round_steps = config.env.lanes * config.collect.chunk_steps
     return RateLimiter(
-        learning_starts=max(1, replay.learning_starts),
-        ratio=None if replay.free_running else replay.ratio,
+        learning_starts=1 if config.on_policy else max(1, replay.learning_starts),
+        ratio=config.declared_ratio,
         slack_steps=replay.slack_steps or 2 * round_steps,
         target_steps=config.run.steps,
     )

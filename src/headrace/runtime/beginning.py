@@ -14,8 +14,9 @@ from headrace.core.errors import RunDirectoryError
 from headrace.ipc.channel import Channel
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.replay import Replay
+from headrace.lanes.unread import next_unread
+from headrace.learners.base import BaseLearner
 from headrace.learners.checkpoint import STATE_FILE, LearnerState
-from headrace.learners.learner import Learner
 from headrace.learners.manifest import Checkpoint
 from headrace.learners.recorder import Recorder
 from headrace.learners.witness import Nobody
@@ -37,7 +38,7 @@ from headrace.weights.snapshot import SnapshotLayout, Snapshots
 class Begun:
     """A learner that is ready to take rows."""
 
-    learner: Learner
+    learner: BaseLearner
     layout: SnapshotLayout
     keeper: Keeper
     streams: list[int]
@@ -160,8 +161,9 @@ class _Desk:
             inherited.write_missing(recorder)
             recorder.succeeded(inherited.updates, save)
         missed = learner.resume(state)
-        for group in range(len(self._groups)):
-            learner.take_unread(group)
+        for group, lanes in enumerate(self._groups):
+            while (commit := next_unread(replay, group, lanes)) is not None:
+                learner.commit(commit)
         salvaged = sum(learner.salvage(group) for group in range(len(self._groups)))
         told = {
             "updates": learner.updates, "env_steps": learner.env_steps, "salvaged": salvaged, "missed_rows": missed,
@@ -180,7 +182,7 @@ class _Desk:
 
     def _begun(
         self,
-        learner: Learner,
+        learner: BaseLearner,
         layout: SnapshotLayout,
         recorder: Recorder | None,
         streams: list[int] | None = None,
@@ -193,7 +195,7 @@ class _Desk:
 
     def _learner(
         self, replay: Replay, recorder: Recorder | None, recorded_version: int = 0
-    ) -> tuple[Learner, SnapshotLayout]:
+    ) -> tuple[BaseLearner, SnapshotLayout]:
         def publish_to(layout: SnapshotLayout) -> Snapshots:
             os.ftruncate(self._fds["snapshots"], layout.nbytes)
             snapshots = attach_snapshots(layout, self._fds["snapshots"])

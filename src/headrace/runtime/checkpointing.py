@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from headrace.core.clock import Clock
+from headrace.learners.base import BaseLearner
 from headrace.learners.checkpoint import STATE_FILE, LearnerState
 from headrace.learners.checkpoints import CheckpointStore
-from headrace.learners.learner import Learner
 from headrace.learners.recorder import Recorder
 from headrace.runtime.config import ExperimentConfig, config_sha256
 from headrace.runtime.refill import lane_facts, running_from
@@ -33,7 +33,7 @@ class Keeper:
     def __init__(
         self,
         folder: Path,
-        learner: Learner,
+        learner: BaseLearner,
         recorder: Recorder | None,
         config: ExperimentConfig,
         policy_facts: Mapping[str, str],

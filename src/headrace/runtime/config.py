@@ -13,6 +13,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from headrace.algorithms.configs import DQNConfig, IQNConfig, TD3Config
 from headrace.algorithms.exploration import decay_of
+from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
 from headrace.core import toml
 from headrace.core.agents import AgentsConfig
 from headrace.core.config import (
@@ -24,14 +25,17 @@ from headrace.core.config import (
     LearnConfig,
     RecordConfig,
     ReplayConfig,
+    RolloutConfig,
     RunConfig,
     Section,
     SupervisionConfig,
 )
 from headrace.core.errors import ConfigError
 from headrace.runtime import presets
+from headrace.runtime.pacing import window_chunks
 
 _DEFAULT_ALGORITHM = TD3Config()
+_ON_POLICY = (PPOConfig().name, VTraceConfig().name)
 
 
 def _algorithm_name(section: object) -> object:
@@ -41,7 +45,7 @@ def _algorithm_name(section: object) -> object:
     return getattr(section, "name", None)
 
 
-AlgorithmConfig = TD3Config | DQNConfig | IQNConfig
+AlgorithmConfig = TD3Config | DQNConfig | IQNConfig | PPOConfig | VTraceConfig
 
 
 class ExperimentConfig(Section):
@@ -56,6 +60,7 @@ class ExperimentConfig(Section):
     env: EnvConfig = EnvConfig()
     agents: AgentsConfig = AgentsConfig()
     replay: ReplayConfig = ReplayConfig()
+    rollout: RolloutConfig = RolloutConfig()
     collect: CollectConfig = CollectConfig()
     learn: LearnConfig = LearnConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -64,10 +69,41 @@ class ExperimentConfig(Section):
     record: RecordConfig = RecordConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     algorithm: Annotated[
-        Annotated[TD3Config, Tag("td3")] | Annotated[DQNConfig, Tag("dqn")] | Annotated[IQNConfig, Tag("iqn")],
+        Annotated[TD3Config, Tag("td3")]
+        | Annotated[DQNConfig, Tag("dqn")]
+        | Annotated[IQNConfig, Tag("iqn")]
+        | Annotated[PPOConfig, Tag("ppo")]
+        | Annotated[VTraceConfig, Tag("vtrace")],
         Discriminator(_algorithm_name),
     ] = Field(default=_DEFAULT_ALGORITHM)
     """Hyperparameters; ``algorithm.name`` says which algorithm."""
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether each step is trained on once, soon after it was made, and not drawn from a replay."""
+        return isinstance(self.algorithm, PPOConfig | VTraceConfig)
+
+    @property
+    def declared_ratio(self) -> float | None:
+        """Updates per environment step that are declared; None: none are."""
+        return None if self.on_policy or self.replay.free_running else self.replay.ratio
+
+    @property
+    def chunks_ahead(self) -> int:
+        """Most chunks a group may be ahead of what the learner has acknowledged; on-policy, of what it has trained on."""
+        if not self.on_policy:
+            return self.collect.window_chunks
+        return window_chunks(self.rollout.max_policy_lag, ordered=self.rollout.order == "chunk")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _on_policy_defaults(cls, values: Any) -> Any:
+        """No random actions: a policy that learns from them would have to have chosen them."""
+        if isinstance(values, dict) and _algorithm_name(values.get("algorithm", {})) in _ON_POLICY:
+            collect = values.get("collect", {})
+            if isinstance(collect, dict) and "random_steps" not in collect:
+                return {**values, "collect": {**collect, "random_steps": 0}}
+        return values
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
@@ -208,15 +244,18 @@ def _check_schedule(config: ExperimentConfig) -> None:
         )
     if run.schedule == "async":
         return
+    rollout = config.rollout
     for key, given in (
-        ("free_running", replay.free_running),
-        ("slack_steps", replay.slack_steps is not None),
+        ("replay.free_running", replay.free_running),
+        ("replay.slack_steps", replay.slack_steps is not None),
+        ("rollout.max_policy_lag", rollout.max_policy_lag > 0),
+        ("rollout.order", rollout.order != "chunk"),
     ):
         if given:
             raise ConfigError(
-                f"replay.{key} would be ignored: collecting and learning take turns in this schedule",
+                f"{key} would be ignored: collecting and learning take turns in this schedule",
                 schedule=run.schedule,
-                fix=f'remove replay.{key}, or set run.schedule = "async"',
+                fix=f'remove {key}, or set run.schedule = "async"',
             )
 
 
@@ -261,6 +300,54 @@ def _check_agents(config: ExperimentConfig) -> None:
         )
 
 
+def _check_on_policy(config: ExperimentConfig) -> None:
+    name = config.algorithm.name
+    if config.on_policy:
+        _check_nothing_ignored(config, name)
+        _check_on_policy_can(config, name)
+    elif config.rollout != RolloutConfig():
+        raise ConfigError(
+            f"[rollout] would be ignored: {name} learns from a replay",
+            fix='remove the section, or choose an on-policy algorithm (algorithm.name = "ppo")',
+        )
+
+
+def _check_nothing_ignored(config: ExperimentConfig, name: str) -> None:
+    collect, rollout = CollectConfig(), RolloutConfig()
+    given: tuple[tuple[str, bool, str], ...] = (
+        ("[replay]", config.replay != ReplayConfig(), "each step is trained on in one epoch set, and then leaves"),
+        ("learn.publish_every", config.learn.publish_every != LearnConfig().publish_every,
+         "a policy is published after each epoch set"),
+        ("collect.window_chunks", config.collect.window_chunks != collect.window_chunks,
+         "rollout.max_policy_lag says how far collectors may be ahead"),
+        ("rollout.kept_rows", not config.rollout.whole_episodes and config.rollout.kept_rows != rollout.kept_rows,
+         "only whole_episodes keeps rows back"),
+    )  # fmt: skip
+    for key, is_ignored, why in given:
+        if is_ignored:
+            raise ConfigError(f"{key} would be ignored by {name}: {why}", fix="remove it")
+
+
+def _check_on_policy_can(config: ExperimentConfig, name: str) -> None:
+    if config.collect.random_steps:
+        raise ConfigError(
+            f"{name} cannot learn from actions that its policy has not chosen",
+            random_steps=config.collect.random_steps,
+            fix="set collect.random_steps = 0",
+        )
+    if config.agents.policies != "shared":
+        raise ConfigError(
+            f"{name} learns one policy",
+            agents_policies=config.agents.policies,
+            fix="remove agents.policies: all agents share it",
+        )
+    if config.supervision.learner_death == "resume":
+        raise ConfigError(
+            f"a learner of {name} that dies takes with it what it was training on, so none can take its place",
+            fix="remove supervision.learner_death; the run can be gone on with from a checkpoint (--resume)",
+        )
+
+
 def _check_ratio(config: ExperimentConfig) -> None:
     replay = config.replay
     if replay.ratio is None:
@@ -287,6 +374,8 @@ def _check_ratio(config: ExperimentConfig) -> None:
 
 
 def _check_replay(config: ExperimentConfig) -> None:
+    if config.on_policy:
+        return
     rows = config.replay.capacity // config.env.lanes
     # A chunk may hold twice chunk_steps rows, because an episode of a single step has a FINAL row too. The
     # shortest thing to sample is one n-step transition with its stack of frames behind it.
@@ -303,7 +392,7 @@ def _check_replay(config: ExperimentConfig) -> None:
 
 def _check_length(config: ExperimentConfig) -> None:
     steps = config.run.steps
-    if config.replay.learning_starts >= steps:
+    if not config.on_policy and config.replay.learning_starts >= steps:
         raise ConfigError(
             "the run would end before its first update",
             steps=steps,
@@ -320,7 +409,9 @@ def _check_length(config: ExperimentConfig) -> None:
 
 
 def _check_exploration(config: ExperimentConfig) -> None:
-    exploration = config.algorithm.exploration
+    exploration = getattr(config.algorithm, "exploration", None)
+    if exploration is None:
+        return
     if decay_of(exploration).end is None and exploration.decay_steps > 1:
         raise ConfigError(
             "algorithm.exploration.decay_steps would be ignored: there is no scale to decay to",
@@ -356,6 +447,7 @@ _CHECKS: tuple[Callable[[ExperimentConfig], None], ...] = (
     _check_schedule,
     _check_workers,
     _check_agents,
+    _check_on_policy,
     _check_ratio,
     _check_replay,
     _check_length,

@@ -56,6 +56,7 @@ class Rounds:
         """Rounds until the target is reached or the supervisor says stop."""
         training = self._training
         training.tick(self)
+        self._end_round()  # of what was left in the lanes where a run that goes on was stopped
         while training.collecting:
             self._round()
             training.learner.publish()
@@ -77,10 +78,18 @@ class Rounds:
         for group in present:
             self._await(group)
             self._take_over([group])
-            while training.learner.due and not training.groups.hurried():
-                training.learner.update()
-                training.tick(self)
+            if not training.learner.arrived:
+                training.learn(self)
+        self._end_round()
         self._whole = not training.groups.hurried()
+
+    def _end_round(self) -> None:
+        """Train on what had to wait for the round's end, if anything had."""
+        training = self._training
+        while training.learner.arrived and not training.groups.hurried():
+            training.learner.round_over()
+            training.learn(self)
+            training.learner.publish()
 
     def _present(self) -> list[int]:
         """Groups that can take part; waits while all of them are being replaced."""

@@ -13,7 +13,7 @@ import gymnasium
 from gymnasium import spaces
 
 from headrace.algorithms.base import Actor, PolicySpec
-from headrace.algorithms.registry import build_actor, carried_floats
+from headrace.algorithms.registry import build_actor, carried_floats, told_leaves
 from headrace.collectors.collector import Collector, PolicySource
 from headrace.collectors.remote import RemoteEnvs
 from headrace.collectors.stepping import Group
@@ -96,16 +96,19 @@ class EnvSpaces:
 
     def geometry(self, config: ExperimentConfig) -> Geometry:
         """Sizes of the lanes."""
+        capacity, window = _room(config)
         return Geometry(
             lanes=config.env.lanes,
-            capacity=config.replay.capacity,
+            capacity=capacity,
             observation=leaves(self.observation, "obs"),
             action=leaves(self.action, "action"),
             chunk_steps=config.collect.chunk_steps,
-            window_chunks=config.collect.window_chunks,
+            window_chunks=window,
             frame_stack=config.env.frame_stack,
             n_step=config.replay.n_step,
             carry_floats=carried_floats(config.algorithm, self.action),
+            told=told_leaves(config.algorithm, self.action),
+            consumed=config.on_policy,
         )
 
     def policy(self, config: ExperimentConfig) -> PolicySpec:
@@ -113,6 +116,16 @@ class EnvSpaces:
         observation = stacked_space(self.observation, config.env.frame_stack)
         policy_of = self.cast(config).policy_of if self.agents else ()
         return PolicySpec(config.algorithm.name, observation, self.action, config.algorithm, policy_of)
+
+
+def _room(config: ExperimentConfig) -> tuple[int, int]:
+    """Rows that are kept, over all lanes, and chunks that a group may be ahead."""
+    if not config.on_policy:
+        return config.replay.capacity, config.chunks_ahead
+    rollout, window = config.rollout, config.chunks_ahead
+    kept = rollout.kept_rows if rollout.whole_episodes else 0
+    # A chunk may hold twice chunk_steps rows, because an episode of a single step has a FINAL row too.
+    return config.env.lanes * (2 * window * config.collect.chunk_steps + kept), window
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,7 @@ class _Lane:
         """Write the action of a step: the policy's, or a random one."""
         if self.absent(step):
             return
-        row, leaves = self.places[step], self.setting.geometry.action
+        row, leaves = self.places[step], self.setting.geometry.acted
         lost = bool(self.made["kind"][row] == LOST)  # an action was drawn, and none is stored
         if self.made["transitions"][row] + lost <= self.setting.random_steps:
             value = self.streams.drawn.random_actions.sample()

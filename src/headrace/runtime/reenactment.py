@@ -15,8 +15,8 @@ from headrace.core.errors import ConfigError, EnvironmentFault, RecordDamaged
 from headrace.ipc.shm import SharedBlock
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.replay import Replay
+from headrace.learners.base import BaseLearner
 from headrace.learners.checkpoint import LearnerState
-from headrace.learners.learner import Learner
 from headrace.learners.witness import Drawn, Nobody, Salvaged, batch_print
 from headrace.record.events import (
     BatchesTrained,
@@ -205,14 +205,14 @@ class Reenactment:
     @property
     def _batches_equal(self) -> bool | None:
         """Whether all batches so far were equal; None: they were not recorded."""
-        return True if self._config.record.batches else None
+        return True if self._config.record.batches and not self._config.on_policy else None
 
     def _succeed(self, save: int) -> None:
         self._witness.forget()
         self.learner, self._layout = self._build(Replay(self.block, resume=True))
         self.learner.resume(self._saved.get(save))
 
-    def _build(self, replay: Replay) -> tuple[Learner, SnapshotLayout]:
+    def _build(self, replay: Replay) -> tuple[BaseLearner, SnapshotLayout]:
         return build_learner(self._config, self._spaces, replay, self._published_in, self._slot, self._witness)
 
     def _published_in(self, layout: SnapshotLayout) -> Snapshots:

@@ -12,7 +12,7 @@ from typing import Self
 
 from headrace.core.errors import ConfigError, RecordDamaged
 from headrace.lanes.lane import LaneBlock
-from headrace.learners.learner import Learner
+from headrace.learners.base import BaseLearner
 from headrace.record.machine import limited_threads
 from headrace.record.rows import RowReader
 from headrace.record.trace import Trace
@@ -73,7 +73,7 @@ class Replayer:
         self._stack.close()
 
     @property
-    def learner(self) -> Learner:
+    def learner(self) -> BaseLearner:
         """As it is at this moment of the run; another one after a learner died."""
         return self._again.learner
 

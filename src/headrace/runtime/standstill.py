@@ -79,9 +79,9 @@ def plan(config: ExperimentConfig) -> Plan:
     """What a run's configuration lets one expect of it."""
     return Plan(
         limits=activity_limits(config.deadlines),
-        learning_starts=config.replay.learning_starts,
+        learning_starts=0 if config.on_policy else config.replay.learning_starts,
         capacity=config.replay.capacity,
-        ratio=None if config.replay.free_running else config.replay.ratio,
+        ratio=config.declared_ratio,
         group_size=config.env.group_size,
         max_restarts=config.supervision.max_restarts,
         restart_window_s=config.supervision.restart_window_s,

@@ -23,7 +23,8 @@ def audit(books: LaneBooks | None, lanes: int) -> dict[str, Any]:
         for lane in range(lanes):
             books.settle(lane)  # the learner may have been killed in the middle of a change
     each = [books.lane(lane) for lane in range(lanes)] if books is not None else []
-    names = ("produced", "committed", "salvaged", "evicted", "resident", "in_flight")
+    names = ["produced", "committed", "salvaged", "evicted", "resident", "in_flight"]
+    names += ["consumed"] if each and "consumed" in each[0] else []
     total: dict[str, Any] = {name: sum(lane[name] for lane in each) for name in names}
     rejected = sum(lane["rejected"] for lane in each)
     total["rejected"] = {"not_finite": rejected} if rejected else {}
@@ -105,8 +106,7 @@ def _told_by(learner: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ratio(config: ExperimentConfig, learner: Mapping[str, Any]) -> dict[str, float | None]:
-    declared = None if config.replay.free_running else config.replay.ratio
-    return {"declared": declared, "measured": learner.get("ratio")}
+    return {"declared": config.declared_ratio, "measured": learner.get("ratio")}
 
 
 def _throughput(env_steps: int, updates: int, training_s: float | None) -> dict[str, float | None]:

@@ -143,7 +143,7 @@ class _Trial:
     def __init__(self, setting: Setting, chunk: LaneChunk, made: Rows, slack: float) -> None:
         self.stored = chunk.rows[setting.geometry.frame_stack - 1 :]
         """[R] the lane's rows."""
-        self._leaves, self._slack = setting.geometry.action, slack
+        self._leaves, self._slack = setting.geometry.acted, slack
         self._steps = steps_of(setting, chunk)
         self._wrong = ~self._fits(made)
         self._inside = _inside(self.stored[self._steps], setting)
@@ -200,7 +200,7 @@ def close(was: NDArray[Any], now: NDArray[Any], tolerance: float) -> NDArray[np.
 def _inside(stored: Rows, setting: Setting) -> NDArray[np.bool_]:
     """[T] where a part of the action lies inside its range; many policies choose what lies at its end."""
     found = np.zeros(len(stored), np.bool_)
-    for leaf in setting.geometry.action:
+    for leaf in setting.geometry.acted:
         space: Any = setting.action_space
         for key in leaf.keys:
             space = space[key]

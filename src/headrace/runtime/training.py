@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from headrace.core.clock import Clock, MonotonicClock
 from headrace.ipc.channel import Channel
 from headrace.ipc.child import ChildContext
 from headrace.lanes.credits import CREDIT_BYTES, Commit, commit_bytes
-from headrace.learners.learner import Learner
+from headrace.learners.base import BaseLearner
 from headrace.learners.ledgerbook import LedgerBook
 from headrace.runtime.asynchronous import run_async
 from headrace.runtime.beginning import Begun, begin
@@ -22,6 +22,7 @@ from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.environments import lent_environments
 from headrace.runtime.groups import Groups, InlineGroups, RemoteGroups, attached_pipes
 from headrace.runtime.lockstep import run_rounds
+from headrace.runtime.overlapped import run_rollouts
 from headrace.runtime.payloads import (
     GroupBeginning,
     LearnerPayload,
@@ -76,7 +77,7 @@ class Training:
 
     def __init__(
         self,
-        learner: Learner,
+        learner: BaseLearner,
         groups: Groups,
         control: Channel,
         config: ExperimentConfig,
@@ -144,11 +145,18 @@ class Training:
             self._control.try_send(Report("metrics", self.facts() | {"values": self._values()}))
             self._tell_suspicions()
             self._tell_ledger()
-        if self._keeper.state_due:
+        if self._keeper.state_due and self.learner.at_rest:
             self._slot.enter(Activity.CHECKPOINT)
             problem = self._keeper.state()
             if problem is not None:
                 self._say(Report("not_saved", {"problem": problem}))
+
+    def learn(self, schedule: Schedule) -> None:
+        """Make the updates that are due; none is begun while the end hurries, but an epoch set that is open is completed."""
+        learner = self.learner
+        while not learner.at_rest or (learner.due and not self.groups.hurried()):
+            learner.update()
+            self.tick(schedule)
 
     def _note(self, facts: Mapping[str, Any]) -> None:
         """Something the supervisor wants to have in the record."""
@@ -279,13 +287,19 @@ class Training:
         self._control.send(message, timeout_s=self.config.deadlines.wait_s)
 
 
-def begin_ledger(learner: Learner, config: ExperimentConfig) -> LedgerBook:
+def _driver(config: ExperimentConfig) -> Callable[[Training], Schedule]:
+    if config.run.schedule != "async":
+        return run_rounds
+    return run_rollouts if config.on_policy else run_async
+
+
+def begin_ledger(learner: BaseLearner, config: ExperimentConfig) -> LedgerBook:
     """The learner's ledger, from where it stands now."""
     inline = config.run.schedule == "inline"
     owners = [
         "learner" if inline else f"collector-{group % config.run.collectors}" for group in range(config.env.groups)
     ]
-    due = 0 if config.replay.free_running else learner.limiter.updates_due(learner.env_steps)
+    due = 0 if config.declared_ratio is None else learner.limiter.updates_due(learner.env_steps)
     learner.ledger = book = LedgerBook(config, owners)
     book.begin(learner.updates, learner.env_steps, learner.version, behind=max(0, due - learner.updates))
     return book
@@ -309,8 +323,7 @@ def main(context: ChildContext) -> None:
         training = Training(begun.learner, groups, context.control, config, begun.keeper, slot, MonotonicClock())
         if payload.resume is not None and not payload.succeeds:
             training.goes_on(payload.resume.facts, begun.episodes)
-        run = run_async if config.run.schedule == "async" else run_rounds
-        schedule = run(training)
+        schedule = _driver(config)(training)
         training.finish(schedule)
 
 

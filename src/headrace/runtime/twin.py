@@ -276,5 +276,5 @@ def _refuse(config: ExperimentConfig, schedules: Sequence[str]) -> None:
 def _twin(config: ExperimentConfig, schedule: str, seed: int) -> ExperimentConfig:
     changes: dict[str, object] = {"run.schedule": schedule, "run.seed": seed, "evaluation.target": None}
     if schedule != "async":
-        changes["replay.slack_steps"] = None
+        changes |= {"replay.slack_steps": None, "rollout.max_policy_lag": 0, "rollout.order": "chunk"}
     return load_config(config, changes)

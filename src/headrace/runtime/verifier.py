@@ -260,7 +260,7 @@ class _Verifier:
     def _settle(self, stored: Rows, made: Rows, steps: NDArray[np.int64]) -> float:
         """How much the actions differ at most; those that do within the tolerance are taken as stored."""
         largest = 0.0
-        for leaf in self._setting.geometry.action:
+        for leaf in self._setting.geometry.acted:
             was, now = stored[leaf.path][steps], made[leaf.path][steps]
             largest = max(largest, relative_difference(was, now))
             if self._tolerance and leaf.dtype.kind == "f":

@@ -186,7 +186,6 @@ def shrink(config: ExperimentConfig, kind: Kind, pace: Pace) -> ExperimentConfig
     """
     group_size = min(config.env.group_size, 4)
     lanes, chunk = 2 * group_size, min(config.collect.chunk_steps, 8)
-    rows = 4 * chunk + config.env.frame_stack + config.replay.n_step
     changes: dict[str, Any] = {
         "run.schedule": "async" if config.run.schedule == "inline" else config.run.schedule,
         "run.collectors": 2,
@@ -195,12 +194,8 @@ def shrink(config: ExperimentConfig, kind: Kind, pace: Pace) -> ExperimentConfig
         "env.lanes": lanes,
         "env.group_size": group_size,
         "env.max_episode_steps": min(config.env.max_episode_steps or _EPISODE_STEPS, _EPISODE_STEPS),
-        "replay.capacity": lanes * max(rows, 2 * _STEPS_PER_LANE),
-        "replay.learning_starts": 8 * lanes,
-        "replay.ratio": min(config.replay.ratio or 1.0, 0.25),
-        "replay.slack_steps": None,
         "collect.chunk_steps": chunk,
-        "collect.random_steps": 8 * lanes,
+        **({} if config.on_policy else _shrunk_replay(config, lanes, chunk)),
         "evaluation.every_steps": 0,
         "evaluation.episodes": 1 if kind.evaluates else 0,
         "evaluation.target": None,
@@ -218,6 +213,17 @@ def shrink(config: ExperimentConfig, kind: Kind, pace: Pace) -> ExperimentConfig
             "run.run_duration_s": max([kind.least_s, *(3.0 * limit_s for limit_s in limits.values())]),
         }
     return load_config(config, changes)
+
+
+def _shrunk_replay(config: ExperimentConfig, lanes: int, chunk: int) -> dict[str, Any]:
+    rows = 4 * chunk + config.env.frame_stack + config.replay.n_step
+    return {
+        "replay.capacity": lanes * max(rows, 2 * _STEPS_PER_LANE),
+        "replay.learning_starts": 8 * lanes,
+        "replay.ratio": min(config.replay.ratio or 1.0, 0.25),
+        "replay.slack_steps": None,
+        "collect.random_steps": 8 * lanes,
+    }
 
 
 def component_of(config: ExperimentConfig) -> str:

@@ -1,0 +1,198 @@
+"""What a policy that draws its actions makes of its network's outputs; numpy alone.
+
+Letters in shapes: N lanes or rows, k components that are chosen at once, w choices of the component that has most,
+n outputs of the network, A length of a continuous action.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from headrace.algorithms.choices import Legal, nothing_to_choose
+from headrace.algorithms.encoding import Float32
+from headrace.core.errors import UnsupportedSpace
+from headrace.core.specs import Leaf
+
+_LOGPROB = Leaf("logprob", np.dtype(np.float32), ())
+_HALF_LOG_TWO_PI = np.float32(0.5 * math.log(2.0 * math.pi))
+_IMPOSSIBLE = np.float32(-np.inf)
+
+
+class Draws:
+    """Random numbers of one lane; fulfils `headrace.algorithms.base.LaneNoise`. Nothing crosses a chunk's end."""
+
+    __slots__ = ("carry", "normal", "uniform")
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        self.carry = np.zeros(0, np.float32)
+        self.uniform = generator.random
+        self.normal = generator.standard_normal
+
+    def begin_episode(self) -> None:
+        """Nothing crosses from step to step."""
+
+
+class CategoricalHead:
+    """One of some choices in each of k components: Discrete, MultiDiscrete, and MultiBinary, whose parts are yes or no.
+
+    The network has one output for each choice, component after component; a mask is laid out the same way.
+
+    Args:
+        space: Of one environment.
+    """
+
+    def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary) -> None:
+        counts, first = _counts(space)
+        self.outputs = int(counts.sum())
+        """n."""
+        self.components, self.width = len(counts), int(counts.max())
+        """k and w."""
+        self.told: tuple[Leaf, ...] = (_LOGPROB,)
+        """What it returns beside actions."""
+        starts = counts.cumsum() - counts
+        place = np.arange(self.width)
+        self.absent: Legal | None = None if (counts == self.width).all() else place >= counts[:, None]
+        """[k, w] where a component has no such choice; None: all have as many."""
+        self.columns: NDArray[np.int64] | None = None
+        """[k * w] which output stands there; 0 where none does. None: as they come."""
+        if self.absent is not None:
+            self.columns = np.where(self.absent, 0, starts[:, None] + place).ravel()
+        self._first = first
+        self._shape, self._dtype = tuple(space.shape or ()), np.dtype(space.dtype)
+
+    def act(self, outputs: Float32, legal: Legal | None, noise: Sequence[Draws] | None) -> dict[str, NDArray[Any]]:
+        """Actions and how likely they were.
+
+        Args:
+            outputs: [N, n] scores: logarithms of probabilities, but for a constant.
+            legal: [N, n] what can be chosen; what cannot has probability 0. None: everything.
+            noise: One per lane; None: the likeliest of each component.
+
+        Returns:
+            ``action`` [N, ...] and ``logprob`` [N].
+
+        Raises:
+            ObservationMismatch: Nothing can be chosen of a component.
+        """
+        logs = self._log_probabilities(outputs, legal)  # [N, k, w]
+        places = logs.argmax(axis=2) if noise is None else self._draw(np.exp(logs), noise)  # [N, k]
+        logprob = np.take_along_axis(logs, places[:, :, None], axis=2).sum(axis=(1, 2))
+        action = (places + self._first).astype(self._dtype).reshape(len(places), *self._shape)
+        return {"action": action, "logprob": logprob}
+
+    def places(self, action: NDArray[Any]) -> NDArray[np.int64]:
+        """Which choice each component of stored actions [N, ...] is, [N, k]."""
+        return action.reshape(len(action), -1).astype(np.int64) - self._first
+
+    def _log_probabilities(self, outputs: Float32, legal: Legal | None) -> Float32:
+        logits = self._spread(outputs)
+        if legal is not None:
+            allowed = self._spread(legal)
+            if self.absent is not None:
+                allowed = allowed & ~self.absent
+            dead = np.flatnonzero(~allowed.any(axis=2))  # [N * k]
+            if len(dead):
+                raise nothing_to_choose(int(dead[0]) // self.components)
+            logits = np.where(allowed, logits, _IMPOSSIBLE)
+        elif self.absent is not None:
+            logits = np.where(self.absent, _IMPOSSIBLE, logits)
+        logits = logits - logits.max(axis=2, keepdims=True)
+        logs: Float32 = logits - np.log(np.exp(logits).sum(axis=2, keepdims=True))
+        return logs
+
+    def _spread(self, values: NDArray[Any]) -> NDArray[Any]:
+        """[N, k, w] of [N, n]."""
+        if self.columns is not None:
+            values = values[:, self.columns]
+        return values.reshape(len(values), self.components, self.width)
+
+    def _draw(self, probabilities: Float32, noise: Sequence[Draws]) -> NDArray[np.int64]:
+        # In double precision u < 1 stays below the sum, and the sum does not rise where nothing can be chosen.
+        sums = probabilities.cumsum(axis=2, dtype=np.float64)
+        if self.components == 1:
+            uniform = np.array([[lane.uniform()] for lane in noise])
+        else:
+            uniform = np.array([lane.uniform(self.components) for lane in noise])
+        limits = uniform * sums[:, :, -1]
+        found: NDArray[np.int64] = (sums <= limits[:, :, None]).sum(axis=2)
+        return found
+
+
+class GaussianHead:
+    """A point drawn around the network's outputs, in the environment's units, and clipped into a box of any bounds.
+
+    Args:
+        space: Of one environment.
+    """
+
+    def __init__(self, space: spaces.Box) -> None:
+        self._low, self._high = space.low, space.high
+        self._shape, self._dtype = tuple(space.shape), np.dtype(space.dtype)
+        self.outputs = math.prod(self._shape)
+        """A."""
+        self.told: tuple[Leaf, ...] = (_LOGPROB, Leaf("raw_action", np.dtype(np.float32), (self.outputs,)))
+        """What it returns beside actions."""
+
+    def act(self, outputs: Float32, log_std: Float32, noise: Sequence[Draws] | None) -> dict[str, NDArray[Any]]:
+        """Actions, what they were before they were clipped, and how likely that was.
+
+        Args:
+            outputs: [N, A] means.
+            log_std: [A] logarithm of the standard deviation.
+            noise: One per lane; None: the means themselves.
+
+        Returns:
+            ``action`` [N, ...], ``raw_action`` [N, A] and ``logprob`` [N].
+        """
+        std = np.exp(log_std)
+        raw = outputs.copy()
+        if noise is not None:
+            normal = np.empty_like(raw)
+            for lane, row in zip(noise, normal, strict=True):
+                lane.normal(dtype=np.float32, out=row)
+            raw += normal * std
+        deviation = (raw - outputs) / std  # not `normal`: `raw` has been rounded, and it is what is stored
+        logprob = -(np.float32(0.5) * deviation * deviation + log_std + _HALF_LOG_TWO_PI).sum(axis=1)
+        action = np.clip(raw.reshape(len(raw), *self._shape).astype(self._dtype), self._low, self._high)
+        return {"action": action, "raw_action": raw, "logprob": logprob}
+
+
+Head = CategoricalHead | GaussianHead
+
+
+def head_of(space: spaces.Space[Any]) -> Head:
+    """The head for a space of actions.
+
+    Raises:
+        UnsupportedSpace: It has none.
+    """
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        return CategoricalHead(space)
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating) and space.low.size:
+        return GaussianHead(space)
+    raise UnsupportedSpace(
+        "action space cannot be used by a policy that draws its actions",
+        field="action",
+        expected="one Discrete, MultiDiscrete or MultiBinary space, or one Box of floating-point numbers",
+        found=f"{type(space).__name__}: {space}",
+        fix="wrap the environment so that one of the expected spaces holds the whole action",
+    )
+
+
+def _counts(
+    space: spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How many choices each component has, and the number of the first one."""
+    if isinstance(space, spaces.Discrete):
+        return np.array([space.n], np.int64), np.array([space.start], np.int64)
+    if isinstance(space, spaces.MultiBinary):
+        size = math.prod(space.shape or ())
+        return np.full(size, 2), np.zeros(size, np.int64)
+    counts = space.nvec.ravel().astype(np.int64)
+    return counts, np.broadcast_to(space.start, space.nvec.shape).ravel().astype(np.int64)

@@ -1,0 +1,314 @@
+"""A CybORG that somebody has, run in its own interpreter, behind the interface of ``headrace/CAGE2-v0``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, SupportsIndex
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from headrace.core.errors import (
+    ComponentDied,
+    ComponentStalled,
+    ConfigError,
+    EnvironmentNotBuilt,
+    EnvironmentRaised,
+    HeadraceError,
+)
+from headrace.envs.cage2 import network as net
+from headrace.envs.cage2.checks import check_options, checked_action, checked_seed
+from headrace.envs.cage2.env import OBSERVATION_BITS
+from headrace.envs.cage2.settings import Opponent
+from headrace.envs.cage2.world import TYPE_BITS, TYPE_BITS_BESIDE_FOOTHOLD
+from headrace.ipc.channel import Deadline, poll_fds
+
+_CHILD = Path(__file__).with_name("cyborg_child.py")
+_READ_BYTES = 1 << 16
+_LAST_WORDS_BYTES = 2000
+_END_S = 10.0
+
+
+class CybORGProcess:
+    """The interpreter that CybORG runs in, and requests to it, each with a deadline.
+
+    After an error other than an exception of CybORG's the process is gone.
+
+    Args:
+        python: The interpreter's path.
+        settings: What the child builds its game from.
+        start_s: How long it may take to build the game.
+    """
+
+    def __init__(self, python: str, settings: Mapping[str, Any], start_s: float) -> None:
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        self._unread = b""
+        theirs, self._requests = os.pipe()
+        self._answers, their_answers = os.pipe()
+        os.set_blocking(self._requests, False)
+        command = [python, str(_CHILD), str(theirs), str(their_answers), json.dumps(settings)]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                pass_fds=(theirs, their_answers),
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._close_files()
+            raise ConfigError(
+                "CybORG's interpreter cannot be started",
+                fix="Set python to the path of one.",
+                python=python,
+                error=error,
+            ) from None
+        finally:
+            os.close(theirs)
+            os.close(their_answers)
+        try:
+            self.built = self._answer("its construction", start_s)
+        except HeadraceError as error:
+            self.close()
+            raise EnvironmentNotBuilt(
+                "CybORG could not be built",
+                fix="Install CybORG 2.1 for that interpreter.",
+                python=python,
+                cause=error.what,
+                **error.facts,
+            ) from None
+
+    def ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Send a request and wait for its answer.
+
+        Raises:
+            EnvironmentRaised: CybORG did; the process goes on.
+            ComponentDied: The process is gone.
+            ComponentStalled: There was no answer in time; the process was ended.
+        """
+        doing = f"{request['op']}()"
+        if self._process.returncode is not None:
+            raise self._died(doing)
+        line = json.dumps(request).encode() + b"\n"
+        try:
+            os.write(self._requests, line)  # shorter than a pipe's buffer, which an answered request has emptied
+        except (BrokenPipeError, BlockingIOError):
+            raise self._died(doing) from None
+        return self._answer(doing, timeout_s)
+
+    def close(self) -> None:
+        """End the process and wait for its end; calling it again does nothing."""
+        if self._requests < 0:
+            return
+        self._close_files()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=_END_S)  # it leaves by itself when the requests end
+        if self._process.returncode is None:
+            self._process.kill()
+            self._process.wait(timeout=_END_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _answer(self, doing: str, timeout_s: float) -> dict[str, Any]:
+        deadline = Deadline(timeout_s)
+        while b"\n" not in self._unread:
+            if not poll_fds({self._answers: select.POLLIN}, deadline.left_s()):
+                raise self._stalled(doing, timeout_s)
+            read = os.read(self._answers, _READ_BYTES)
+            if not read:
+                raise self._died(doing)
+            self._unread += read
+        line, self._unread = self._unread.split(b"\n", 1)
+        answer: dict[str, Any] = json.loads(line)
+        if "traceback" in answer:
+            raise EnvironmentRaised(
+                f"CybORG raised in {doing}", fix="Read its traceback.", traceback=answer["traceback"].strip()
+            )
+        return answer
+
+    def _stalled(self, doing: str, timeout_s: float) -> HeadraceError:
+        self._process.kill()
+        words = self._last_words()
+        self.close()
+        return ComponentStalled(
+            f"CybORG did not answer within {timeout_s} s, in {doing}",
+            fix="Raise the time it may take, or find out where it stands still.",
+            output=words,
+        )
+
+    def _died(self, doing: str) -> HeadraceError:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=_END_S)
+        code, words = self._process.returncode, self._last_words()
+        self.close()
+        return ComponentDied(
+            f"CybORG's process ended in {doing}",
+            fix="Read the last lines of its output.",
+            exit_code="none yet" if code is None else code,
+            output=words,
+        )
+
+    def _last_words(self) -> str:
+        if self._output.closed:
+            return ""
+        size = os.fstat(self._output.fileno()).st_size
+        words = os.pread(self._output.fileno(), _LAST_WORDS_BYTES, max(0, size - _LAST_WORDS_BYTES))
+        return words.decode(errors="replace").strip()
+
+    def _close_files(self) -> None:
+        os.close(self._requests)
+        os.close(self._answers)
+        self._output.close()
+        self._requests = -1
+
+
+class CybORGEnv(gymnasium.Env[NDArray[np.uint8], SupportsIndex]):
+    """Scenario 2 as your own CybORG 2.1 plays it; spaces, actions and rewards as `CAGE2Env`'s.
+
+    ``reset(seed=s)`` seeds Python's and NumPy's global generators there. CybORG never ends an episode, so the last of
+    ``max_steps`` truncates it here.
+
+    Args:
+        python: Path of an interpreter that has CybORG 2.1.
+        red: The red agent.
+        max_steps: Steps of an episode; None: it goes on for ever.
+        scenario: Path of another scenario file than CybORG's own Scenario2.yaml.
+        pythonpath: Directories where that interpreter finds CybORG, beside its own.
+        true_state: Send red's levels along with every step, which is about half of what a step costs CybORG.
+        start_s: How long it may take to be built.
+        step_s: How long a step or a reset may take.
+
+    Raises:
+        ConfigError: The interpreter cannot be started.
+        EnvironmentNotBuilt: CybORG cannot be built, or has other actions than `network.ACTIONS`.
+    """
+
+    def __init__(
+        self,
+        python: str,
+        *,
+        red: Opponent = "b_line",
+        max_steps: int | None = 100,
+        scenario: str | None = None,
+        pythonpath: Sequence[str] = (),
+        **waits: Any,
+    ) -> None:
+        true_state, start_s = waits.pop("true_state", True), float(waits.pop("start_s", 120.0))
+        self._step_s = float(waits.pop("step_s", 30.0))
+        if waits or red not in net.OPPONENTS or (max_steps is not None and max_steps < 1):
+            raise ConfigError(
+                "CybORGEnv cannot be built like this",
+                fix="Correct the keyword.",
+                unknown=list(waits),
+                red=red,
+                max_steps=max_steps,
+                opponents=", ".join(net.OPPONENTS),
+            )
+        self.observation_space: spaces.Space[Any] = spaces.Box(0, 1, (OBSERVATION_BITS,), np.uint8)
+        self.action_space: spaces.Space[Any] = spaces.Discrete(len(net.ACTIONS))
+        self.episode_return = 0.0
+        """Sum of the rewards of this episode, so far."""
+        self._max_steps = max_steps
+        self._steps = 0
+        self._running = False
+        self._levels: list[int] | None = None
+        settings = {"red": red, "scenario": scenario, "true_state": true_state, "path": list(pythonpath)}
+        self._cyborg = CybORGProcess(python, settings, start_s)
+        self._check_actions(self._cyborg.built)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        """Begin an episode.
+
+        Raises:
+            ConfigError: There are options.
+            HeadraceError: As `CybORGProcess.ask`.
+        """
+        check_options("CybORGEnv", options)
+        super().reset(seed=checked_seed("CybORGEnv", seed))
+        self._running = False
+        answer = self._cyborg.ask({"op": "reset", "seed": seed}, self._step_s)
+        self._steps, self.episode_return, self._running = 0, 0.0, True
+        return self._observed(answer), {}
+
+    def step(self, action: SupportsIndex) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+        """One step.
+
+        Raises:
+            ConfigError: ``action`` is no integer from 0 to 144; nothing has happened.
+            HeadraceError: No episode is in progress; or as `CybORGProcess.ask`.
+        """
+        number = checked_action("CybORGEnv", action)
+        if not self._running:
+            raise HeadraceError(
+                "CybORGEnv.step() was called while no episode was in progress",
+                fix="Call reset() first, and again after a step that returned truncated.",
+            )
+        self._running = False  # if the step goes wrong, nobody knows where the episode stands
+        answer = self._cyborg.ask({"op": "step", "action": number}, self._step_s)
+        self._steps += 1
+        reward = float(answer["reward"])
+        self.episode_return += reward
+        truncated = self._max_steps is not None and self._steps >= self._max_steps
+        self._running = not (truncated or answer["done"])
+        return self._observed(answer), reward, answer["done"], truncated, {}
+
+    def red_levels(self) -> NDArray[np.uint8]:
+        """Red's level on each host in truth, [13]: 0 none, 1 user, 3 privileged.
+
+        Raises:
+            ConfigError: The environment was built with ``true_state=False``.
+            HeadraceError: reset() was never called.
+        """
+        if self._levels is None:
+            raise ConfigError(
+                "CybORGEnv does not know the true state",
+                fix="Build it without true_state=False, and call reset() first.",
+            )
+        return np.array(self._levels, np.uint8)
+
+    def compromised_types(self, *, foothold: bool = True) -> int:
+        """As `CAGE2Env.compromised_types`."""
+        bits = TYPE_BITS if foothold else TYPE_BITS_BESIDE_FOOTHOLD
+        return int(np.bitwise_or.reduce(np.where(self.red_levels(), bits, 0)))
+
+    def close(self) -> None:
+        """End the interpreter; calling it again does nothing."""
+        self._cyborg.close()
+
+    def _observed(self, answer: Mapping[str, Any]) -> NDArray[np.uint8]:
+        self._levels = answer["levels"]
+        return np.frombuffer(bytearray(answer["seen"].encode()), np.uint8) - ord("0")
+
+    def _check_actions(self, built: Mapping[str, Any]) -> None:
+        expected = [str(action) for action in net.ACTIONS]
+        found = built["names"] or expected
+        if built["actions"] == len(expected) and found == expected:
+            return
+        self.close()
+        first = next((place for place, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), -1)
+        raise EnvironmentNotBuilt(
+            "CybORG has other actions than Scenario 2 of version 2.1",
+            fix="Run CybORG 2.1, with its own Scenario2.yaml.",
+            actions=built["actions"],
+            expected_actions=len(expected),
+            **({"first_that_differs": f"{first}: {found[first]}, not {expected[first]}"} if first >= 0 else {}),
+        )

@@ -1,0 +1,283 @@
+"""Environments that follow a workflow: the order is part of the observation, and obeying it is part of the reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, SupportsIndex, TypedDict, Unpack
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv, VectorWrapper
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from headrace.core.errors import ConfigError
+from headrace.envs.cage2.checks import checked_action, checked_actions
+from headrace.envs.cage2.env import OBSERVATION_BITS, CAGE2Env
+from headrace.envs.cage2.network import TYPES
+from headrace.envs.cage2.settings import Opponent
+from headrace.envs.cage2.vector import CAGE2Vector, Step
+from headrace.envs.cage2.workflows import (
+    ENCODING_BITS,
+    FIX_TYPE,
+    NO_FIX_RATE,
+    TERMS,
+    Alignment,
+    Compliance,
+    RewardLedger,
+    Rule,
+    check_return,
+)
+
+WORKFLOW_BITS = OBSERVATION_BITS + ENCODING_BITS
+_FIXES = (FIX_TYPE >= 0).tolist()
+_NOTHING = dict.fromkeys(TERMS, 0.0)
+Orders = Sequence[str] | Sequence[Sequence[str]]
+
+
+class Keywords(TypedDict, total=False):
+    """What the entry points take: fields of `Settings` and of `Alignment`."""
+
+    red: Opponent | Sequence[Opponent]
+    max_steps: int | None
+    alignment_lambda: float
+    no_fix_penalty: float
+    step_bonus: float
+    rule: Rule
+    count_foothold: bool
+
+
+class WorkflowEnv(gymnasium.Wrapper[NDArray[np.uint8], SupportsIndex, NDArray[np.uint8], SupportsIndex]):
+    """One copy that follows an order of priority.
+
+    Observation, uint8 [77]: the environment's 52 bits and the order's 25. The reward is the sum of `workflows.TERMS`, each of
+    which ``info`` has, as it has ``compliance`` and ``fixes`` of the episode so far, and in a step with a fix ``compliant``,
+    0.0 or 1.0. What complies is judged by the true state in which blue acts, in the step itself.
+
+    Args:
+        env: A `CAGE2Env`, or a `CybORGEnv`; wrappers in between may change anything but rewards.
+        order: The types of hosts, the most important first.
+        alignment: By which rule, and what obeying pays.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[NDArray[np.uint8], SupportsIndex],
+        order: Sequence[str],
+        alignment: Alignment | None = None,
+    ) -> None:
+        super().__init__(env)
+        self._compliance = Compliance([order], alignment or Alignment())
+        self.observation_space = spaces.Box(0, 1, (WORKFLOW_BITS,), np.uint8)
+        self.ledger = RewardLedger()
+        """Sums of the reward's terms, of all steps so far."""
+        self._network: Any = env.unwrapped
+        self._summed = 0.0
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The order that is followed now."""
+        return self._compliance.orders[0]
+
+    @property
+    def compliance(self) -> float:
+        """Share of the fixes of this episode that comply; 0.5 without a fix."""
+        fixes = self._compliance.fixes.item()
+        return self._compliance.compliant.item() / fixes if fixes else NO_FIX_RATE
+
+    @property
+    def fixes(self) -> float:
+        """Fixes of this episode."""
+        return float(self._compliance.fixes.item())
+
+    @property
+    def compliant_fixes(self) -> float:
+        """Those of them that comply."""
+        return float(self._compliance.compliant.item())
+
+    def counts(self) -> dict[str, int | dict[str, int]]:
+        """What compliance is made of, since the beginning; see `workflows.Compliance.counts`."""
+        return self._compliance.counts()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        """Begin an episode.
+
+        Args:
+            seed: As the environment's.
+            options: ``order`` replaces the order, from this episode on; others go to the environment.
+
+        Raises:
+            ConfigError: The order is none.
+        """
+        order, options = _split(options)
+        if order is not None:
+            self._compliance.give([order])
+        seen, info = self.env.reset(seed=seed, options=options)
+        self._compliance.begin()
+        self._summed = 0.0
+        return self._extended(seen), info
+
+    def step(self, action: SupportsIndex) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
+        """One step."""
+        number = checked_action("WorkflowEnv", action)
+        judged, fixes = self._compliance, _FIXES[number]
+        compromised = self._network.compromised_types(foothold=judged.alignment.count_foothold) if fixes else 0
+        seen, reward, terminated, truncated, info = self.env.step(number)
+        ended = terminated or truncated
+        self._summed += float(reward)
+        if ended:
+            check_return(self._summed, self._network.episode_return)
+        if fixes or ended:
+            judged.judge(np.array([number]), np.array([compromised]))
+            terms = judged.terms(np.array([float(reward)]), np.array([ended]))
+            paid = {name: float(values[0]) for name, values in terms.items()}
+        else:  # most steps: nothing is judged, so only the environment pays
+            paid = _NOTHING | {"environment": float(reward)}
+        self.ledger.add(paid)
+        info = info | {f"reward_{name}": value for name, value in paid.items()}
+        info |= {"compliance": self.compliance, "fixes": self.fixes}
+        if fixes:
+            info["compliant"] = float(judged.complied[0])
+        return self._extended(seen), sum(paid.values()), terminated, truncated, info
+
+    def _extended(self, seen: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return np.concatenate([seen, self._compliance.codes[0]])
+
+
+class WorkflowVector(VectorWrapper):
+    """Copies that follow an order of priority each; as `WorkflowEnv`, with arrays.
+
+    Args:
+        env: A `CAGE2Vector`.
+        order: One order for every copy, or one for each.
+        alignment: By which rule, and what obeying pays.
+    """
+
+    env: CAGE2Vector
+
+    def __init__(self, env: CAGE2Vector, order: Orders, alignment: Alignment | None = None) -> None:
+        super().__init__(env)
+        self._compliance = Compliance(_for_each(order, env.num_envs), alignment or Alignment())
+        self.single_observation_space = spaces.Box(0, 1, (WORKFLOW_BITS,), np.uint8)
+        self.observation_space = batch_space(self.single_observation_space, env.num_envs)
+        self.ledger = RewardLedger()
+        """Sums of the reward's terms, of all steps and copies so far."""
+        self._summed = np.zeros(env.num_envs)
+
+    @property
+    def orders(self) -> tuple[tuple[str, ...], ...]:
+        """The orders that are followed now, one for each copy."""
+        return self._compliance.orders
+
+    @property
+    def compliance(self) -> NDArray[np.float64]:
+        """Share of the fixes of this episode that comply, [N]; 0.5 without a fix."""
+        return self._compliance.rates
+
+    @property
+    def fixes(self) -> NDArray[np.int64]:
+        """Fixes of this episode, [N]."""
+        return self._compliance.fixes
+
+    def counts(self) -> dict[str, int | dict[str, int]]:
+        """What compliance is made of, over all copies; see `workflows.Compliance.counts`."""
+        return self._compliance.counts()
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        """Begin an episode in every copy; see `WorkflowEnv.reset`, where ``order`` may also be one for each copy."""
+        order, options = _split(options)
+        if order is not None:
+            self._compliance.give(_for_each(order, self.num_envs))
+        seen, info = self.env.reset(seed=seed, options=options)
+        self._begin()
+        return self._extended(seen), info
+
+    def step(self, actions: NDArray[np.integer]) -> Step:
+        """One step of every copy, or a reset after the last one of an episode, in which every term is 0."""
+        chosen = checked_actions("WorkflowVector", actions, self.num_envs).astype(np.int64, copy=False)
+        judged = self._compliance
+        resets = self.env.over
+        compromised = self.env.compromised_types(foothold=judged.alignment.count_foothold)
+        seen, rewards, terminations, truncations, info = self.env.step(chosen)
+        if resets:
+            self._begin()
+            terms = {name: np.zeros(self.num_envs) for name in TERMS}
+        else:
+            self._summed += rewards
+            if truncations.any():
+                for summed, told in zip(self._summed.tolist(), self.env.episode_returns.tolist(), strict=True):
+                    check_return(summed, told)
+            judged.judge(chosen, compromised)
+            terms = judged.terms(rewards, terminations | truncations)
+        self.ledger.add(terms)
+        return self._extended(seen), _sum(terms), terminations, truncations, info | self._info(terms)
+
+    def _info(self, terms: dict[str, NDArray[np.float64]]) -> dict[str, Any]:
+        """Arrays by key, each with a mask of who has it, as Gymnasium's vector environments return them."""
+        judged, everyone = self._compliance, np.ones(self.num_envs, np.bool_)
+        values: dict[str, NDArray[Any]] = {f"reward_{name}": term for name, term in terms.items()}
+        values |= {"compliance": judged.rates, "fixes": judged.fixes.astype(np.float64)}
+        info = values | {f"_{key}": everyone for key in values}
+        if judged.judged.any():
+            info |= {"compliant": judged.complied.astype(np.float64), "_compliant": judged.judged}
+        return info
+
+    def _begin(self) -> None:
+        self._compliance.begin()
+        self._summed = np.zeros(self.num_envs)
+
+    def _extended(self, seen: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        return np.concatenate([seen, self._compliance.codes], axis=1)
+
+
+def workflow_env(
+    order: Sequence[str] = TYPES, *, render_mode: str | None = None, **settings: Unpack[Keywords]
+) -> WorkflowEnv:
+    """Build ``headrace/CAGE2Workflow-v0``: a `CAGE2Env` that follows ``order``; keywords are its and those of `Alignment`."""
+    own, alignment = _parted(settings)
+    return WorkflowEnv(CAGE2Env(render_mode=render_mode, **own), order, alignment)
+
+
+def workflow_vector(
+    num_envs: int = 1, *, order: Orders = TYPES, render_mode: str | None = None, **settings: Unpack[Keywords]
+) -> VectorEnv[Any, Any, Any]:
+    """The same for many copies."""
+    own, alignment = _parted(settings)
+    return WorkflowVector(CAGE2Vector(num_envs, render_mode=render_mode, **own), order, alignment)
+
+
+def _parted(settings: Any) -> tuple[Any, Alignment]:
+    mine = {key: value for key, value in settings.items() if key in Alignment.model_fields}
+    return {key: value for key, value in settings.items() if key not in mine}, Alignment(**mine)
+
+
+def _split(options: dict[str, Any] | None) -> tuple[Any, dict[str, Any] | None]:
+    """The option that is the workflow's, and the others."""
+    if not options or "order" not in options:
+        return None, options
+    return options["order"], {key: value for key, value in options.items() if key != "order"} or None
+
+
+def _for_each(order: Any, copies: int) -> list[Any]:
+    """An order for each copy; whether they are orders is checked where they are used."""
+    orders = [order] * copies if all(isinstance(part, str) for part in order) else list(order)
+    if len(orders) != copies:
+        raise ConfigError(
+            "WorkflowVector takes one order for all copies, or one for each copy",
+            fix="Pass as many orders as there are copies, or one.",
+            orders=len(orders),
+            copies=copies,
+        )
+    return orders
+
+
+def _sum(terms: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    total = np.zeros_like(terms[TERMS[0]])
+    for name in TERMS:
+        total = total + terms[name]
+    return total
