@@ -166,7 +166,7 @@ class OnPolicy:
         self._adam.step()
         self.updates += 1
         self._minibatches.done()
-        measured = self._measured(seen)
+        measured = _measured(seen, self._clip)
         self._measure({**measured, "grad_norm": norm})
         most = self._config.loss.target_kl
         if most is not None and measured["approx_kl"] > most:
@@ -231,18 +231,6 @@ class OnPolicy:
             loss = loss - config.entropy_weight * entropy
         seen = {"loss": loss, "policy_loss": policy, "value_loss": value, "entropy": entropy, "log_ratio": log_ratio}
         return loss, {name: tensor.detach() for name, tensor in seen.items()}
-
-    def _measured(self, seen: dict[str, Tensor]) -> dict[str, float]:
-        """In numbers; what follows from ratios is worked out here, where it costs less."""
-        *names, last = seen
-        numbers = torch.cat([torch.stack([seen[name] for name in names]), seen[last]]).cpu().numpy()  # one transfer
-        log_ratio = numbers[len(names) :]
-        ratio = np.exp(log_ratio)
-        measured = dict(zip(names, numbers[: len(names)].tolist(), strict=True))
-        measured["approx_kl"] = float((ratio - 1.0 - log_ratio).mean())
-        if self._clip is not None:
-            measured["clip_fraction"] = float((np.abs(ratio - 1.0) > self._clip).mean())
-        return measured
 
     def _close_if_done(self) -> None:
         """Of an epoch set that is done: what has been observed meanwhile counts from now on."""
@@ -333,6 +321,19 @@ class OnPolicy:
 
 def _scheduled(first: float, last: float | None, steps: int | None, done: int) -> float:
     return first if last is None or steps is None else linear(first, last, done / steps)
+
+
+def _measured(seen: dict[str, Tensor], clip: float | None) -> dict[str, float]:
+    """In numbers; what follows from ratios is worked out here, where it costs less."""
+    *names, last = seen
+    numbers = torch.cat([torch.stack([seen[name] for name in names]), seen[last]]).cpu().numpy()  # one transfer
+    log_ratio = numbers[len(names) :]
+    ratio = np.exp(log_ratio)
+    measured = dict(zip(names, numbers[: len(names)].tolist(), strict=True))
+    measured["approx_kl"] = float((ratio - 1.0 - log_ratio).mean())
+    if clip is not None:
+        measured["clip_fraction"] = float((np.abs(ratio - 1.0) > clip).mean())
+    return measured
 
 
 def _fit(target: Float64, value: Float64) -> dict[str, float]:

@@ -110,7 +110,7 @@ class Observations:
         """The live state; after writing to it, call `refresh`."""
         if self._moments is None:
             return {}
-        return {**self.published(), **{f"obs_{name}64": array for name, array in self._moments.arrays().items()}}
+        return {**self.published(), **{f"collected_{name}": array for name, array in self._moments.arrays().items()}}
 
     def refresh(self) -> None:
         """Follow what was written to `arrays`."""
