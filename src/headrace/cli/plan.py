@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 _TIMED = 0.3
 """Part of the seconds in which one run is timed inside; the rest goes to the plans that are checked."""
 
+_ROUNDS = 4
+"""Chunks of every group after which a speed can be told."""
+_LEAST = 0.1
+"""Cores that are left for us, whatever others have."""
+
 
 @click.command()
 @click.argument("config")
@@ -81,8 +86,8 @@ class _Planner:
             return self._failed(figures.summary)
         costs = costs_of(figures.values, self._config.env.group_size // self._config.agents.count)
         cores = usable_cores()
-        free = max(1.0, cores - figures.busy_cores)
-        predictions = [predict(self._config, one, costs, free) for one in candidates(self._config, costs, free)]
+        free = max(_LEAST, cores - figures.busy_cores)
+        predictions = [predict(self._config, one, costs, free) for one in candidates(self._config, costs, cores)]
         judged = self._judged(predictions, seconds - timed_s, most)
         report = Report(
             self._name, self._config, tuple(self._settings), costs, figures.values, tuple(judged), cores,
@@ -95,7 +100,7 @@ class _Planner:
         from headrace.runtime.advisor import Judged, worth_checking
         from headrace.runtime.planning import check
 
-        chosen = worth_checking(self._config, predictions, most)
+        chosen = worth_checking(self._config, predictions, _affordable(self._config, predictions, seconds, most))
         found: dict[Any, Judged] = {}
         for prediction in (one for plan in chosen for one in predictions if one.plan == plan):
             plan, each_s = prediction.plan, seconds / len(chosen)
@@ -103,8 +108,11 @@ class _Planner:
             checked = check(self._config, plan, each_s, self._folder)
             _require_heard(checked.summary)
             error = checked.summary["error"]
-            why_not = str(error).splitlines()[0] if error else None if checked.pace else "too little happened"
-            found[plan] = Judged(prediction, None if error else checked.pace, why_not, checked.start_s)
+            too_short = None if checked.pace else "too few rounds to measure: raise --seconds"
+            why_not = str(error).splitlines()[0] if error else too_short
+            found[plan] = Judged(
+                prediction, None if error else checked.pace, why_not, checked.start_s, checked.busy_cores
+            )
         return [found.get(one.plan, Judged(one)) for one in predictions]
 
     def _failed(self, summary: Mapping[str, Any]) -> int:
@@ -121,6 +129,13 @@ class _Planner:
     def _say(self, text: str) -> None:
         if not self._quiet:
             going_on(click.echo)(text)
+
+
+def _affordable(config: ExperimentConfig, predictions: Sequence[Prediction], seconds: float, most: int) -> int:
+    """How many plans can be run for long enough; two, so that there is something to compare, or as many as wanted."""
+    slowest = min(one.pace.steps_per_s for one in predictions)
+    needed_s = _ROUNDS * config.env.lanes * config.collect.chunk_steps / slowest
+    return min(most, max(2, int(seconds / needed_s)))
 
 
 def _require_heard(summary: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from headrace.runtime.advisor import (
     Costs,
     Judged,
     Plan,
+    Prediction,
     limiting,
     recommended,
 )
@@ -86,14 +87,15 @@ def sentence(report: Report) -> str:
     inline = next((one for one in report.judged if one.plan.schedule == "inline" and _alike(one, choice)), None)
     limits = choice.prediction.limits
     most = limiting(limits)
+    limit = f"{_limit(choice.prediction)} limits it ({limits[most]:.0%})"
     head = f"{choice.plan}"
     if choice.measured is None:
         head += ", by prediction alone"
     if choice is inline:
-        return f"{head}: {_no_better(report, choice)}; {_limit(most)} limits it ({limits[most]:.0%})"
+        return f"{head}: {_no_better(report, choice)}; {limit}"
     times = f"{choice.speed / inline.speed:.2g} times as fast as inline; " if inline is not None else ""
     exact = ", and learns bit for bit what inline learns" if choice.plan.schedule == "lockstep" else ""
-    return f"{head}: {times}{_limit(most)} limits it ({limits[most]:.0%}){exact}; {_more(report, choice)}"
+    return f"{head}: {times}{limit}{exact}; {_more(report, choice)}"
 
 
 def _alike(one: Judged, other: Judged) -> bool:
@@ -107,7 +109,7 @@ def _no_better(report: Report, choice: Judged) -> str:
         return "there is no other plan"
     best = max(others, key=lambda one: one.speed)
     times = best.speed / choice.speed
-    if times < 1.0:
+    if times < SAME:
         return f"{best.plan} is slower ({times:.2f} times as fast)"
     return f"{best.plan} is {times:.2f} times as fast, which is not worth its processes"
 
@@ -130,11 +132,14 @@ def _more(report: Report, choice: Judged) -> str:
         return (
             f"{best.plan} should be {best.pace.steps_per_s / speed:.2g} times as fast again, but was not so when it ran"
         )
-    return f"beyond {amount(plan.collectors, 'collector')} {_limit(limiting(best.limits))} limits"
+    return f"beyond {amount(plan.collectors, 'collector')} {_limit(best)} limits"
 
 
-def _limit(part: str) -> str:
-    return {"rows": "writing rows", "waiting": "waiting"}.get(part, f"the {part}")
+def _limit(prediction: Prediction) -> str:
+    part = limiting(prediction.limits)
+    if part == "waiting":
+        return f"waiting for {'a core' if prediction.for_cores > prediction.limits[part] / 2 else 'the slowest'}"
+    return "writing rows" if part == "rows" else f"the {part}"
 
 
 def _environments(report: Report) -> int:
@@ -164,8 +169,12 @@ def _measured(report: Report) -> Iterator[str]:
         f"  learner      an update takes {time(costs.update_s)}, to publish {time(costs.publish_s)}, "
         f"to take over a chunk {time(costs.commit_s)}"
     )
-    if report.busy_cores > _NOTED:
-        yield f"  note         other work had {report.busy_cores:.1f} cores meanwhile; predictions are for what it leaves"
+    busy = [report.busy_cores, *(one.busy_cores for one in report.judged if one.busy_cores is not None)]
+    if max(busy) > _NOTED:
+        yield (
+            f"  note         other work had {busy[0]:.1f} cores meanwhile, and {min(busy):.1f} to {max(busy):.1f} while plans "
+            f"ran; predictions are for what it left. Measure again with nothing beside it"
+        )
 
 
 def _table(report: Report) -> Iterator[str]:
@@ -216,6 +225,7 @@ def _judged_json(one: Judged) -> dict[str, Any]:
         "error": one.error,
         "not_measured": one.why_not,
         "start_s": one.start_s,
+        "busy_cores": None if one.busy_cores is None else round(one.busy_cores, 2),
         "limited_by": dict(one.prediction.limits),
         "waiting_for_cores": one.prediction.for_cores,
     }

@@ -27,7 +27,7 @@ WAITS = 0.2
 
 _ENDLESS = 2**62
 _DRAWN_STEPS = 2_000_000
-_DRAWS = 48
+_DRAWS = 96
 _MOST_DRAWN = 4096
 """Steps of a chunk that are drawn one by one; the others spread as these do."""
 _NUDGE = 0.05
@@ -131,6 +131,8 @@ class Judged:
     """Why it was run and not measured."""
     start_s: float | None = None
     """Until its first rows were there."""
+    busy_cores: float | None = None
+    """That other work had while it ran."""
 
     @property
     def plan(self) -> Plan:
@@ -150,7 +152,7 @@ class Judged:
         return self.prediction.pace.steps_per_s / self.measured.steps_per_s - 1.0
 
 
-def candidates(config: ExperimentConfig, costs: Costs, cores: float) -> list[Plan]:
+def candidates(config: ExperimentConfig, costs: Costs, cores: int) -> list[Plan]:
     """Plans that the configuration allows, its own among them, the simplest first."""
     busy = 1.0 - costs.waits if costs.waits > WAITS else 1.0  # of a core, by each of them
     most = min(config.env.groups, math.ceil(cores / max(busy, 1e-3)))
@@ -322,18 +324,19 @@ class _Makes:
         here_s = steps * (costs.act_s + size * costs.row_s) + costs.chunk_s
         resets_s = calls * costs.resets_per_step * costs.reset_s
         env_cpu_s = calls * (costs.step_cpu_s + costs.resets_per_step * costs.reset_cpu_s)
-        env_s = self._walls(costs) if spread else np.asarray([self._mean_wall(costs)])
-        share = env_s.mean() / (calls * costs.mean_step_s) if calls * costs.mean_step_s else 1.0
-        walls = env_s + resets_s * share
+        walls_s = self._walls(costs) if spread else np.asarray([self._mean_wall(costs)])
+        if calls * costs.mean_step_s:
+            walls_s = walls_s + resets_s * walls_s.mean() / (calls * costs.mean_step_s)
+        cpus_s = here_s + walls_s * (env_cpu_s / walls_s.mean() if walls_s.any() else 0.0)
         if self.workers:
-            m, sent = self.own_groups, min(self.workers, self.own_groups * self.copies)
+            groups, sent = self.own_groups, min(self.workers, self.own_groups * self.copies)
             # While workers step one group, the collector acts for another; neither can be busy more than all of the time.
-            walls = np.maximum((here_s + walls) / m, max(here_s, calls * costs.mean_step_s / sent))
+            walls_s = np.maximum((here_s + walls_s) / groups, max(here_s, calls * costs.mean_step_s / sent))
         else:
-            walls = here_s + walls
-        draws = itertools.cycle(walls.tolist())
+            walls_s = here_s + walls_s
+        draws = itertools.cycle(map(Span, walls_s.tolist(), cpus_s.tolist()))
         return Work(
-            chunk=lambda _: Span(next(draws), here_s + env_cpu_s),
+            chunk=lambda _: next(draws),
             commit=Span(costs.commit_s, costs.commit_s),
             update=Span(costs.update_s, costs.update_cpu_s),
             publish=Span(costs.publish_s, costs.publish_s),
@@ -363,5 +366,7 @@ def _drawn_walls(step_s: tuple[float, ...], chunk_steps: int, copies: int, worke
     else:
         took = took.sum(axis=2)
     sums = took.sum(axis=1)
+    if not workers and sums.any():  # known without drawing
+        sums *= steps * copies * values.mean() / sums.mean()
     more = chunk_steps / steps
     return np.asarray(sums.mean() * more + (sums - sums.mean()) * math.sqrt(more))

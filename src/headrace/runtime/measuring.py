@@ -151,6 +151,8 @@ class Stopwatch:
 
     warm_s: float
     """When counting begins, on the monotonic clock."""
+    now: Callable[[], float] = time.monotonic
+    cpu: Callable[[], float] = time.process_time
     spent: dict[str, list[float]] = field(default_factory=dict)
     """By name: how often, time, processor time."""
     updates: list[tuple[float, float]] = field(default_factory=list)
@@ -166,7 +168,7 @@ class Stopwatch:
 
     def switch(self, name: str) -> None:
         """Something else begins."""
-        now_s, cpu_s = time.monotonic(), time.process_time()
+        now_s, cpu_s = self.now(), self.cpu()
         lasted_s, used_s = now_s - self._at_s, cpu_s - self._cpu_s
         entry = self.spent.setdefault(self._name, [0.0, 0.0, 0.0])
         entry[0] += 1.0

@@ -51,6 +51,8 @@ class Checked:
     """None: too little happened."""
     start_s: float | None
     """Until the first rows were there."""
+    busy_cores: float
+    """That other work had meanwhile."""
 
 
 def usable_cores() -> int:
@@ -111,10 +113,10 @@ def check(config: ExperimentConfig, plan: Plan, seconds: float, folder: Path) ->
     """
     short = configured(config, plan, short_run(config, seconds))
     assert short is not None, "only plans that it allows are checked"
-    name = f"{plan.schedule}-{plan.collectors}"
+    name, before = f"{plan.schedule}-{plan.collectors}", _Load.now()
     with RunDirectory.create(folder / name, short) as place, Readings(place.board_file) as readings:
         summary = run_experiment(short, place, readings.on_progress)
-    return Checked(summary, readings.pace(_WARM * seconds), readings.start_s)
+    return Checked(summary, readings.pace(_WARM * seconds), readings.start_s, _Load.now().others_since(before))
 
 
 @dataclass(frozen=True, slots=True)
