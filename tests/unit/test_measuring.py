@@ -33,10 +33,20 @@ def test_time_belongs_to_what_was_switched_to():
     watch = hands.watch(warm_s=100.0)
     hands.pass_by(9.0, 9.0)
     watch.begin_round()
-    for name, seconds, cpu_s in (("policy", 1.0, 0.5), ("env.step", 2.0, 0.25), ("update", 4.0, 4.0), ("end", 0.0, 0.0)):
+    for name, seconds, cpu_s in (
+        ("policy", 1.0, 0.5),
+        ("env.step", 2.0, 0.25),
+        ("update", 4.0, 4.0),
+        ("end", 0.0, 0.0),
+    ):
         watch.switch(name)
         hands.pass_by(seconds, cpu_s)
-    assert watch.spent == {"chunk": [1, 0.0, 0.0], "policy": [1, 1.0, 0.5], "env.step": [1, 2.0, 0.25], "update": [1, 4.0, 4.0]}
+    assert watch.spent == {
+        "chunk": [1, 0.0, 0.0],
+        "policy": [1, 1.0, 0.5],
+        "env.step": [1, 2.0, 0.25],
+        "update": [1, 4.0, 4.0],
+    }
     assert watch.updates == [(4.0, 4.0)]
     assert watch.begun_s == 9.0
 

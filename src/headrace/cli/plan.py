@@ -19,6 +19,7 @@ from headrace.runtime.config import ExperimentConfig, load_config
 if TYPE_CHECKING:
     from headrace.runtime.advisor import Judged, Prediction
 
+USAGE = 2
 _TIMED = 0.3
 """Part of the seconds in which one run is timed inside; the rest goes to the plans that are checked."""
 
@@ -56,7 +57,7 @@ def plan(config: str, seconds: float, most: int, no_check: bool, settings: tuple
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    if code == 0:
+    if code in (0, USAGE):
         shutil.rmtree(folder, ignore_errors=True)
     return code
 
@@ -116,15 +117,15 @@ class _Planner:
         return [found.get(one.plan, Judged(one)) for one in predictions]
 
     def _failed(self, summary: Mapping[str, Any]) -> int:
-        """Tell why there is no plan."""
-        error = str(summary["error"])
+        """Tell why there is no plan; what the run left is kept, unless what is wrong was found before it began."""
+        error, code = str(summary["error"]), int(summary["exit_code"]) or 1
+        run = None if code == USAGE else str(self._folder)
         if self._quiet:
-            click.echo(json.dumps({"recommended": None, "error": error, "run": str(self._folder)}, ensure_ascii=False))
+            click.echo(json.dumps({"recommended": None, "error": error, "run": run}, ensure_ascii=False))
         else:
-            click.echo(
-                f"{error}\n\nno plan: the run that was to be timed failed; it is kept in {self._folder}", err=True
-            )
-        return int(summary["exit_code"]) or 1
+            kept = "" if run is None else f"\n\nno plan: the run that was to be timed failed; it is kept in {run}"
+            click.echo(f"{error}{kept}", err=True)
+        return code
 
     def _say(self, text: str) -> None:
         if not self._quiet:
