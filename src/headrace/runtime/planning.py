@@ -86,7 +86,7 @@ def measure(config: ExperimentConfig, seconds: float, folder: Path) -> Figures:
     Raises:
         ConfigError: It cannot be run so.
     """
-    further = {**short_run(config, seconds), "replay.free_running": False}
+    further = {**short_run(config, seconds), "replay.free_running": False, "supervision.learner_death": "fail"}
     short = configured(config, Plan("inline"), further)
     if short is None:
         raise ConfigError(
