@@ -170,11 +170,6 @@ def test_barrier_is_the_expected_slowest():
     assert costs(step_s=(2.0,)).barrier(9) == pytest.approx(1.0)
 
 
-def test_quantiles():
-    tail = costs(step_s=tuple(float(number) for number in range(100, 0, -1)))
-    assert (tail.quantile_s(0.0), tail.quantile_s(0.5), tail.quantile_s(0.99), tail.quantile_s(1.0)) == (1, 50, 99, 100)
-
-
 def test_candidates_go_up_to_cores_and_groups():
     def counts(cores, found_costs, **settings):
         plans = candidates(config(**settings), found_costs, cores)

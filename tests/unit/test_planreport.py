@@ -18,7 +18,7 @@ COSTS = Costs(
 FIGURES = {
     "calls": {"steps": 1200, "median_s": 0.001, "p99_s": 0.003, "max_s": 0.0125},
     "transitions": 1200,
-    "updates": [[1.0, 1.0]],
+    "spent": {"update": [300.0, 450.0, 450.0]},
     "lasted_s": 6.04,
 }
 LEARNER = {"environment": 0.1, "policy": 0.05, "rows": 0.05, "learner": 0.7, "waiting": 0.1}
@@ -47,7 +47,7 @@ def test_the_whole_report():
     lost = judged(Plan("async", 1), 900, why_not="[ENV-004] it raised")
     assert in_words(report(INLINE, LOCKSTEP, lost, ASYNC, MORE)) == (
         "\n"
-        "cartpole-dqn on 2 cores: 6.0 s timed under inline, 1,200 environment steps, 1 update\n"
+        "cartpole-dqn on 2 cores: 6.0 s timed under inline, 1,200 environment steps, 300 updates\n"
         "  environment  a step takes 2 ms, 500 us of it processor time (median 1 ms, 99 % below 3 ms, longest 12.5 ms); "
         "a reset 20 ms\n"
         "  barrier      the slowest of 9 takes 1.50 times the mean\n"
@@ -75,8 +75,8 @@ def test_the_whole_report():
 def test_other_work_is_told_of():
     busy = dataclasses.replace(ASYNC, busy_cores=1.3)
     assert (
-        "\n  note         other work had 0.4 cores meanwhile, and 0.0 to 1.3 while plans ran; predictions are for what it "
-        "left. Measure again with nothing beside it\n" in in_words(report(INLINE, busy, busy_cores=0.4))
+        "\n  note         other work had 0.0 to 1.3 cores meanwhile; what is predicted is for what it left of them. "
+        "Measure again with nothing beside it\n" in in_words(report(INLINE, busy, busy_cores=0.4))
     )
     assert "note" not in in_words(report(INLINE, ASYNC))
 

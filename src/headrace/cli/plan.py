@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from headrace.cli.unheard import going_on
 from headrace.runtime.config import ExperimentConfig, load_config
 
 if TYPE_CHECKING:
-    from headrace.runtime.advisor import Judged, Prediction
+    from headrace.runtime.advisor import Judged, Plan, Prediction
 
 USAGE = 2
 _TIMED = 0.3
@@ -87,9 +87,13 @@ class _Planner:
             return self._failed(figures.summary)
         costs = costs_of(figures.values, self._config.env.group_size // self._config.agents.count)
         cores = usable_cores()
-        free = max(_LEAST, cores - figures.busy_cores)
-        predictions = [predict(self._config, one, costs, free) for one in candidates(self._config, costs, cores)]
-        judged = self._judged(predictions, seconds - timed_s, most)
+
+        def predicted(plan: Plan, busy_cores: float) -> Prediction:
+            return predict(self._config, plan, costs, max(_LEAST, cores - busy_cores))
+
+        plans = candidates(self._config, costs, cores)
+        predictions = [predicted(one, figures.busy_cores) for one in plans]
+        judged = self._judged(predictions, predicted, seconds - timed_s, most)
         report = Report(
             self._name, self._config, tuple(self._settings), costs, figures.values, tuple(judged), cores,
             figures.busy_cores,
@@ -97,20 +101,27 @@ class _Planner:
         click.echo(json.dumps(to_json(report), ensure_ascii=False) if self._quiet else in_words(report))
         return 0
 
-    def _judged(self, predictions: Sequence[Prediction], seconds: float, most: int) -> list[Judged]:
+    def _judged(
+        self,
+        predictions: Sequence[Prediction],
+        predicted: Callable[[Plan, float], Prediction],
+        seconds: float,
+        most: int,
+    ) -> list[Judged]:
         from headrace.runtime.advisor import Judged, worth_checking
         from headrace.runtime.planning import check
 
         chosen = worth_checking(self._config, predictions, _affordable(self._config, predictions, seconds, most))
-        found: dict[Any, Judged] = {}
-        for prediction in (one for plan in chosen for one in predictions if one.plan == plan):
-            plan, each_s = prediction.plan, seconds / len(chosen)
+        found: dict[Plan, Judged] = {}
+        for plan in chosen:
+            each_s = seconds / len(chosen)
             self._say(f"running {plan} for {each_s:.3g} s")
             checked = check(self._config, plan, each_s, self._folder)
             _require_heard(checked.summary)
             error = checked.summary["error"]
             too_short = None if checked.pace else "too few rounds to measure: raise --seconds"
             why_not = str(error).splitlines()[0] if error else too_short
+            prediction = predicted(plan, checked.busy_cores)  # for the cores it had
             found[plan] = Judged(
                 prediction, None if error else checked.pace, why_not, checked.start_s, checked.busy_cores
             )

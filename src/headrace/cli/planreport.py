@@ -148,10 +148,10 @@ def _environments(report: Report) -> int:
 
 def _measured(report: Report) -> Iterator[str]:
     costs, calls, figures = report.costs, report.figures["calls"], report.figures
-    size = report.config.env.group_size
+    size, updates = report.config.env.group_size, int(figures["spent"].get("update", [0])[0])
     yield (
         f"{report.name} on {amount(report.cores, 'core')}: {figures['lasted_s']:.1f} s timed under inline, "
-        f"{amount(figures['transitions'], 'environment step')}, {amount(len(figures['updates']), 'update')}"
+        f"{amount(figures['transitions'], 'environment step')}, {amount(updates, 'update')}"
     )
     yield (
         f"  environment  a step takes {time(costs.mean_step_s)}, {time(costs.step_cpu_s)} of it processor time "
@@ -172,8 +172,8 @@ def _measured(report: Report) -> Iterator[str]:
     busy = [report.busy_cores, *(one.busy_cores for one in report.judged if one.busy_cores is not None)]
     if max(busy) > _NOTED:
         yield (
-            f"  note         other work had {busy[0]:.1f} cores meanwhile, and {min(busy):.1f} to {max(busy):.1f} while plans "
-            f"ran; predictions are for what it left. Measure again with nothing beside it"
+            f"  note         other work had {min(busy):.1f} to {max(busy):.1f} cores meanwhile; what is predicted is for what it "
+            f"left of them. Measure again with nothing beside it"
         )
 
 

@@ -69,11 +69,6 @@ class Costs:
         """Part of a step in which nothing is computed."""
         return max(0.0, 1.0 - self.step_cpu_s / self.mean_step_s) if self.mean_step_s else 0.0
 
-    def quantile_s(self, part: float) -> float:
-        """Duration that this part of the steps does not exceed."""
-        ordered = sorted(self.step_s)
-        return ordered[min(len(ordered) - 1, math.ceil(part * len(ordered)) - 1 if part else 0)]
-
     def barrier(self, envs: int) -> float:
         """How many times as long as the mean step the slowest of so many takes, in the mean."""
         ordered = np.sort(np.asarray(self.step_s))
@@ -252,12 +247,8 @@ def to_json(costs: Costs) -> dict[str, Any]:
 
 def _spread(most: int) -> Iterator[int]:
     """1, 2, 3, 4, 6, 8, 12, 16, … and the last one."""
-    for power in itertools.count():
-        for count in {2**power, 3 * 2 ** (power - 1) if power else 1}:
-            if count < most:
-                yield int(count)
-        if 2**power >= most:
-            break
+    for power in range(most.bit_length()):
+        yield from (count for count in (2**power, 3 * 2**power // 2) if count < most)
     yield most
 
 
@@ -278,7 +269,7 @@ def _shape(config: ExperimentConfig, plan: Plan, rollout: Rollout | None) -> Sha
 
 def _ideal_s(plan: Plan, shape: Shape, makes: _Makes, costs: Costs) -> float:
     """Of one environment step, if every step took its mean time, and nobody had to wait for a core."""
-    found = pace(plan.schedule, shape, makes.work(costs, spread=False), math.inf, rounds=_IDEAL_ROUNDS)
+    found = pace(plan.schedule, shape, makes.work(costs, spread=False), math.inf, most=_IDEAL_ROUNDS)
     return 1.0 / found.steps_per_s
 
 

@@ -161,7 +161,7 @@ class TimedCalls:
 class Stopwatch:
     """How long each piece of the learner's work took."""
 
-    warm_s: float
+    warm_s: float = 0.0
     """When counting begins, on the monotonic clock."""
     now: Callable[[], float] = time.monotonic
     cpu: Callable[[], float] = time.process_time
@@ -259,7 +259,7 @@ def main(context: ChildContext) -> None:
     (folder / _LOGS).mkdir(exist_ok=True)
     timed = TimedCalls(folder / _LOGS, alone=config.env.workers != "auto")
     payload = replace(payload, basics=replace(payload.basics, around=timed))
-    watch = Stopwatch(time.monotonic() + _WARM * (config.run.run_duration_s or 0.0))
+    watch = Stopwatch()
     with ExitStack() as stack:
         board = stack.enter_context(Board.attach(payload.basics.board))
         slot = TimedSlot(board, board.index(context.id), watch)
@@ -271,6 +271,7 @@ def main(context: ChildContext) -> None:
             context.control.send(Ready(facts), timeout_s=config.deadlines.start_s)
             slot.set_state(State.RUNNING)
             training = Training(begun.learner, groups, context.control, config, begun.keeper, slot, MonotonicClock())
+            watch.warm_s = time.monotonic() + _WARM * (config.run.run_duration_s or 0.0)
             schedule = run_rounds(training)
             watch.switch("end")
         calls = calls_in(folder / _LOGS, watch.begun_s)
@@ -295,7 +296,7 @@ def _figures(watch: Stopwatch) -> dict[str, Any]:
 
 def switch_s() -> float:
     """What it costs to switch a stopwatch."""
-    watch = Stopwatch(0.0)
+    watch = Stopwatch()
     begun_s = time.perf_counter()
     for _ in range(_TRIED):
         watch.switch("tried")

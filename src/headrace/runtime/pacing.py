@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from headrace.lanes.credits import CreditBook
 from headrace.lanes.rate_limiter import RateLimiter
 
-_SLICES = 8
-"""In so many parts the updates of a chunk are made, between which commits are taken over."""
+_SLICES = 16
+"""In so many parts the updates of one chunk of every group are made, between which commits are taken over."""
+_CHUNKS = 500
+"""Chunks over which a pace is taken, as long as those are a few rounds and not too many."""
+_LEAST_ROUNDS, _MOST_ROUNDS = 4, 32
 _HALVINGS = 40
 _TOGETHER = 1.0 + 1e-9
 """Spans that end within so much of the time to the first end, end together."""
@@ -152,7 +155,7 @@ class Timeline:
 
 def stretched(spans: Iterable[Span], cores: float) -> float:
     """How many times as long computing takes when all of these go on at once."""
-    busy = [span for span in spans if span.cpu_s > 0.0]
+    busy = [span for span in spans if span.cpu_s > 0.0 and span.wall_s > 0.0]
     if sum(span.cpu_s / span.wall_s for span in busy) <= cores:
         return 1.0
     if all(span.cpu_s == span.wall_s for span in busy):
@@ -165,7 +168,7 @@ def stretched(spans: Iterable[Span], cores: float) -> float:
     return high
 
 
-def pace(schedule: str, shape: Shape, work: Work, cores: float, rounds: int = 32) -> Pace:
+def pace(schedule: str, shape: Shape, work: Work, cores: float, most: int = _MOST_ROUNDS) -> Pace:
     """How fast a run gets on.
 
     Args:
@@ -173,19 +176,27 @@ def pace(schedule: str, shape: Shape, work: Work, cores: float, rounds: int = 32
         shape: How the work is dealt out; ``inline`` has no collectors.
         work: How long its pieces take.
         cores: That the run has; infinity: as many as it can use.
-        rounds: Chunks of every group over which it is measured; half as many go before.
+        most: Chunks of every group over which it is taken, at most.
     """
     course = _Course(shape)
     timeline = Timeline(_processes(schedule, course, work), cores)
+    rounds = min(most, max(_LEAST_ROUNDS, _CHUNKS // shape.groups))
+    warm = rounds // 2
     marks: list[tuple[float, int, int]] = []
-    while course.rounds < rounds + rounds // 2:
+    while course.rounds < warm + rounds:
         before = course.rounds
         timeline.step()
-        if course.rounds > before >= rounds // 2 - 1:
+        if course.rounds > before >= warm - 1:
             marks.append((timeline.now_s, course.env_steps, course.updates))
     (begin_s, steps, updates), (end_s, more_steps, more_updates) = marks[0], marks[-1]
     lasted_s = max(end_s - begin_s, 1e-12)
-    return Pace((more_steps - steps) / lasted_s, (more_updates - updates) / lasted_s)
+    steps_per_s, updates_per_s = (more_steps - steps) / lasted_s, (more_updates - updates) / lasted_s
+    ratio = shape.limiter.ratio
+    if schedule == "async" and shape.rollout is None and ratio is not None:
+        steps_per_s = min(
+            steps_per_s, updates_per_s / ratio
+        )  # at first collecting may run ahead, and then not any more
+    return Pace(steps_per_s, updates_per_s)
 
 
 def _processes(schedule: str, course: _Course, work: Work) -> list[Process]:
@@ -238,7 +249,8 @@ def _free(course: _Course, work: Work) -> Process:
     shape = course.shape
     book = CreditBook(shape.groups, shape.chunk_steps, shape.window_chunks)
     course.limit = book.limit
-    once = max(1, math.ceil((shape.limiter.ratio or 0.0) * shape.chunk_steps / _SLICES))
+    slices = max(1, _SLICES // shape.groups)
+    once = max(1, math.ceil((shape.limiter.ratio or 0.0) * shape.chunk_steps / slices))
     while True:
         while course.arrived:
             book.on_commit(course.arrived.pop(0))
