@@ -114,7 +114,7 @@ def test_other_work_is_told_of():
             [ASYNC, judged(Plan("async", 3), 3600, 1000)],
             (
                 "async with 2 collectors: the learner limits it (70%); async with 3 collectors should be 2 times as fast again, "
-                "but was not so when it ran"
+                "but it was not so when it ran"
             ),
         ),
         (
@@ -125,6 +125,23 @@ def test_other_work_is_told_of():
 )
 def test_what_to_do_and_why(found, told):
     assert sentence(report(*found)) == told
+
+
+def test_a_plan_that_ran_is_compared_with_what_was_left_to_it():
+    then = judged(Plan("async", 2), 850, limits=CORES, for_cores=0.6).prediction
+    told = dataclasses.replace(ASYNC, then=then)
+    assert told.error == 850 / 1700 - 1
+    assert to_json(report(INLINE, told))["plans"][1]["predicted_steps_per_s"] == 850
+    assert "850     1,700  -50%           10%           5%           5%          10%          70%" in in_words(
+        report(told)
+    )
+    assert sentence(report(INLINE, told, MORE)).endswith(
+        "1.7 times as fast as inline; waiting for a core limits it (70%); beyond 2 collectors waiting for a core limits"
+    )
+    faster = judged(Plan("async", 3), 3600)
+    assert sentence(report(INLINE, told, faster)).endswith(
+        "async with 3 collectors should be 2 times as fast again, but it was not run: raise --check"
+    )
 
 
 def test_as_values():

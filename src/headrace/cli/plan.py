@@ -121,10 +121,10 @@ class _Planner:
             error = checked.summary["error"]
             too_short = None if checked.pace else "too few rounds to measure: raise --seconds"
             why_not = str(error).splitlines()[0] if error else too_short
-            prediction = predicted(plan, checked.busy_cores)  # for the cores it had
-            found[plan] = Judged(
-                prediction, None if error else checked.pace, why_not, checked.start_s, checked.busy_cores
-            )
+            then = predicted(plan, checked.busy_cores)
+            prediction = next(one for one in predictions if one.plan == plan)
+            pace = None if error else checked.pace
+            found[plan] = Judged(prediction, pace, why_not, checked.start_s, checked.busy_cores, then)
         return [found.get(one.plan, Judged(one)) for one in predictions]
 
     def _failed(self, summary: Mapping[str, Any]) -> int:

@@ -85,9 +85,9 @@ def sentence(report: Report) -> str:
     """What to do, and why."""
     choice = report.choice
     inline = next((one for one in report.judged if one.plan.schedule == "inline" and _alike(one, choice)), None)
-    limits = choice.prediction.limits
+    limits = choice.expected.limits
     most = limiting(limits)
-    limit = f"{_limit(choice.prediction)} limits it ({limits[most]:.0%})"
+    limit = f"{_limit(choice.expected)} limits it ({limits[most]:.0%})"
     head = f"{choice.plan}"
     if choice.measured is None:
         head += ", by prediction alone"
@@ -118,21 +118,19 @@ def _more(report: Report, choice: Judged) -> str:
     """Whether more collectors would make it faster, by prediction."""
     plan, speed = choice.plan, choice.prediction.pace.steps_per_s
     more = [
-        one.prediction
-        for one in report.judged
-        if one.plan.schedule == plan.schedule and one.plan.collectors > plan.collectors
+        one for one in report.judged if one.plan.schedule == plan.schedule and one.plan.collectors > plan.collectors
     ]
     groups = report.config.env.groups
     if plan.collectors >= groups:
         return f"it cannot have more collectors than groups of lanes ({groups}): see env.lanes and env.group_size"
     if not more:
         return f"more than {amount(plan.collectors, 'collector')} would only wait for each other's cores"
-    best = max(more, key=lambda one: one.pace.steps_per_s)
-    if best.pace.steps_per_s * SAME > speed:
-        return (
-            f"{best.plan} should be {best.pace.steps_per_s / speed:.2g} times as fast again, but was not so when it ran"
-        )
-    return f"beyond {amount(plan.collectors, 'collector')} {_limit(best)} limits"
+    best = max(more, key=lambda one: one.prediction.pace.steps_per_s)
+    times = best.prediction.pace.steps_per_s / speed
+    if times * SAME > 1.0:
+        but = "it was not run: raise --check" if best.measured is None else "it was not so when it ran"
+        return f"{best.plan} should be {times:.2g} times as fast again, but {but}"
+    return f"beyond {amount(plan.collectors, 'collector')} {_limit(best.prediction)} limits"
 
 
 def _limit(prediction: Prediction) -> str:
@@ -183,12 +181,12 @@ def _table(report: Report) -> Iterator[str]:
     yield f"{'':<{width}}{'environment steps/s':>26}   limited by"
     yield f"{'plan':<{width}}{'predicted':>10}{'measured':>10}{'':>6} {heads}"
     for one in report.judged:
-        limits = one.prediction.limits
+        limits = one.expected.limits
         measured = NOTHING if one.measured is None else _speed(one.measured.steps_per_s)
         error = "" if one.error is None else f"{one.error:+.0%}"
         shares = "".join(f"{limits[name]:>13.0%}" for name in _SHARES)
         why = f"   {one.why_not}" if one.why_not else ""
-        yield f"{one.plan!s:<{width}}{_speed(one.prediction.pace.steps_per_s):>10}{measured:>10}{error:>6} {shares}{why}"
+        yield f"{one.plan!s:<{width}}{_speed(one.expected.pace.steps_per_s):>10}{measured:>10}{error:>6} {shares}{why}"
 
 
 def _recommendation(report: Report) -> Iterator[str]:
@@ -215,7 +213,7 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def _judged_json(one: Judged) -> dict[str, Any]:
-    predicted, measured = one.prediction.pace, one.measured
+    predicted, measured = one.expected.pace, one.measured
     return {
         **_plan_json(one.plan),
         "predicted_steps_per_s": predicted.steps_per_s,
@@ -226,6 +224,6 @@ def _judged_json(one: Judged) -> dict[str, Any]:
         "not_measured": one.why_not,
         "start_s": one.start_s,
         "busy_cores": None if one.busy_cores is None else round(one.busy_cores, 2),
-        "limited_by": dict(one.prediction.limits),
-        "waiting_for_cores": one.prediction.for_cores,
+        "limited_by": dict(one.expected.limits),
+        "waiting_for_cores": one.expected.for_cores,
     }

@@ -121,6 +121,7 @@ class Judged:
     """A prediction beside what a real run came to."""
 
     prediction: Prediction
+    """For the cores there were when everything was timed, as of all other plans."""
     measured: Pace | None = None
     why_not: str | None = None
     """Why it was run and not measured."""
@@ -128,6 +129,13 @@ class Judged:
     """Until its first rows were there."""
     busy_cores: float | None = None
     """That other work had while it ran."""
+    then: Prediction | None = None
+    """For the cores there were when it ran."""
+
+    @property
+    def expected(self) -> Prediction:
+        """What to compare with what was measured."""
+        return self.then or self.prediction
 
     @property
     def plan(self) -> Plan:
@@ -144,7 +152,7 @@ class Judged:
         """How much faster than measured it was predicted, as a share."""
         if self.measured is None or not self.measured.steps_per_s:
             return None
-        return self.prediction.pace.steps_per_s / self.measured.steps_per_s - 1.0
+        return self.expected.pace.steps_per_s / self.measured.steps_per_s - 1.0
 
 
 def candidates(config: ExperimentConfig, costs: Costs, cores: int) -> list[Plan]:
