@@ -75,7 +75,7 @@ def test_plans_are_predicted_and_the_best_checked(
     assert all(
         told["costs"][name] > 0.0 for name in ("step_cpu_s", "act_s", "row_s", "chunk_s", "commit_s", "update_s")
     )
-    assert told["costs"]["resets_per_step"] == pytest.approx(0.1, abs=0.02)  # episodes of ten steps
+    assert told["costs"]["resets_per_step"] == pytest.approx(0.1, abs=0.05)  # episodes of ten steps
 
     plans = {(one["schedule"], one["collectors"]): one for one in told["plans"]}
     assert {("inline", None), ("lockstep", 2), ("async", 1), ("async", 2)} <= set(plans)

@@ -80,6 +80,7 @@ def test_counters_are_read_whenever_they_have_changed(tmp_path):
         (["no-such-preset"], "[CFG-001] there is no preset no-such-preset"),
         (["cartpole-dqn", "--set", "env.lane=3"], "[CFG-001] unknown key env.lane"),
         (["cartpole-dqn", "--seconds", "0.5"], "Usage: headrace plan"),
+        (["cartpole-dqn", "--check", "1"], "Usage: headrace plan"),
         (["cartpole-dqn", "--secs", "5"], "[CFG-001] headrace plan has no option --secs"),
     ],
 )

@@ -35,7 +35,7 @@ _LEAST = 0.1
     "--seconds", type=click.FloatRange(min=1.0), default=20.0, show_default=True, metavar="S",
     help="Of training in all runs together; to start their processes comes on top.",
 )  # fmt: skip
-@click.option("--check", "most", type=click.IntRange(min=1), default=4, show_default=True, metavar="N",
+@click.option("--check", "most", type=click.IntRange(min=2), default=4, show_default=True, metavar="N",
               help="How many plans are run for real: inline, the configured one, the best by prediction.")  # fmt: skip
 @click.option("--no-check", is_flag=True, help="Run none of them: predictions alone.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key of the configuration; repeatable.")
