@@ -25,6 +25,7 @@ _COMMANDS = {
     "faults": "headrace.cli.faults:faults",
     "list": "headrace.cli.listing:show_list",
     "monitor": "headrace.cli.monitor:monitor",
+    "plan": "headrace.cli.plan:plan",
     "replay": "headrace.cli.replay:replay",
     "train": "headrace.cli.train:train",
     "twin": "headrace.cli.twin:twin",

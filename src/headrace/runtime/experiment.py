@@ -19,7 +19,7 @@ from headrace.runtime.interrupts import Interrupts
 from headrace.runtime.observer import Observer
 from headrace.runtime.payloads import Basics, EnvFactory
 from headrace.runtime.progress import Progress
-from headrace.runtime.resources import Resources, child_specs, collector_ids, components
+from headrace.runtime.resources import LEARNER, Resources, child_specs, collector_ids, components
 from headrace.runtime.resume import ResumePoint
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.scores import EvaluationQueue
@@ -58,6 +58,7 @@ def run_experiment(
     on_progress: Callable[[Progress], None] | None = None,
     env_factory: EnvFactory | None = None,
     resume: ResumePoint | None = None,
+    learner_target: str = LEARNER,
 ) -> Summary:
     """Run it to its end, whatever the end.
 
@@ -67,6 +68,7 @@ def run_experiment(
         on_progress: Called a few times a second with the present state.
         env_factory: A callable that builds one environment, instead of ``env.id`` and ``env.factory``.
         resume: Where the run goes on; None: it is a new one.
+        learner_target: ``module:function`` that its learner's process calls.
 
     Returns:
         What ``summary.json`` holds, which is written as well; ``exit_code`` says how the run ended.
@@ -89,7 +91,7 @@ def run_experiment(
         chronicle = Chronicle(events, observer)
         incidents = Incidents(basics, resources, observer, chronicle, run_dir.path, clock)
         experiment = Experiment(basics, chronicle, resources, observer, evaluations, incidents, clock)
-        specs = child_specs(basics, resources, run_dir.checkpoints_dir.absolute())
+        specs = child_specs(basics, resources, run_dir.checkpoints_dir.absolute(), learner_target)
         _supervise(experiment, run_dir, _supervisor(config, run_dir, board, specs, clock))
         summary = experiment.summary()
         board.slot("supervisor").set_state(State.FAILED if summary["error"] else State.ENDED)

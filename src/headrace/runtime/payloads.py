@@ -34,6 +34,7 @@ from headrace.telemetry.board import Activity, Slot
 from headrace.weights.snapshot import SnapshotLayout, Snapshots
 
 EnvFactory = Callable[..., gymnasium.Env[Any, Any]]
+BuiltEnv = gymnasium.Env[Any, Any] | ParallelCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Basics:
     board: Path
     env_factory: EnvFactory | None = None
     """A callable given in Python instead of ``env.id`` and ``env.factory``."""
+    around: Callable[[BuiltEnv, int], BuiltEnv] | None = None
+    """What is put around every environment, given its lane; of the same kind as what it is given. It is pickled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +321,7 @@ def build_run_environment(
         UnsupportedSpace: Its agents' spaces are not all the same.
     """
     config = basics.config
-    return build_copy(
+    env = build_copy(
         config.env, config.agents.count, lane, factory=basics.env_factory, render_mode=render_mode, component=component
     )
+    return env if basics.around is None else basics.around(env, lane)

@@ -177,7 +177,12 @@ class _Handover:
         return EvaluatorPayload(self._basics, self._spaces, self._checkpoints)
 
 
-def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list[ChildSpec]:
+LEARNER = "headrace.runtime.training:main"
+
+
+def child_specs(
+    basics: Basics, resources: Resources, checkpoints: Path, learner_target: str = LEARNER
+) -> list[ChildSpec]:
     """Every child of a run, in the order of their start."""
     config = basics.config
     limits = activity_limits(config.deadlines)
@@ -191,7 +196,7 @@ def child_specs(basics: Basics, resources: Resources, checkpoints: Path) -> list
             deadlines=limits, stop_timeout_s=stop_s, budget=never,
         ),
         ChildSpec(
-            id="learner", kind="learner", target="headrace.runtime.training:main",
+            id="learner", kind="learner", target=learner_target,
             payload=hand.learner, fds=resources.learner_fds, deadlines=limits, stop_timeout_s=stop_s, budget=learner,
         ),
     ]  # fmt: skip

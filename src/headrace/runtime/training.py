@@ -313,7 +313,7 @@ def main(context: ChildContext) -> None:
         board = stack.enter_context(Board.attach(payload.basics.board))
         slot = board.slot(context.id)
         begun = stack.enter_context(begin(payload, context.fds, slot, context.control))
-        groups = stack.enter_context(_groups(payload, context.fds, board, slot, begun, context.control))
+        groups = stack.enter_context(open_groups(payload, context.fds, board, slot, begun, context.control))
         if payload.succeeds:
             groups.take()  # what the dead learner had not read was salvaged from the rows themselves
         begun.learner.publish()
@@ -328,9 +328,11 @@ def main(context: ChildContext) -> None:
 
 
 @contextmanager
-def _groups(
-    payload: LearnerPayload, fds: dict[str, int], board: Board, slot: Slot, begun: Begun, control: Channel
-) -> Iterator[Groups]:
+def open_groups(
+    payload: LearnerPayload, fds: dict[str, int], board: Board, slot: Slot, begun: Begun, control: Channel,
+    inline: Callable[..., InlineGroups] = InlineGroups,
+) -> Iterator[Groups]:  # fmt: skip
+    """Where the chunks of a run come from: environments here, or collectors."""
     config, learner = payload.basics.config, begun.learner
     if config.run.schedule == "inline":
         snapshots = attach_snapshots(begun.layout, os.dup(fds["snapshots"]))
@@ -350,7 +352,7 @@ def _groups(
         block = learner.replay.block
         with lent_environments(payload.basics, payload.spaces, own, block, slot, tell) as beginnings:
             begins = list(beginnings.values())
-            groups = InlineGroups(build, begins, config.collect.chunk_steps, lambda: bool(stopping[0]))
+            groups = inline(build, begins, config.collect.chunk_steps, lambda: bool(stopping[0]))
             yield groups
             groups.close()
         return
