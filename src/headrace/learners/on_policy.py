@@ -58,9 +58,9 @@ class OnPolicyLearner(BaseLearner):
         Raises:
             DataLossError: No epoch set is open, and nothing has arrived.
         """
+        self._parts.slot.enter(Activity.UPDATE, -1, self.updates)
         if not self.algorithm.pending and not self._open():
             return
-        self._parts.slot.enter(Activity.UPDATE, -1, self.updates)
         if self.first_update_at is None:
             self.first_update_at = self.env_steps
         self.algorithm.update()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
 from headrace.core.errors import ConfigError
 from headrace.lanes.rate_limiter import RateLimiter
 from headrace.runtime.config import ExperimentConfig, load_config
@@ -170,16 +171,14 @@ def configured(
     """The configuration under a plan; None if it does not allow it."""
     changes = {**plan.changes, **(further or {})}
     if plan.schedule != "async":
-        changes["replay.slack_steps"] = None
+        changes |= {"replay.slack_steps": None, "rollout.max_policy_lag": 0, "rollout.order": "chunk"}
     try:
         return load_config(config, changes)
     except ConfigError:
         return None
 
 
-def predict(
-    config: ExperimentConfig, plan: Plan, costs: Costs, cores: float, rollout: Rollout | None = None
-) -> Prediction:
+def predict(config: ExperimentConfig, plan: Plan, costs: Costs, cores: float) -> Prediction:
     """What a plan should come to, and what limits it.
 
     Args:
@@ -187,9 +186,8 @@ def predict(
         plan: Who works when.
         costs: Measured.
         cores: That the run has.
-        rollout: If it learns on-policy.
     """
-    shape = _shape(config, plan, rollout)
+    shape = _shape(config, plan)
     makes = _Makes(config, plan, cores)
     real = pace(plan.schedule, shape, makes.work(costs, spread=True), cores)
     apart = pace(plan.schedule, shape, makes.work(costs, spread=True), math.inf)
@@ -260,9 +258,17 @@ def _spread(most: int) -> Iterator[int]:
     yield most
 
 
-def _shape(config: ExperimentConfig, plan: Plan, rollout: Rollout | None) -> Shape:
-    replay, steps = config.replay, config.collect.chunk_steps
-    ratio = None if replay.free_running else replay.ratio
+def _rollout(config: ExperimentConfig, plan: Plan) -> Rollout | None:
+    """What is trained on at once, if it learns on-policy; as if every epoch set were whole."""
+    algorithm = config.algorithm
+    if not isinstance(algorithm, PPOConfig | VTraceConfig):
+        return None
+    minibatches = -(-config.env.lanes * config.collect.chunk_steps // algorithm.batch_size)
+    return Rollout(algorithm.epochs * minibatches, config.rollout.max_policy_lag if plan.schedule == "async" else 0)
+
+
+def _shape(config: ExperimentConfig, plan: Plan) -> Shape:
+    replay, steps, ratio = config.replay, config.collect.chunk_steps, config.declared_ratio
     slack = (replay.slack_steps if plan.schedule == "async" else None) or 2 * config.env.lanes * steps
     return Shape(
         groups=config.env.groups,
@@ -271,7 +277,7 @@ def _shape(config: ExperimentConfig, plan: Plan, rollout: Rollout | None) -> Sha
         collectors=plan.collectors,
         window_chunks=config.collect.window_chunks,
         publish_every=config.learn.publish_every,
-        rollout=rollout,
+        rollout=_rollout(config, plan),
     )
 
 

@@ -66,7 +66,7 @@ def short_run(config: ExperimentConfig, seconds: float) -> dict[str, object]:
     return {
         "run.steps": _ENDLESS,
         "run.run_duration_s": seconds,
-        "replay.learning_starts": min(config.replay.learning_starts, rounds),
+        **({} if config.on_policy else {"replay.learning_starts": min(config.replay.learning_starts, rounds)}),
         "collect.random_steps": 0,
         "evaluation.every_steps": 0,
         "evaluation.episodes": 0,
