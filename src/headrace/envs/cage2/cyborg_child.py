@@ -127,9 +127,8 @@ def main() -> int:
             return message
 
         settings = json.loads(sys.argv[3])
-        sys.path[:1] = settings.pop(
-            "path"
-        )  # instead of this file's folder, whose modules are none of CybORG's business
+        # This file's folder goes: its modules are no business of CybORG's.
+        sys.path[:1] = settings.pop("path")
         built: list[Game] = []
 
         def build() -> dict[str, Any]:
