@@ -9,9 +9,16 @@ FILES = {
     "CybORG/__init__.py": """
 import os
 import random
+import sys
 import time
 
-import numpy
+assert "headrace" not in sys.modules
+assert not [folder for folder in sys.path if folder.endswith("cage2")]
+
+try:
+    import numpy
+except ModuleNotFoundError:
+    numpy = None
 
 HOSTS = ["Defender", *(f"Enterprise{n}" for n in range(3)), *(f"Op_Host{n}" for n in range(3)), "Op_Server0"]
 HOSTS += [f"User{n}" for n in range(5)]
@@ -47,7 +54,8 @@ class CybORG:
             time.sleep(1000)
         if "noisy" in self.path:
             print("x" * 262144, flush=True)
-        return numpy.array([float(random.random() < 0.5) for _ in range(26)] + [*numpy.random.randint(0, 2, 26)])
+        half = [float(random.random() < 0.5) for _ in range(26)]
+        return half + [0] * 26 if numpy is None else numpy.array(half + [*numpy.random.randint(0, 2, 26)])
 """,
     "CybORG/Agents/__init__.py": """
 class B_lineAgent:
@@ -62,9 +70,7 @@ class RedMeanderAgent:
     pass
 """,
     "CybORG/Agents/Wrappers.py": """
-import numpy
-
-from CybORG import HOSTS
+from CybORG import HOSTS, numpy
 
 DECOYS = ["Apache", "Femitter", "HarakaSMPT", "Smss", "SSHD", "Svchost", "Tomcat", "Vsftpd"]
 
@@ -87,10 +93,11 @@ class ChallengeWrapper:
 
     def reset(self):
         self.env.steps = 0
-        return numpy.zeros(52)
+        return [0] * 52 if numpy is None else numpy.zeros(52)
 
     def step(self, action):
-        return self.env.act(action), numpy.float64(-0.1 * action), False, {"observation": object()}
+        reward = -0.1 * action
+        return self.env.act(action), reward if numpy is None else numpy.float64(reward), False, {"observation": object()}
 """,
 }
 

@@ -63,6 +63,14 @@ def test_it_plays_what_the_other_interpreter_plays(built):
         env.step(0)
 
 
+def test_the_other_interpreter_needs_nothing_of_headrace(tmp_path):
+    """The one that the virtual environment was made of, without the packages of that environment."""
+    python = str(Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}"))
+    with CybORGEnv(python, pythonpath=install(tmp_path), max_steps=2) as env:
+        env.reset(seed=3)
+        assert [env.step(action)[1] for action in (1, 2)] == [-0.1, -0.2]
+
+
 def test_seeds_reach_the_generators_of_python_and_numpy(built):
     one, other = built(), built()
 

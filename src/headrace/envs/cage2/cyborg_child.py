@@ -67,7 +67,8 @@ class Game:
         """Begin an episode; CybORG draws from Python's and NumPy's global generators."""
         if seed is not None:
             random.seed(seed)
-            importlib.import_module("numpy").random.seed(seed % 2**32)
+            if "numpy" in sys.modules:
+                sys.modules["numpy"].random.seed(seed % 2**32)
         return {"seen": bits(self.env.reset()), "levels": self.levels()}
 
     def step(self, action: int) -> dict[str, Any]:
@@ -126,7 +127,8 @@ def main() -> int:
             return message
 
         settings = json.loads(sys.argv[3])
-        sys.path[:0] = settings.pop("path")
+        # This file's folder goes: its modules are no business of CybORG's.
+        sys.path[:1] = settings.pop("path")
         built: list[Game] = []
 
         def build() -> dict[str, Any]:

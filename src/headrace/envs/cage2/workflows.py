@@ -207,7 +207,7 @@ class Compliance:
             "environment": rewards,
             "alignment": settings.alignment_lambda * (rate(self.compliant, self.fixes, 0.0) - self._before),
             "no_fix_penalty": np.where(without, -settings.no_fix_penalty * settings.alignment_lambda, 0.0),
-            "step_bonus": settings.step_bonus * (2.0 * self.complied - self.judged),
+            "step_bonus": settings.step_bonus * (2.0 * self.complied - self.judged) + 0.0,  # no -0.0
         }
 
     def counts(self) -> dict[str, int | dict[str, int]]:
