@@ -230,6 +230,23 @@ def test_value_that_does_not_fit(space, value, field, found):
     assert (error.facts["lane"], error.facts["step"]) == (2, 17)
 
 
+@pytest.mark.parametrize("shape", [(52,), (4, 13), (2048,)], ids=["small", "flat or not", "large"])
+@pytest.mark.parametrize("kind", [np.int8, np.uint8])
+def test_bytes_between_zero_and_a_bound_are_looked_at_one_and_all(kind, shape):
+    space = spaces.Box(0, 3, shape, kind)
+    check = ObservationCheck(space, "env")
+    fits = np.full(shape, 3, kind)
+    assert check.check(fits, 0, 0) is fits
+    assert check.transition((fits, 1.0, False, False), 0, 1) == (fits, 1.0, (False, False))
+    for bad in (4, np.iinfo(kind).min or 255, np.iinfo(kind).max):
+        wrong = fits.copy()
+        wrong.flat[-1] = bad
+        for refuse in (lambda w: check.check(w, 0, 0), lambda w: check.transition((w, 1.0, False, False), 0, 1)):
+            with pytest.raises(ObservationMismatch) as caught:
+                refuse(wrong)
+            assert caught.value.facts["found"] == f"value {bad}"
+
+
 def test_integer_range_is_part_of_what_is_expected():
     assert mismatch(spaces.Discrete(3, start=-1), 2).facts["expected"] == "integer, values from -1 to 1"
 

@@ -172,6 +172,8 @@ class LaneWriter:
         self._nothing_seen = [bytes(size) for size in self._sizes[len(g.acted) :]]
         self._put_action = struct.Struct(f"{self._action_size}s").pack_into
         self._obs_places = [int(fields[leaf.path][1]) for leaf in g.observation]
+        self._intended: tuple[Sequence[Any], list[bytes]] = ((), [])
+        """The action that was intended last, and its parts."""
         self._write_head = HEAD.pack_into
         self._write = step_struct(g.dtype, g.acted, g.observation).pack_into
         self._number = block.buffer[lane * HEADER_BYTES : lane * HEADER_BYTES + 16].cast("q")
@@ -248,6 +250,7 @@ class LaneWriter:
         for part, offset in zip(parts, self._action_places, strict=True):
             start = self._base + at + offset
             self._bytes[start : start + len(part)] = part
+        self._intended = action, parts
 
     def step(
         self, action: Sequence[Any], reward: float, ended: tuple[bool, bool], obs: Sequence[Any], version: int
@@ -264,7 +267,11 @@ class LaneWriter:
         Raises:
             ObservationMismatch: A value has more or fewer bytes than its leaf. Nothing was stored.
         """
-        parts = self._parts(0, (*action, *obs))
+        intended, did = self._intended
+        if intended is action:  # its parts have been looked at
+            parts = did + self._parts(len(did), obs)
+        else:
+            parts = self._parts(0, (*action, *obs))
         slot, transitions, end = self.row % self._ring, self.transitions + 1, _end(ended)
         self._write(self._bytes, self._head + slot * self._size, reward, version, transitions, self._place, end, *parts)
         self._after_step(slot, ended, parts[len(action) :], version)
