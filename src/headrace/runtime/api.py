@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from headrace.core.errors import ConfigError
 from headrace.runtime.config import AlgorithmConfig, ExperimentConfig, load_config
 from headrace.runtime.experiment import run_experiment
 from headrace.runtime.payloads import EnvFactory
-from headrace.runtime.progress import Progress
+from headrace.runtime.progress import OnProgress
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.sessions import Session, resume_or_begin
 
@@ -47,7 +47,7 @@ def train(
     algorithm: AlgorithmConfig | None = None,
     run_dir: str | Path | None = None,
     settings: Mapping[str, object] | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: OnProgress | None = None,
     resume: bool = False,
     **short: Any,
 ) -> Run:
@@ -60,7 +60,7 @@ def train(
         algorithm: Hyperparameters, e.g. ``headrace.TD3(batch_size=256)``; instead of the configuration's.
         run_dir: Where the run is kept; None makes a new folder under ``run.directory``.
         settings: Any keys, dotted: ``{"replay.ratio": 0.5}``.
-        on_progress: Called a few times a second.
+        on_progress: Called a few times a second; the run ends in order once it returns True. Nobody is supervised meanwhile.
         resume: Go on with the run in ``run_dir``, or begin it if there is none yet. What is not given stays as the run
             had it; a callable environment has to be given again.
         **short: ``schedule``, ``collectors``, ``seed``, ``steps``, ``run_duration_s``.
