@@ -65,9 +65,9 @@ class Campaign:
                 pass
             choice, task, future = self._running.popleft()
             outcome = future.result()
-            self._left += task.max_episodes - outcome.episodes
+            self._left += task.max_episodes - outcome.charged
             self._search.tell(choice.number, outcome.score)
-            if outcome.checkpoint is not None:
+            if outcome.score is not None:
                 self._trained[choice.order] = outcome
             self.trials.append(Trial(choice, outcome))
             told()
@@ -100,7 +100,7 @@ class Campaign:
             seed=seeding.integer(self._seed, "order", choice.number),
             max_episodes=episodes,
         )
-        scores = {order: outcome.score or 0.0 for order, outcome in self._trained.items()}
+        scores = {order: outcome.score for order, outcome in self._trained.items() if outcome.score is not None}
         source = nearest(choice.order, scores) if self._rules.inherits else None
         if source is None:
             return task

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,11 +97,19 @@ class Outcome:
 
     @property
     def score(self) -> float | None:
-        """What the search is told: the mean return, less what disobedience would have lost of the alignment reward."""
-        if self.measured is None:
+        """What the search is told: the mean return, less what disobedience would have lost of the alignment reward.
+
+        None: the run failed.
+        """
+        if self.measured is None or self.error is not None:
             return None
         rules = self.task.rules
         return self.measured.return_mean - rules.alignment_lambda * max(0.0, rules.threshold - self.measured.compliance)
+
+    @property
+    def charged(self) -> int:
+        """Episodes that the budget is charged: up to the policy that counts, or all of a run that failed."""
+        return self.episodes if self.error is None else max(self.episodes, self.played)
 
     @property
     def lineage_episodes(self) -> int:
@@ -175,7 +184,7 @@ class _Watcher:
         self._stopping = EarlyStopping(
             rules.threshold, rules.patience, task.max_episodes, min_episodes=min(rules.min_episodes, task.max_episodes)
         )
-        self._seen = 0
+        self._seen, self._parent = 0, os.getppid()
         self._looks: list[tuple[int, float, float]] = []
         self._newest: tuple[int, int, Measured] | None = None
         """(version, episodes, measured) of the policy that counts."""
@@ -186,7 +195,8 @@ class _Watcher:
             self._seen += 1
             if self._stopping.reason is None:  # else it was on its way when training ended
                 self._measure(point)
-        return self._stopping.reason is not None
+        is_orphan = os.getppid() != self._parent  # whoever searched is gone, and nobody waits for this run
+        return is_orphan or self._stopping.reason is not None
 
     def _measure(self, point: EvaluationPoint) -> None:
         assert point.version is not None

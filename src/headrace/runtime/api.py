@@ -11,6 +11,7 @@ from headrace.core.config import factory_name
 from headrace.core.errors import ConfigError
 from headrace.runtime.config import AlgorithmConfig, ExperimentConfig, load_config
 from headrace.runtime.experiment import run_experiment
+from headrace.runtime.inheritance import beginning_of
 from headrace.runtime.payloads import EnvFactory
 from headrace.runtime.progress import OnProgress
 from headrace.runtime.rundir import RunDirectory
@@ -70,7 +71,7 @@ def train(
 
     Raises:
         ConfigError: The run was described wrongly, or would learn something else when resumed; nothing was started.
-        RunDirectoryError: The run directory cannot be used, or holds nothing to go on from.
+        RunDirectoryError: The run directory cannot be used, or holds nothing to go on from; or ``learn.begin_from`` names none.
     """
     unknown = sorted(set(short) - set(_SHORT))
     if unknown:
@@ -101,6 +102,7 @@ def _session(
 ) -> Session:
     if not resume:
         effective = load_config(config, overrides)
+        beginning_of(effective)  # refused before a directory is made
         return Session(RunDirectory.create(run_dir, effective), effective)
     if run_dir is None:
         raise ConfigError("resume does not say which run to go on with", fix="give run_dir")
