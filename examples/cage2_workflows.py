@@ -124,6 +124,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--red", default=rules.red, help="b_line, meander or sleep")
     parser.add_argument("--total-episodes", type=int, default=100_000)
     parser.add_argument("--parallel", type=int, default=2, help="orders that are trained at a time")
+    parser.add_argument("--without-foothold", action="store_true", help="User0, where red always is, does not count")
     parser.add_argument("--threshold", type=float, default=rules.threshold, help="compliance that is enough")
     parser.add_argument("--patience", type=int, default=rules.patience)
     parser.add_argument("--min-episodes", type=int, default=rules.min_episodes, help="of each order")
@@ -150,6 +151,7 @@ def rules_of(given: argparse.Namespace) -> Rules:
     return Rules(
         red=given.red,
         alignment_lambda=given.alignment_lambda,
+        count_foothold=not given.without_foothold,
         threshold=given.threshold,
         patience=given.patience,
         min_episodes=given.min_episodes,

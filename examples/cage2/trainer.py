@@ -27,6 +27,8 @@ class Rules:
 
     red: str = "b_line"
     alignment_lambda: float = 30.0
+    count_foothold: bool = True
+    """Whether User0, where red always is, counts as compromised."""
     threshold: float = 0.9
     """Compliance that is enough."""
     patience: int = 12
@@ -121,7 +123,7 @@ def measure(act: Act, order: Order, rules: Rules) -> Measured:
     """Play the fixed episodes, all at once."""
     env = workflow_vector(
         rules.evaluation_episodes, order=order, red=rules.red, alignment_lambda=rules.alignment_lambda,
-        max_steps=EPISODE_STEPS,
+        count_foothold=rules.count_foothold, max_steps=EPISODE_STEPS,
     )  # fmt: skip
     assert isinstance(env, WorkflowVector)
     seen, _ = env.reset(seed=rules.evaluation_seed)
@@ -164,7 +166,7 @@ def _settings(task: Task) -> dict[str, Any]:
         "env.id": "headrace/CAGE2Workflow-v0",
         "env.kwargs": {
             "order": list(task.order), "red": rules.red, "alignment_lambda": rules.alignment_lambda,
-            "max_steps": EPISODE_STEPS,
+            "count_foothold": rules.count_foothold, "max_steps": EPISODE_STEPS,
         },
         "evaluation.every_steps": rules.every_episodes * EPISODE_STEPS,
         "evaluation.episodes": 1,  # each frozen policy is measured here; Headrace only has to tell that there is one
