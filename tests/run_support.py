@@ -62,7 +62,7 @@ def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer
         "headrace.runtime.training",
         "headrace.algorithms.td3",
         "headrace.algorithms.dqn",
-        "torch._dynamo",
+        "torch",
         "run_envs",
     )
     with ForkServer(modules, {"OMP_NUM_THREADS": "1"}, log) as server:
