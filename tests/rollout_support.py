@@ -128,6 +128,7 @@ class World:
     def collect(self, group: int, steps: str | Sequence[str], version: int = 1) -> Commit:
         """Write the group's next chunk; what its collector then says."""
         lanes = self.groups[group]
+        self.begin_chunk(group)
         parts = []
         for lane, own in zip(lanes, [steps] * len(lanes) if isinstance(steps, str) else steps, strict=True):
             start, before = self.writers[lane].row, self.writers[lane].transitions
@@ -150,17 +151,27 @@ class World:
         lanes, before = self.groups[group], self.replay.env_steps
         for lane in lanes:
             _, cut = self.replay.salvage(lane)
-            model = self.lanes[lane]
-            assert cut == (len(model.frames) > 1)
-            if cut:
-                model.steps[-1].end = int(self.replay.books.row[lane]) - 1
-            model.frames = []
-            self.writers[lane] = LaneWriter(self.block, lane)
+            assert cut == (len(self.lanes[lane].frames) > 1)
+        self.replaced(group)
         found = self.replay.env_steps - before
         if found:
             self.rollouts.add(Arrived(group, self._chunk[group], version, self._stops(lanes)))
             self._chunk[group] += 1
         return found
+
+    def replaced(self, group: int) -> None:
+        """Another collector writes the group's lanes, whose rows have been salvaged."""
+        for lane in self.groups[group]:
+            model = self.lanes[lane]
+            if len(model.frames) > 1:
+                model.steps[-1].end = int(self.replay.books.row[lane]) - 1
+            model.frames = []
+            self.writers[lane] = LaneWriter(self.block, lane)
+
+    def begin_chunk(self, group: int) -> None:
+        """As its collector notes it in the lanes."""
+        for lane in self.groups[group]:
+            self.block.chunk_begun[lane] = self._chunk[group], self.writers[lane].row
 
     def gather(self, expected: Mapping[int, int]) -> Rollout:
         """A rollout that has to hold so many of each lane's steps, the next ones."""
