@@ -74,10 +74,10 @@ class Overlapped:
                 self._take_over(range(training.config.env.groups))
             if pace.complete(learner.version, learner.arrived, training.groups.present()):
                 self._train()
-            elif pace.busy or training.collecting:  # or nobody is there to be granted anything
-                training.groups.wait(pace.busy, training.control_fd)
-            else:
+            elif training.stop_reason is not None or not (pace.busy or training.collecting):
                 break
+            else:  # also while nobody is there to be granted anything
+                training.groups.wait(pace.busy, training.control_fd)
         training.leave(self)
         self._take_over(range(training.config.env.groups))
         self._train_on_the_rest()
