@@ -360,19 +360,14 @@ def test_an_epoch_set_that_is_open_is_completed_when_the_run_stops(bench, hurry)
     assert b.log("train") == [everybody(0), everybody(1)]
 
 
-def test_what_is_left_at_the_end_is_trained_on_unless_it_hurries(bench):
-    for hurry in (False, True):
-        b = bench(run__steps=1000, rollout__max_policy_lag=1)
-        b.groups.mute = {3}
-
-        def stop(b: Bench = b, hurry: bool = hurry) -> None:
-            b.groups.hurry = hurry
-            b.tell(Stop("enough"))
-
-        b.groups.then = [stop]
-        Overlapped(b.training).run()
-        assert b.log("train") == ([] if hurry else [everybody(0, (0, 1, 2)), everybody(1, (0, 1, 2))])
-        assert len(b.learner.arrived) == (6 if hurry else 0)
+def test_what_a_stop_finds_unfinished_is_taken_over_and_left_to_the_next_session(bench):
+    b = bench(run__steps=1000, rollout__max_policy_lag=1)
+    b.groups.mute = {3}
+    b.groups.then = [partial(b.tell, Stop("enough"))]
+    Overlapped(b.training).run()
+    assert not b.log("train")
+    assert [(one.group, one.chunk) for one in b.learner.arrived] == [(g, chunk) for g in range(3) for chunk in (0, 1)]
+    assert b.groups.busy == [[3]]  # and for that one nobody waited once it was to stop
 
 
 @pytest.mark.parametrize("driver", [Overlapped, Rounds])

@@ -64,7 +64,7 @@ class Overlapped:
     def run(self) -> None:
         """Until the target is reached and trained on, or the supervisor says stop."""
         training, learner, pace = self._training, self._training.learner, self._pace
-        self._train_on_the_rest()
+        self._train_on_what_was_left()
         while training.stop_reason is None:
             self._grant()
             for commit in training.groups.take():
@@ -79,8 +79,7 @@ class Overlapped:
             else:  # also while nobody is there to be granted anything
                 training.groups.wait(pace.busy, training.control_fd)
         training.leave(self)
-        self._take_over(range(training.config.env.groups))
-        self._train_on_the_rest()
+        self._take_over(range(training.config.env.groups))  # for whoever goes on with the run
 
     def _take_over(self, groups: Sequence[int]) -> None:
         """Hand the learner what is held of these groups, in their order."""
@@ -97,8 +96,8 @@ class Overlapped:
         training.learner.publish()
         training.boundary(self)
 
-    def _train_on_the_rest(self) -> None:
-        """Rollouts of what was left in the lanes at the end, or where a run that goes on was stopped."""
+    def _train_on_what_was_left(self) -> None:
+        """Rollouts of what was left in the lanes where a run that goes on was stopped."""
         while self._training.learner.arrived and not self._training.groups.hurried():
             self._train()
 
