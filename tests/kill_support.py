@@ -44,7 +44,7 @@ CALLS = (
 """Calls that change files, or make a change last."""
 MODULES = ("headrace.cli.train", "headrace.ipc.server", "headrace.runtime.sessions", "headrace.runtime.experiment",
            "headrace.runtime.training", "headrace.runtime.components", "headrace.runtime.evaluation",
-           "headrace.algorithms.td3", "torch._dynamo")  # fmt: skip
+           "headrace.algorithms.td3", "torch")  # fmt: skip
 """What a session needs."""
 
 

@@ -253,7 +253,7 @@ def test_fork_server_is_killed(tmp_path, strike):
 
     strike(kill)
     runs = Runs(tmp_path)
-    run = runs.train(ENV, run__steps=100_000, kwargs={"step_s": 0.002}, collect__preload=["torch._dynamo"])
+    run = runs.train(ENV, run__steps=100_000, kwargs={"step_s": 0.002}, collect__preload=["torch"])
     assert run.summary["exit_code"] == 1
     assert run.summary["error"].startswith("[SUP-001] the fork server is gone: it ended")
     assert_books(run)

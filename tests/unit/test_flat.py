@@ -126,8 +126,6 @@ def test_optimiser_made_again_has_made_no_steps():
     first.step()
     again = FlatAdam(flat, 1e-2)
     assert (first.steps, again.steps, again.optimisers) == (1, 0, 2)
-    again._adam = torch.optim.Adam([flat.value], lr=1e-2)
-    assert again.steps == 0
     again.step()
     assert again.steps == 1
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from headrace.algorithms.configs import NetworkConfig
-from headrace.algorithms.networks import ModuleForward, TwinCritic, build_network
+from headrace.algorithms.networks import ModuleForward, TwinCritic, UndrawnLinear, build_network
 from headrace.core.errors import ConfigError, SnapshotCorrupt
 
 
@@ -34,7 +34,7 @@ FACTORY = NetworkConfig(factory="user_networks:make")
 @pytest.mark.parametrize(("name", "kind"), [("relu", nn.ReLU), ("tanh", nn.Tanh), ("elu", nn.ELU), ("silu", nn.SiLU)])
 def test_layers_follow_the_configuration(name, kind):
     net = build_network(NetworkConfig(hidden=[7, 5], activation=name, layer_norm=True), 3, 2, generator())
-    linear, norm = nn.Linear, nn.LayerNorm
+    linear, norm = UndrawnLinear, nn.LayerNorm
     assert [type(layer) for layer in net] == [linear, norm, kind, linear, norm, kind, linear]
     assert net(torch.zeros(4, 3)).shape == (4, 2)
 

@@ -122,7 +122,15 @@ class FlatParameters:
 class FlatAdam:
     """Adam (Kingma and Ba 2015, arXiv:1412.6980) on a flat vector: one fused call a step.
 
-    Element by element it is what ``torch.optim.Adam(module.parameters(), lr, betas, eps)`` does.
+    Element by element it is what ``torch.optim.Adam(module.parameters(), lr, betas, eps, fused=True)`` does: the same kernel,
+    without the 150 us of its wrapper, and without ``torch._dynamo``, which making any of torch's own optimisers imports
+    (two seconds of every start).
+
+    Args:
+        parameters: What is trained; their gradients are in ``parameters.grad``.
+        lr: Learning rate.
+        betas: What is kept of the first and the second moment in each step.
+        eps: Added to the root of the second moment.
     """
 
     MOST_STEPS = 2**24
@@ -133,39 +141,38 @@ class FlatAdam:
     ) -> None:
         self._parameters = parameters
         value = parameters.value
-        self._adam = torch.optim.Adam([value], lr=lr, betas=betas, eps=eps, fused=True)
+        self.lr = lr
+        """Of the next step."""
+        self._betas, self._eps = betas, eps
         # Made here and not in the first step, so that they can be saved, hashed and restored before it.
         self._moments: dict[str, Tensor] = {
             "exp_avg": torch.zeros_like(value),
             "exp_avg_sq": torch.zeros_like(value),
             "step": torch.zeros((), dtype=torch.float32, device=value.device),
         }
-        self._adam.state[value] = self._moments
         self._kept = [tensor.detach().clone() for tensor in self._mutable()]
         parameters.counts[1] += 1
 
     @property
     def steps(self) -> int:
-        """Steps behind its moments, as Adam itself counts them: one that was made again has made none."""
-        return int(self._adam.state[self._parameters.value].get("step", 0))
-
-    @property
-    def lr(self) -> float:
-        """The learning rate of the next step."""
-        return float(self._adam.param_groups[0]["lr"])
-
-    @lr.setter
-    def lr(self, lr: float) -> None:
-        self._adam.param_groups[0]["lr"] = lr
+        """Steps behind its moments, as they correct their bias by: one that was made again has made none."""
+        return int(self._moments["step"])
 
     @property
     def optimisers(self) -> int:
         """Optimisers made for its parameters, itself included."""
         return self._parameters.optimisers
 
+    @torch.no_grad()
     def step(self) -> None:
         """Apply ``parameters.grad``."""
-        self._adam.step()
+        moments = self._moments
+        moments["step"] += 1
+        torch._fused_adam_(
+            [self._parameters.value], [self._parameters.grad], [moments["exp_avg"]], [moments["exp_avg_sq"]], [],
+            [moments["step"]], lr=self.lr, beta1=self._betas[0], beta2=self._betas[1], weight_decay=0.0, eps=self._eps,
+            amsgrad=False, maximize=False,
+        )  # fmt: skip
 
     def keep(self) -> None:
         """Remember weights and moments as they are, for `undo`."""

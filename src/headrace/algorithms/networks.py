@@ -83,9 +83,26 @@ def perceptron(config: NetworkConfig, inputs: int, outputs: int, generator: torc
     return nn.Sequential(*layers, _linear(inputs, outputs, generator))
 
 
+class UndrawnLinear(nn.Linear):
+    """A layer whose parameters are yet to be drawn: torch's own draws them from the global generator.
+
+    ``nn.utils.skip_init`` does so too, and imports a symbolic algebra for it.
+    """
+
+    def reset_parameters(self) -> None:
+        """Leave them alone."""
+
+
+class UndrawnConv2d(nn.Conv2d):
+    """As `UndrawnLinear`."""
+
+    def reset_parameters(self) -> None:
+        """Leave them alone."""
+
+
 def _linear(inputs: int, outputs: int, generator: torch.Generator) -> nn.Module:
     """Torch's own initialisation, uniform within 1/sqrt(inputs), but drawn from our generator."""
-    layer: nn.Module = nn.utils.skip_init(nn.Linear, inputs, outputs)  # the constructor would draw from the global one
+    layer = UndrawnLinear(inputs, outputs)
     bound = 1.0 / math.sqrt(inputs)
     with torch.no_grad():
         for parameter in layer.parameters():

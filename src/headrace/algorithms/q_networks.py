@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headrace.algorithms.configs import DQNConfig, MapConfig
 from headrace.algorithms.encoding import MapPlace, ObservationEncoder, map_place
-from headrace.algorithms.networks import build_network
+from headrace.algorithms.networks import UndrawnConv2d, UndrawnLinear, build_network
 
 _MOST_GROUPS = 8
 """Groups into which the channels of a map are divided to be normalised, at most."""
@@ -84,8 +84,8 @@ class MapNetwork(nn.Module):
             inputs = channels
         self.trunk = nn.Sequential(*layers)
         # Of advantages what is added to all of them counts for nothing.
-        self.cells = _drawn(nn.utils.skip_init(nn.Conv2d, inputs, 1, 1, bias=not dueling), inputs, draw)
-        self.value = _drawn(nn.utils.skip_init(nn.Linear, inputs, 1), inputs, draw) if dueling else None
+        self.cells = _drawn(UndrawnConv2d(inputs, 1, 1, bias=not dueling), inputs, draw)
+        self.value = _drawn(UndrawnLinear(inputs, 1), inputs, draw) if dueling else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Q-values [B, H * W] of ``x`` [B, O]."""
@@ -118,7 +118,7 @@ class Residual(nn.Module):
         self.second = _convolution(outputs, outputs, draw)
         self.norm = _norm(outputs) if normed else nn.Identity()
         skip = inputs == outputs
-        self.around = nn.Identity() if skip else _drawn(nn.utils.skip_init(nn.Conv2d, inputs, outputs, 1), inputs, draw)
+        self.around = nn.Identity() if skip else _drawn(UndrawnConv2d(inputs, outputs, 1), inputs, draw)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, outputs, H, W] of ``x`` [B, inputs, H, W]."""
@@ -126,7 +126,7 @@ class Residual(nn.Module):
 
 
 def _convolution(inputs: int, outputs: int, draw: torch.Generator) -> nn.Module:
-    return _drawn(nn.utils.skip_init(nn.Conv2d, inputs, outputs, 3, padding=1), 9 * inputs, draw)
+    return _drawn(UndrawnConv2d(inputs, outputs, 3, padding=1), 9 * inputs, draw)
 
 
 def _norm(channels: int) -> nn.Module:

@@ -28,19 +28,26 @@ class Overlapped:
             max_policy_lag=config.rollout.max_policy_lag,
             ordered=config.rollout.order == "chunk",
         )
+        self._in_turn = config.rollout.order == "chunk" and config.rollout.max_policy_lag == 0
+        """Whether commits are handed over in the order of the groups, as in rounds: statistics hang on it in the last bit."""
+        self._held: list[Commit] = []
+        """What has arrived of a round that is not whole."""
         if training.schedule_facts:
             self._pace.go_on(training.schedule_facts["chunks"])
 
     def on_commit(self, commit: Commit) -> None:
         """A group's chunk arrived."""
-        self._training.learner.commit(commit)
+        self._held.append(commit)
         if not commit.last:  # that one is made without credit
             self._pace.on_commit(commit.group)
+        if not self._in_turn:
+            self._take_over([commit.group])
 
     def on_lost(self, groups: Sequence[int]) -> None:
         """What they were to collect is not waited for; what is salvaged of it goes into a rollout like any chunk."""
         for group in groups:
             self._pace.on_lost(group)
+        self._take_over(groups)  # what they had committed comes before what is salvaged
 
     def on_joined(self, groups: Sequence[int]) -> None:
         """They are granted chunks with everybody else, from the next ones on."""
@@ -57,20 +64,29 @@ class Overlapped:
     def run(self) -> None:
         """Until the target is reached and trained on, or the supervisor says stop."""
         training, learner, pace = self._training, self._training.learner, self._pace
-        self._train_on_the_rest()
+        self._train_on_what_was_left()
         while training.stop_reason is None:
             self._grant()
             for commit in training.groups.take():
                 self.on_commit(commit)
             training.tick(self)
+            if not pace.busy:
+                self._take_over(range(training.config.env.groups))
             if pace.complete(learner.version, learner.arrived, training.groups.present()):
                 self._train()
-            elif pace.busy or training.collecting:  # or nobody is there to be granted anything
-                training.groups.wait(pace.busy, training.control_fd)
-            else:
+            elif training.stop_reason is not None or not (pace.busy or training.collecting):
                 break
+            else:  # also while nobody is there to be granted anything
+                training.groups.wait(pace.busy, training.control_fd)
         training.leave(self)
-        self._train_on_the_rest()
+        self._take_over(range(training.config.env.groups))  # for whoever goes on with the run
+
+    def _take_over(self, groups: Sequence[int]) -> None:
+        """Hand the learner what is held of these groups, in their order."""
+        taken = sorted((commit for commit in self._held if commit.group in groups), key=lambda commit: commit.group)
+        self._held = [commit for commit in self._held if commit.group not in groups]
+        for commit in taken:
+            self._training.learner.commit(commit)
 
     def _train(self) -> None:
         training = self._training
@@ -80,8 +96,8 @@ class Overlapped:
         training.learner.publish()
         training.boundary(self)
 
-    def _train_on_the_rest(self) -> None:
-        """Rollouts of what was left in the lanes at the end, or where a run that goes on was stopped."""
+    def _train_on_what_was_left(self) -> None:
+        """Rollouts of what was left in the lanes where a run that goes on was stopped."""
         while self._training.learner.arrived and not self._training.groups.hurried():
             self._train()
 

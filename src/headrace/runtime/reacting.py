@@ -133,8 +133,7 @@ def act_again(
 ) -> dict[int, Rows]:
     """The actions of a chunk once more: one policy call a step for all lanes, as the collector makes it.
 
-    No algorithm stores yet what its policy thought of an action. One whose rows have a field ``logprob`` would have it
-    made again here, beside the action, from the same policy call.
+    What a policy noted beside an action (``logprob``) is made again with it, from the same policy call.
 
     Args:
         actor: With the policy loaded that acted; where `needs_policy` is false, none need be.
