@@ -102,6 +102,8 @@ class ExperimentConfig(Section):
             collect = values.get("collect", {})
             if isinstance(collect, dict) and "random_steps" not in collect:
                 return {**values, "collect": {**collect, "random_steps": 0}}
+            if isinstance(collect, CollectConfig) and "random_steps" not in collect.model_fields_set:
+                return {**values, "collect": collect.model_copy(update={"random_steps": 0})}
         return values
 
     @model_validator(mode="after")
