@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -84,3 +85,18 @@ def test_torchrl_collects_through_its_own_wrapper(tmp_path):
 
     assert numbers(r"2048 steps, (\d+) episodes", said)[0] > 20
     assert "0 rows left out" in said
+
+
+def test_workflows_of_cage2_are_searched(tmp_path):
+    said = run("cage2_workflows.py", "--quick", "--out", "found", where=tmp_path)
+
+    assert "0 of 1 results" in said or "1 of 1 results" in said
+    told = json.loads((tmp_path / "found" / "results.json").read_text())
+    choices = [trial["choice"] for trial in told["trials"]]
+    assert [choice["model"] for choice in choices] == ["random start", "random start", "gaussian process"]
+    tasks = [trial["outcome"]["task"] for trial in told["trials"]]
+    assert tasks[1]["begin_from"] == told["trials"][0]["outcome"]["checkpoint"]
+    assert [trial["outcome"]["episodes"] for trial in told["trials"]] == [20, 20, 20]
+    assert all(trial["outcome"]["error"] is None for trial in told["trials"])
+    assert (tmp_path / "found" / "search.png").is_file()
+    assert len(list((tmp_path / "found" / "runs").iterdir())) == 3

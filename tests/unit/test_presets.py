@@ -13,7 +13,7 @@ from headrace.runtime.config import load_config
 from headrace.runtime.presets import preset_folder, presets, resolve
 
 NAMES = [
-    "cartpole-dqn", "fuelbreak-dqn", "hockey-demo", "hockey-td3", "lunarlander-dqn", "pendulum-td3", "treasurehunt-iqn",
+    "cage2-ppo", "cartpole-dqn", "cartpole-ppo", "fuelbreak-dqn", "hockey-demo", "hockey-td3", "lunarlander-dqn", "pendulum-td3", "treasurehunt-iqn",
     "treasurehunt-iqn-small",
 ]  # fmt: skip
 

@@ -181,6 +181,14 @@ class OnPolicyAlgorithm(Learning, Protocol):
     policy that learns from a rollout at first sees exactly what the one that acted saw.
     """
 
+    def begin_with(self, arrays: Arrays) -> None:
+        """Take over networks and running statistics of `state` of another run; before the first rollout.
+
+        Raises:
+            ConfigError: They are of other networks. Nothing has changed.
+        """
+        ...
+
     def begin(self, rollout: Rollout) -> None:
         """Work out what is to be learned with the networks as they are, and open the epoch set; none may be open.
 

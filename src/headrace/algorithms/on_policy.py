@@ -33,9 +33,9 @@ from headrace.algorithms.learned import (
 from headrace.algorithms.minibatches import Minibatches
 from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
 from headrace.algorithms.rates import linear
-from headrace.algorithms.rollouts import Batch, Inputs, Rows, Steps, first_not_finite
+from headrace.algorithms.rollouts import RUNNING_RETURNS, Batch, Inputs, Rows, Steps, first_not_finite
 from headrace.core import seeding
-from headrace.core.errors import NonFiniteValue
+from headrace.core.errors import ConfigError, NonFiniteValue
 
 _AT_ONCE = 8192
 """Observations that go through a network at once where nothing is learned."""
@@ -134,6 +134,17 @@ class OnPolicy:
         self._env_steps = self._rates_at = 0
         self._clip = config.clip
         self._means = Means()
+
+    @torch.no_grad()
+    def begin_with(self, arrays: Arrays) -> None:
+        """See `OnPolicyAlgorithm.begin_with`."""
+        own = {"network": self._flat.numpy(), **self._inputs.arrays()}
+        returns = {
+            name: np.zeros_like(array) for name, array in own.items() if name == RUNNING_RETURNS
+        }  # no episode yet
+        _require_alike({**arrays, **returns}, own)
+        self._flat.value.copy_(torch.tensor(arrays["network"]))
+        self._inputs.load({**{name: arrays[name] for name in own}, **returns})
 
     def begin(self, rollout: Rollout) -> None:
         """See `OnPolicyAlgorithm.begin`."""
@@ -248,11 +259,7 @@ class OnPolicy:
             self._clip = _scheduled(config.clip, schedule.final_clip, schedule.decay_steps, self._rates_at)
         # Where nothing is declared to move the rate, the ledger shall see what else has.
         if schedule.final_lr is not None:
-            self._adam.lr = self._rate()
-
-    def _rate(self) -> float:
-        schedule = self._config.schedule
-        return _scheduled(self._config.lr, schedule.final_lr, schedule.decay_steps, self._rates_at)
+            self._adam.lr = _rate(config, self._rates_at)
 
     def observe(self, obs: Arrays, env_steps: int, policies: NDArray[np.intp] | None = None) -> None:
         """Take notice of newly committed observations [B, ...] and of the total of environment steps; it is one policy."""
@@ -284,7 +291,7 @@ class OnPolicy:
         declared = {
             "network_steps": min(self.updates, FlatAdam.MOST_STEPS),
             "network_optimisers": 1,
-            "network_lr": self._rate(),
+            "network_lr": _rate(self._config, self._rates_at),
         }
         return {
             "updates": self.updates,
@@ -319,6 +326,10 @@ class OnPolicy:
         return {**learned_arrays({"network": self._flat}, {"network": self._adam}), **self._inputs.arrays()}
 
 
+def _rate(config: PPOConfig | VTraceConfig, env_steps: int) -> float:
+    return _scheduled(config.lr, config.schedule.final_lr, config.schedule.decay_steps, env_steps)
+
+
 def _scheduled(first: float, last: float | None, steps: int | None, done: int) -> float:
     return first if last is None or steps is None else linear(first, last, done / steps)
 
@@ -340,6 +351,22 @@ def _fit(target: Float64, value: Float64) -> dict[str, float]:
     """Share of the targets' variance that values explain; nothing where there is none."""
     spread = float(np.var(target))
     return {"explained_variance": 1.0 - float(np.var(target - value)) / spread} if spread > 0.0 else {}
+
+
+def _require_alike(arrays: Arrays, own: Arrays) -> None:
+    """Refuse networks and statistics that are not those of this configuration."""
+    found, expected = ({name: one.shape for name, one in of.items() if _is_learned(name)} for of in (arrays, own))
+    if found != expected:
+        raise ConfigError(
+            "the run that learn.begin_from names has other networks or statistics than this one",
+            found=", ".join(f"{name} {shape}" for name, shape in sorted(found.items())),
+            expected=", ".join(f"{name} {shape}" for name, shape in sorted(expected.items())),
+            fix="choose a run of the same spaces, algorithm.network and algorithm.normalize",
+        )
+
+
+def _is_learned(name: str) -> bool:
+    return name == "network" or name.startswith(("normaliser.", "rewards."))
 
 
 def _require_finite(rollout: Rollout, update: int) -> None:

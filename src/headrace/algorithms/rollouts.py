@@ -181,6 +181,10 @@ class Rewards:
             self._moments.refresh()
 
 
+RUNNING_RETURNS = "rewards.returns"
+"""In `Inputs.arrays`: discounted returns of the episodes that are running, by lane."""
+
+
 class Inputs:
     """What a rollout is made into.
 

@@ -201,6 +201,9 @@ class LearnConfig(Section):
     """Threads torch may use in the learner. Part of the result."""
     device: str = "cpu"
     """torch device of the learner, e.g. ``cpu`` or ``cuda``."""
+    begin_from: str | None = None
+    """On-policy algorithms only: a run directory, or a checkpoint in one (``RUN/checkpoints/VERSION``), whose networks and
+    running statistics this run begins with; everything else begins anew. They are kept with the record. Not set: fresh ones."""
 
 
 class EvaluationConfig(Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ from headrace.core.config import factory_name
 from headrace.core.errors import ConfigError
 from headrace.runtime.config import AlgorithmConfig, ExperimentConfig, load_config
 from headrace.runtime.experiment import run_experiment
+from headrace.runtime.inheritance import beginning_of
 from headrace.runtime.payloads import EnvFactory
-from headrace.runtime.progress import Progress
+from headrace.runtime.progress import OnProgress
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.sessions import Session, resume_or_begin
 
@@ -47,7 +48,7 @@ def train(
     algorithm: AlgorithmConfig | None = None,
     run_dir: str | Path | None = None,
     settings: Mapping[str, object] | None = None,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: OnProgress | None = None,
     resume: bool = False,
     **short: Any,
 ) -> Run:
@@ -60,7 +61,7 @@ def train(
         algorithm: Hyperparameters, e.g. ``headrace.TD3(batch_size=256)``; instead of the configuration's.
         run_dir: Where the run is kept; None makes a new folder under ``run.directory``.
         settings: Any keys, dotted: ``{"replay.ratio": 0.5}``.
-        on_progress: Called a few times a second.
+        on_progress: Called a few times a second; the run ends in order once it returns True. Nobody is supervised meanwhile.
         resume: Go on with the run in ``run_dir``, or begin it if there is none yet. What is not given stays as the run
             had it; a callable environment has to be given again.
         **short: ``schedule``, ``collectors``, ``seed``, ``steps``, ``run_duration_s``.
@@ -70,7 +71,7 @@ def train(
 
     Raises:
         ConfigError: The run was described wrongly, or would learn something else when resumed; nothing was started.
-        RunDirectoryError: The run directory cannot be used, or holds nothing to go on from.
+        RunDirectoryError: The run directory cannot be used, or holds nothing to go on from; or ``learn.begin_from`` names none.
     """
     unknown = sorted(set(short) - set(_SHORT))
     if unknown:
@@ -101,6 +102,7 @@ def _session(
 ) -> Session:
     if not resume:
         effective = load_config(config, overrides)
+        beginning_of(effective)  # refused before a directory is made
         return Session(RunDirectory.create(run_dir, effective), effective)
     if run_dir is None:
         raise ConfigError("resume does not say which run to go on with", fix="give run_dir")

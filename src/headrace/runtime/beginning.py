@@ -26,6 +26,7 @@ from headrace.record.rows import RowReader
 from headrace.record.trace import Trace
 from headrace.runtime.assembly import build_learner, suspicion
 from headrace.runtime.checkpointing import Keeper
+from headrace.runtime.inheritance import HEADER_KEY, begin_with, beginning_of
 from headrace.runtime.payloads import LearnerPayload, attach_lanes, attach_snapshots, group_lanes
 from headrace.runtime.recording import TRACE_FILE, Inherited, header_facts, new_record, record_goes_on
 from headrace.runtime.refill import refill
@@ -97,12 +98,18 @@ class _Desk:
         if self._payload.incarnation:  # a predecessor died before it was ready, perhaps after it had begun a record
             for path in self._payload.record.glob("*.bin"):
                 path.unlink()
-        recorder = self._opened(
-            lambda: new_record(
-                self._payload.record, self._config, self._header(), self._record_lost, self._block, self._groups
-            )
-        )
+        beginning = beginning_of(self._config)
+
+        def record() -> Recorder:
+            folder, kept = self._payload.record, {}
+            if beginning is not None:
+                kept = {HEADER_KEY: beginning.keep(folder)}
+            header = {**self._header(), **kept}
+            return new_record(folder, self._config, header, self._record_lost, self._block, self._groups)
+
+        recorder = self._opened(record)
         learner, layout = self._learner(Replay(self._block), recorder)
+        begin_with(learner, beginning)
         return self._begun(learner, layout, recorder)
 
     def go_on(self) -> Begun:

@@ -306,7 +306,14 @@ def _check_on_policy(config: ExperimentConfig) -> None:
     if config.on_policy:
         _check_nothing_ignored(config, name)
         _check_on_policy_can(config, name)
-    elif config.rollout != RolloutConfig():
+        return
+    if config.learn.begin_from is not None:
+        raise ConfigError(
+            f"learn.begin_from would be ignored: {name} begins with fresh networks",
+            begin_from=config.learn.begin_from,
+            fix='remove it, or choose an on-policy algorithm (algorithm.name = "ppo")',
+        )
+    if config.rollout != RolloutConfig():
         raise ConfigError(
             f"[rollout] would be ignored: {name} learns from a replay",
             fix='remove the section, or choose an on-policy algorithm (algorithm.name = "ppo")',

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import Any, Literal
 
@@ -15,10 +15,11 @@ from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.ending import Course, Ending
 from headrace.runtime.history import history_for
 from headrace.runtime.incidents import Chronicle, Incidents
+from headrace.runtime.inheritance import beginning_of
 from headrace.runtime.interrupts import Interrupts
 from headrace.runtime.observer import Observer
 from headrace.runtime.payloads import Basics, EnvFactory
-from headrace.runtime.progress import Progress
+from headrace.runtime.progress import OnProgress
 from headrace.runtime.resources import LEARNER, Resources, child_specs, collector_ids, components
 from headrace.runtime.resume import ResumePoint
 from headrace.runtime.rundir import RunDirectory
@@ -55,7 +56,7 @@ Summary = dict[str, Any]
 def run_experiment(
     config: ExperimentConfig,
     run_dir: RunDirectory,
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: OnProgress | None = None,
     env_factory: EnvFactory | None = None,
     resume: ResumePoint | None = None,
     learner_target: str = LEARNER,
@@ -65,7 +66,7 @@ def run_experiment(
     Args:
         config: What to run.
         run_dir: Made and held by the caller.
-        on_progress: Called a few times a second with the present state.
+        on_progress: Called a few times a second with the present state; the run ends in order once it returns True.
         env_factory: A callable that builds one environment, instead of ``env.id`` and ``env.factory``.
         resume: Where the run goes on; None: it is a new one.
         learner_target: ``module:function`` that its learner's process calls.
@@ -73,6 +74,8 @@ def run_experiment(
     Returns:
         What ``summary.json`` holds, which is written as well; ``exit_code`` says how the run ended.
     """
+    if resume is None:
+        beginning_of(config)  # or a learner would find out that there is none
     clock = MonotonicClock()
     history = history_for(run_dir.events_file, resume)
     with ExitStack() as stack:
@@ -196,9 +199,8 @@ class Experiment:
             text, facts = history.told()
             self._say("resumed", "supervisor", text, tell=True, **facts)
             self._observer.show(at_once=True)
-        self._say(
-            "started", "supervisor", f"run started: {self._config.run.schedule}", schedule=self._config.run.schedule
-        )
+        schedule = self._config.run.schedule
+        self._say("started", "supervisor", f"run started: {schedule}", schedule=schedule)
         for text in never_hit(self._config):
             facts = {"name": "never_hit", "severity": "warning", "remedy": "change it, or make the run longer"}
             self._say("ledger", "supervisor", text, tell=True, **facts)
@@ -207,7 +209,8 @@ class Experiment:
             for event in supervisor.poll(_POLL_S):
                 self._on(event)
             self._watch(interrupts)
-            self._observer.show()
+            if self._observer.show():
+                self._ending.request("whoever looks on has seen enough", self._supervisor)
         self._resources.stop_collecting()
         if self._course.interrupted or self._course.error is not None:
             supervisor.kill_all()  # whoever is still there has nothing to finish that anybody waits for

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from headrace.core.clock import Clock
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.history import History
-from headrace.runtime.progress import ComponentProgress, EvaluationPoint, Progress
+from headrace.runtime.progress import ComponentProgress, EvaluationPoint, OnProgress, Progress
 from headrace.runtime.scores import EvaluationQueue
 from headrace.telemetry.board import Activity, Board, SlotView, State
 from headrace.telemetry.metrics import MetricsSink
@@ -45,7 +45,7 @@ class Observer:
         metrics: MetricsSink,
         evaluations: EvaluationQueue,
         clock: Clock,
-        on_progress: Callable[[Progress], None] | None,
+        on_progress: OnProgress | None,
         history: History | None = None,
     ) -> None:
         self._config = config
@@ -149,31 +149,33 @@ class Observer:
         (t0, steps0, updates0), (t1, steps1, updates1) = self._history[0], self._history[-1]
         return (steps1 - steps0) / (t1 - t0), (updates1 - updates0) / (t1 - t0)
 
-    def show(self, *, at_once: bool = False) -> None:
-        """Hand the present state to whoever looks, a few times a second at most."""
+    def show(self, *, at_once: bool = False) -> bool:
+        """Hand the present state to whoever looks, a few times a second at most; whether the run is to end."""
         now_s = self._clock.now()
         if self._on_progress is None or (now_s - self._shown_s < _SHOW_EVERY_S and not at_once):
-            return
+            return False
         self._shown_s = now_s
         facts = self.learner or self._at_the_resume()
         steps_per_s, updates_per_s = self.rates()
-        self._on_progress(
-            Progress(
-                wall_s=self.wall_s,
-                env_steps=facts.get("env_steps", 0),
-                env_steps_target=self._config.run.steps,
-                updates=facts.get("updates"),
-                env_steps_per_s=steps_per_s,
-                updates_per_s=updates_per_s,
-                replay_ratio=facts.get("ratio"),
-                policy_lag=facts.get("lag", {}).get("mean"),
-                episodes=facts.get("episodes", {}).get("finished"),
-                mean_return=facts.get("mean_return"),
-                mean_length=facts.get("mean_length"),
-                components=tuple(self._component(view) for view in self._board.read_all()),
-                evaluations=tuple(self._evaluations.points),
-                random_baseline=self._evaluations.random_baseline,
-                message=self._told(),
+        return bool(
+            self._on_progress(
+                Progress(
+                    wall_s=self.wall_s,
+                    env_steps=facts.get("env_steps", 0),
+                    env_steps_target=self._config.run.steps,
+                    updates=facts.get("updates"),
+                    env_steps_per_s=steps_per_s,
+                    updates_per_s=updates_per_s,
+                    replay_ratio=facts.get("ratio"),
+                    policy_lag=facts.get("lag", {}).get("mean"),
+                    episodes=facts.get("episodes", {}).get("finished"),
+                    mean_return=facts.get("mean_return"),
+                    mean_length=facts.get("mean_length"),
+                    components=tuple(self._component(view) for view in self._board.read_all()),
+                    evaluations=tuple(self._evaluations.points),
+                    random_baseline=self._evaluations.random_baseline,
+                    message=self._told(),
+                )
             )
         )
 

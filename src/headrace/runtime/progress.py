@@ -5,7 +5,7 @@ A value without a source is None, never 0: "no episode has ended yet" and "the m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -87,3 +87,7 @@ class Progress:
     random_baseline: EvaluationPoint | None = None
     message: str | None = None
     """The newest thing worth a sentence: a restart, a fault, an evaluation."""
+
+
+OnProgress = Callable[[Progress], bool | None]
+"""Looks on; True: it has seen enough, and the run is to end in order, as completed."""

@@ -17,6 +17,7 @@ from headrace.record.machine import limited_threads
 from headrace.record.rows import RowReader
 from headrace.record.trace import Trace
 from headrace.runtime.belonging import edits_told
+from headrace.runtime.inheritance import begin_with, kept_beginning
 from headrace.runtime.moments import Moment, Replayed
 from headrace.runtime.payloads import Basics, EnvFactory
 from headrace.runtime.recording import TRACE_FILE
@@ -57,6 +58,7 @@ class Replayer:
             self._outline = Outline(self.trace)
             basics = Basics(self.config, Path(), env)
             self._again = Reenactment(basics, self.trace, self._outline, rows, slot, stack)
+            begin_with(self._again.learner, kept_beginning(run.record_dir, self.trace.header))
             self._stack = stack.pop_all()
         self._moments = self._run()
 

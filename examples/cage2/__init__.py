@@ -1,0 +1,1 @@
+"""What `examples/cage2_workflows.py` is made of."""
