@@ -71,7 +71,9 @@ def _within(found: Found, ours: str, peer: str) -> str:
     theirs = [result["return"] for result in found[peer]]
     low, high = min(theirs), max(theirs)
     where = "below" if own < low else "above" if own > high else "inside"
-    return f"our return {own:.1f} is {where} what {len(theirs)} seeds of {peer} reached, {low:.1f} to {high:.1f}"
+    return (
+        f"{ours}: return {own:.1f}, {where} what {peer} reached over its seeds ({len(theirs)}), {low:.1f} to {high:.1f}"
+    )
 
 
 def main(description: str, script: Path, tasks: Mapping[str, Task], seeds: int, limit_s: float) -> None:

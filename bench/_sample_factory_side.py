@@ -161,5 +161,3 @@ def _configuration(task: Task, seed: int, folder: Path) -> Any:
 def _without_mark(value: str) -> float:
     """Where a schedule of rl-zoo begins."""
     return float(value.removeprefix("lin_"))
-
-
