@@ -186,6 +186,8 @@ def training(config: ExperimentConfig, seconds: float) -> dict[str, float]:
 
 
 def _pace(looks: list[Look], summary: Any) -> dict[str, float]:
+    if not looks:
+        raise RuntimeError("not every collector has committed a chunk; more seconds are needed")
     begin_s = looks[0][0] + WARM * (looks[-1][0] - looks[0][0])
     kept = [look for look in looks if look[0] >= begin_s]
     rate = sum(_steps_per_s(name, kept) for name in kept[0][1])

@@ -1,8 +1,7 @@
 """APPO of Sample Factory in two rollout workers, with the hyperparameters of rl-zoo as far as it has them.
 
 It has no evaluation. Here its runner's process plays the episodes everybody plays, with the weights that its learner shares
-with the inference worker, while training goes on. It has no schedule for clipping, which stays at its first value; the
-learning rate falls with every minibatch, and values are as long as the policy's lag allows out of date.
+with its inference worker, while training goes on. It has no schedule of clipping, which stays where rl-zoo's begins.
 """
 
 from __future__ import annotations
