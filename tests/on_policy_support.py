@@ -90,6 +90,7 @@ def rollout(algorithm: OnPolicy, seed: int = 0, steps: int = 5, streams: int = 4
         episode_ended=over,
         valid=np.ones((steps, streams), bool),
         version=np.zeros((steps, streams), np.int64),
+        t=np.full((steps, streams), 7),  # as if the first steps had been in rollouts before
         lanes=np.arange(streams),
     )
 
@@ -103,7 +104,7 @@ def permuted(told: Rollout, order: np.ndarray) -> Rollout:
         lanes=told.lanes[order],
         **{
             name: getattr(told, name)[:, order]
-            for name in ("at", "then", "reward", "terminated", "ended", "episode_ended", "valid", "version")
+            for name in ("at", "then", "reward", "terminated", "ended", "episode_ended", "valid", "version", "t")
         },
     )
 

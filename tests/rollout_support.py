@@ -193,9 +193,11 @@ class World:
     def check(self, rollout: Rollout, expected: Mapping[int, Sequence[Step]]) -> None:
         """Every number of a rollout."""
         streams = {lane: steps for lane, steps in sorted(expected.items()) if steps}
-        assert rollout.lanes.tolist() == list(streams)
+        assert rollout.lanes.tolist() == list(streams), f"streams of lanes {rollout.lanes}, expected {list(streams)}"
         longest = max(map(len, streams.values()))
-        assert rollout.valid.shape == rollout.at.shape == rollout.then.shape == (longest, len(streams))
+        found = rollout.valid.shape
+        assert found == (longest, len(streams)), f"{found} steps and streams, expected {longest, len(streams)}"
+        assert found == rollout.at.shape == rollout.then.shape
         shown = rollout.obs["obs"].reshape(len(rollout.obs["obs"]), -1, 3)[:, :, 0]
         own = shown[:, -1].tolist()
         assert len(own) == len(set(own)), "an observation is there twice"
@@ -210,15 +212,18 @@ class World:
         self, rollout: Rollout, shown: np.ndarray, place: tuple[int, int], step: Step, *, last: bool
     ) -> None:
         depth = self.geometry.frame_stack
-        assert shown[rollout.at[place]].tolist() == step.stack(depth)
-        assert shown[rollout.then[place]].tolist() == step.stack_after(depth)
+        before, after = (shown[at[place]].tolist() for at in (rollout.at, rollout.then))
+        assert before == step.stack(depth), f"{place} was taken on {before}, expected {step.stack(depth)}"
+        assert after == step.stack_after(depth), f"{place} led to {after}, expected {step.stack_after(depth)}"
         assert rollout.action["action"][place] == int(step.number) % 4 + 2
         assert rollout.told["logprob"][place] == np.float32(-step.number / 7)
         assert rollout.reward[place] == step.number % 5
         assert rollout.version[place] == step.version
         found = tuple(bool(getattr(rollout, name)[place]) for name in ("terminated", "ended", "episode_ended"))
         over = step.end is not None and step.end < self.replay.books.resident_from[step.lane]  # else nobody knows yet
-        assert found == (step.terminated, over or last, over)
+        assert found == (step.terminated, over or last, over), (
+            f"{place} terminates, ends a stretch, an episode: {found}"
+        )
 
     def check_books(self) -> None:
         """To the unit, lane by lane."""

@@ -157,7 +157,8 @@ def test_of_whole_episodes_one_that_is_cut_is_trained_on_too(runs, tmp_path):
     assert_replays(run)
 
 
-@pytest.mark.parametrize("name", ["inline", pytest.param("async", marks=pytest.mark.table)])
+@pytest.mark.table
+@pytest.mark.parametrize("name", ["inline", "async"])
 def test_an_environment_that_is_lost_costs_its_episode_and_a_step(runs, tmp_path, name):
     kwargs = {"fault": "kill", "at": 13, "marker": str(tmp_path / "marker")}
     workers = {"env.workers": 2, "env.group_size": 2, "deadlines.step_s": 1.0}
@@ -186,13 +187,9 @@ def test_stopped_and_resumed_it_learns_the_same(runs, chain):
     assert_replays(stopped)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
-    "how",
-    [
-        schedule("inline"),
-        pytest.param(schedule("async", 2, **{"rollout.max_policy_lag": 2}), marks=pytest.mark.table),
-    ],
-    ids=["inline", "async"],
+    "how", [schedule("inline"), schedule("async", 2, **{"rollout.max_policy_lag": 2})], ids=["inline", "async"]
 )
 def test_interrupted_and_resumed(runs, blows, how):
     """In one process it learns the same as one that was not; with a lag every step is trained on all the same."""
@@ -216,7 +213,10 @@ KEPT = {"evaluation.every_steps": 48, "evaluation.episodes": 1, "record.rows": "
 """Every policy and every row."""
 
 
-@pytest.mark.parametrize("settings", [CHOOSES, pytest.param({**DRAWS, **GROUPED}, marks=pytest.mark.table)])
+@pytest.mark.parametrize(
+    "settings",
+    [pytest.param(CHOOSES, id="discrete", marks=pytest.mark.table), pytest.param({**DRAWS, **GROUPED}, id="box")],
+)
 def test_log_probabilities_are_verified_bit_for_bit(runs, settings):
     run = trained(runs, schedule("lockstep", 2), settings, KEPT)
     place = RunDirectory.open(run.path)

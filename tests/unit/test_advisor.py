@@ -21,7 +21,7 @@ from headrace.runtime.advisor import (
     worth_checking,
 )
 from headrace.runtime.config import load_config
-from headrace.runtime.rehearsal import Pace, Rollout
+from headrace.runtime.rehearsal import Pace
 
 INLINE, LOCKSTEP, ASYNC = (Plan(name) for name in ("inline", "lockstep", "async"))
 
@@ -135,8 +135,13 @@ def test_agents_of_a_copy_step_at_once():
 
 
 def test_rounds_learned_from_once_overlap_where_a_lag_is_allowed():
-    turns = predict(config(), Plan("async", 4), costs(), 8, Rollout(updates=3))
-    ahead = predict(config(), Plan("async", 4), costs(), 8, Rollout(updates=3, lag=1))
+    """Three updates a round of 40 steps: epochs, each of them one minibatch."""
+    base = {
+        "env.factory": "headrace.envs.toy:target", "env.lanes": 8, "env.group_size": 2, "collect.chunk_steps": 5,
+        "algorithm.name": "ppo", "algorithm.epochs": 3, "algorithm.batch_size": 64,
+    }  # fmt: skip
+    turns = predict(load_config(None, base), Plan("async", 4), costs(), 8)
+    ahead = predict(load_config(None, {**base, "rollout.max_policy_lag": 1}), Plan("async", 4), costs(), 8)
     assert turns.pace.steps_per_s == pytest.approx(40 / 3.0, rel=0.01)
     assert ahead.pace.steps_per_s == pytest.approx(40 / 1.5, rel=0.03)
 

@@ -353,7 +353,7 @@ def test_starvation_by_slow_environments():
     )
 
 
-def flowing(learner: Activity, collector: Activity) -> str:
+def flowing(learner: Activity, collector: Activity, plan: Plan = PLAN) -> str:
     def views(at_s: float, steps: int) -> tuple[SlotView, ...]:
         first = component(
             "learner", learner, at_s, env_steps=steps, updates=steps,
@@ -362,7 +362,7 @@ def flowing(learner: Activity, collector: Activity) -> str:
         waits_on = "learner" if collector is Activity.WAIT_CREDIT else None
         return first, component("collector-0", collector, at_s, env_steps=steps, waits_on=waits_on)
 
-    found = blame([look(98.0, *views(97.9, 5_000)), look(100.0, *views(99.9, 5_240))], PLAN)
+    found = blame([look(98.0, *views(97.9, 5_000)), look(100.0, *views(99.9, 5_240))], plan)
     assert (found.condition, found.culprit) == (Condition.HEALTHY, None)
     return found.sentence
 
@@ -371,6 +371,13 @@ def test_a_slow_consumer_is_by_design():
     assert flowing(Activity.UPDATE, Activity.WAIT_CREDIT) == (
         "the run gets on: 120 environment steps/s and 120 updates/s; "
         "the learner sets the pace, and the collectors wait for it because of the replay ratio of 1"
+    )
+
+
+def test_on_policy_the_lag_that_is_allowed_sets_the_pace():
+    sentence = flowing(Activity.UPDATE, Activity.WAIT_CREDIT, Plan(max_policy_lag=0))
+    assert sentence.endswith(
+        "the learner sets the pace, and the collectors wait for it because of rollout.max_policy_lag 0"
     )
 
 

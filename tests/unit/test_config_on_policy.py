@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from headrace.algorithms.on_policy_configs import PPOConfig
+from headrace.core.config import CollectConfig, EnvConfig
 from headrace.core.errors import ConfigError
 from headrace.runtime.config import ExperimentConfig, dump_toml, load_config
 from headrace.runtime.pacing import window_chunks
@@ -93,3 +95,14 @@ def test_what_is_written_down_is_accepted_again(tmp_path, source):
     path.write_text(dump_toml(config))
     assert load_config(path) == config
     assert load_config(path, {"run.steps": 7}, base=config).run.steps == 7
+
+
+def test_a_section_that_is_an_object_has_the_defaults_of_a_table():
+    config = ExperimentConfig(
+        env=EnvConfig(id="CartPole-v1"), algorithm=PPOConfig(), collect=CollectConfig(chunk_steps=16)
+    )
+    assert (config.collect.random_steps, config.collect.chunk_steps) == (0, 16)
+    with pytest.raises(ConfigError, match="actions that its policy has not chosen"):
+        ExperimentConfig(
+            env=EnvConfig(id="CartPole-v1"), algorithm=PPOConfig(), collect=CollectConfig(random_steps=10_000)
+        )

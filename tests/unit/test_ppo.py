@@ -263,6 +263,17 @@ def test_rewards_are_scaled_by_the_deviation_of_discounted_returns():
         np.testing.assert_allclose(scaled, expected, rtol=1e-6)
 
 
+def test_an_episode_that_was_cut_after_a_rollout_earns_nothing_for_the_next_one():
+    """What tells of the cut is a row without a step, which no rollout has: the next one begins with an episode's step 0."""
+    rewards = learner(gamma=0.5, normalize={"rewards": True})._inputs.rewards
+    told = rollout(learner(), steps=2, streams=1)
+    told.episode_ended[:] = False
+    rewards.scaled(told)
+    told.t = np.array([[0], [1]])
+    rewards.scaled(told)
+    assert rewards._running[0] == told.reward[1, 0] + 0.5 * told.reward[0, 0]
+
+
 def test_a_lane_may_come_in_two_streams_and_any_number_of_lanes():
     """Half a stream after the other is the same as both at once, and the hundredth lane finds its place."""
     one = learner(normalize={"rewards": True})._inputs.rewards

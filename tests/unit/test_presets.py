@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
 import headrace.runtime.presets as presets_module
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, EnvironmentNotBuilt
 from headrace.envs.building import build_copy
 from headrace.runtime.config import load_config
 from headrace.runtime.presets import preset_folder, presets, resolve
 
 NAMES = [
-    "cage2-ppo", "cartpole-dqn", "cartpole-ppo", "fuelbreak-dqn", "hockey-demo", "hockey-td3", "lunarlander-dqn", "pendulum-td3", "treasurehunt-iqn",
-    "treasurehunt-iqn-small",
+    "cage2-ppo", "cartpole-dqn", "cartpole-ppo", "fuelbreak-dqn", "halfcheetah-ppo", "hockey-demo", "hockey-td3",
+    "lunarlander-dqn", "lunarlander-ppo", "pendulum-td3", "treasurehunt-iqn", "treasurehunt-iqn-small",
 ]  # fmt: skip
+MUJOCO = "halfcheetah-ppo"
+"""Its environment needs a package that need not be there."""
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_preset_loads_and_its_environment_is_built(name):
+def test_preset_loads_and_is_described(name):
+    load_config(name)
+    assert len(presets()[name].description) > 20
+    assert not presets()[name].description.startswith("#")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != MUJOCO])
+def test_environment_of_a_preset_is_built(name):
     config = load_config(name)
     env = build_copy(config.env, config.agents.count)
     env.close()
-    assert len(presets()[name].description) > 20
-    assert not presets()[name].description.startswith("#")
+
+
+def test_package_that_a_preset_needs_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mujoco", None)
+    for module in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
+        monkeypatch.delitem(sys.modules, module)
+    config = load_config(MUJOCO)
+    with pytest.raises(EnvironmentNotBuilt, match="MuJoCo is not installed") as caught:
+        build_copy(config.env, config.agents.count)
+    assert "mujoco" in caught.value.fix
 
 
 def test_no_preset_is_without_a_test():

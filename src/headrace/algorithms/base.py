@@ -50,6 +50,7 @@ class Rollout:
     episode_ended: NDArray[np.bool_]  # [T, N]  the episode ended here (terminated, truncated, cut or lost)
     valid: NDArray[np.bool_]  # [T, N]  False: no step (ragged streams, lost environments); the rest is ignored there
     version: NDArray[np.int64]  # [T, N]  of the policy that acted
+    t: NDArray[np.int64]  # [T, N]  step in its episode
     lanes: NDArray[np.intp]  # [N]  lane of each stream; one may occur in more than one of them, in order
 
 

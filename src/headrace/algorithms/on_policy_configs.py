@@ -216,3 +216,5 @@ def _refuse_cells(actions: ActionsConfig) -> None:
 
 PPO = PPOConfig
 VTrace = VTraceConfig
+ON_POLICY = frozenset({PPOConfig().name, VTraceConfig().name})
+"""What ``algorithm.name`` is where nothing is learned from a replay."""

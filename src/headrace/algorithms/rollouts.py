@@ -146,11 +146,14 @@ class Rewards:
 
     def _returns(self, reward: Float64, rollout: Rollout, order: NDArray[np.intp]) -> Float64:
         valid, over, lanes = rollout.valid[:, order], rollout.episode_ended[:, order], rollout.lanes[order]
+        begins = rollout.t[:, order] == 0
         self._grow(int(lanes.max()) + 1)
         returns = np.zeros(reward.shape)
         for stream, lane in enumerate(lanes):
             so_far = self._running[lane]
             for step in np.flatnonzero(valid[:, stream]):
+                if begins[step, stream]:  # the one before may have been cut after the rollout before
+                    so_far = 0.0
                 so_far = so_far * self._gamma + reward[step, stream]
                 returns[step, stream] = so_far
                 if over[step, stream]:

@@ -166,6 +166,7 @@ def _rollout(replay: Replay, streams: Sequence[_Stream]) -> Rollout:
         episode_ended=episode_ended,
         valid=valid,
         version=rows["version"][at],
+        t=rows["t"][at].astype(np.int64),
         lanes=np.array([stream.lane for stream in streams], np.intp),
     )
 

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 import psutil
 
+from headrace.algorithms.on_policy_configs import ON_POLICY
 from headrace.core.errors import RunDirectoryError
 from headrace.ipc.channel import poll_fds
 from headrace.monitor.snapshot import Disk, Memory, Snapshot
@@ -171,11 +172,13 @@ def read_plan(config_file: Path) -> Plan:
     deadlines, replay = _section(table, "deadlines"), _section(table, "replay")
     found = {activity: deadlines.get(key, deadlines.get(_OTHERWISE.get(key, ""))) for activity, key in _LIMITS.items()}
     limits = {activity: float(limit_s) for activity, limit_s in found.items() if _is_number(limit_s)}
+    on_policy = _section(table, "algorithm").get("name") in ON_POLICY
     return Plan(
         limits=limits,
-        learning_starts=_whole(replay.get("learning_starts")),
+        learning_starts=None if on_policy else _whole(replay.get("learning_starts")),
         capacity=_whole(replay.get("capacity")),
-        ratio=None if replay.get("free_running") else _number(replay.get("ratio")),
+        ratio=None if on_policy or replay.get("free_running") else _number(replay.get("ratio")),
+        max_policy_lag=_whole(_section(table, "rollout").get("max_policy_lag")) if on_policy else None,
         group_size=_whole(_section(table, "env").get("group_size")) or 1,
         max_restarts=_whole(_section(table, "supervision").get("max_restarts")),
         restart_window_s=_number(_section(table, "supervision").get("restart_window_s")) or 300.0,

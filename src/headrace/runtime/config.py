@@ -13,7 +13,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from headrace.algorithms.configs import DQNConfig, IQNConfig, TD3Config
 from headrace.algorithms.exploration import decay_of
-from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
+from headrace.algorithms.on_policy_configs import ON_POLICY, PPOConfig, VTraceConfig
 from headrace.core import toml
 from headrace.core.agents import AgentsConfig
 from headrace.core.config import (
@@ -35,7 +35,6 @@ from headrace.runtime import presets
 from headrace.runtime.pacing import window_chunks
 
 _DEFAULT_ALGORITHM = TD3Config()
-_ON_POLICY = (PPOConfig().name, VTraceConfig().name)
 
 
 def _algorithm_name(section: object) -> object:
@@ -99,10 +98,12 @@ class ExperimentConfig(Section):
     @classmethod
     def _on_policy_defaults(cls, values: Any) -> Any:
         """No random actions: a policy that learns from them would have to have chosen them."""
-        if isinstance(values, dict) and _algorithm_name(values.get("algorithm", {})) in _ON_POLICY:
+        if isinstance(values, dict) and _algorithm_name(values.get("algorithm", {})) in ON_POLICY:
             collect = values.get("collect", {})
             if isinstance(collect, dict) and "random_steps" not in collect:
                 return {**values, "collect": {**collect, "random_steps": 0}}
+            if isinstance(collect, CollectConfig) and "random_steps" not in collect.model_fields_set:
+                return {**values, "collect": collect.model_copy(update={"random_steps": 0})}
         return values
 
     @model_validator(mode="after")

@@ -65,19 +65,21 @@ class Overlapped:
         """Until the target is reached and trained on, or the supervisor says stop."""
         training, learner, pace = self._training, self._training.learner, self._pace
         self._train_on_what_was_left()
-        while training.stop_reason is None:
+        while True:
             self._grant()
             for commit in training.groups.take():
                 self.on_commit(commit)
             training.tick(self)
+            if training.stop_reason is not None:
+                break
             if not pace.busy:
                 self._take_over(range(training.config.env.groups))
             if pace.complete(learner.version, learner.arrived, training.groups.present()):
                 self._train()
-            elif training.stop_reason is not None or not (pace.busy or training.collecting):
-                break
-            else:  # also while nobody is there to be granted anything
+            elif pace.busy or training.collecting:  # or nobody is there to be granted anything
                 training.groups.wait(pace.busy, training.control_fd)
+            else:
+                break
         training.leave(self)
         self._take_over(range(training.config.env.groups))  # for whoever goes on with the run
 

@@ -82,6 +82,7 @@ def plan(config: ExperimentConfig) -> Plan:
         learning_starts=0 if config.on_policy else config.replay.learning_starts,
         capacity=config.replay.capacity,
         ratio=config.declared_ratio,
+        max_policy_lag=config.rollout.max_policy_lag if config.on_policy else None,
         group_size=config.env.group_size,
         max_restarts=config.supervision.max_restarts,
         restart_window_s=config.supervision.restart_window_s,

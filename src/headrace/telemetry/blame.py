@@ -370,6 +370,11 @@ def _pace(flow: Flow, learners: Sequence[SlotView], collectors: Sequence[SlotVie
     credit = _share(flow, [view.id for view in collectors], Activity.WAIT_CREDIT)
     rows = _share(flow, [view.id for view in learners], Activity.WAIT_ROWS)
     if credit >= 0.5 and credit >= rows:
+        lag = flow.plan.max_policy_lag
+        if lag is not None:
+            return (
+                f"; the learner sets the pace, and the collectors wait for it because of rollout.max_policy_lag {lag}"
+            )
         ratio = f" of {flow.plan.ratio:g}" if flow.plan.ratio is not None else ""
         return f"; the learner sets the pace, and the collectors wait for it because of the replay ratio{ratio}"
     if rows >= 0.5:

@@ -85,6 +85,8 @@ class Plan:
     """Rows the replay holds."""
     ratio: float | None = None
     """Declared updates per environment step; None: free running, or not known."""
+    max_policy_lag: int | None = None
+    """On-policy, by how many versions an acting policy may be older than the one that learns; None: there is a replay."""
     group_size: int = 1
     """Lanes that are stepped one after the other by one collector."""
     max_restarts: int | None = None
