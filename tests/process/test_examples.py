@@ -87,6 +87,7 @@ def test_torchrl_collects_through_its_own_wrapper(tmp_path):
     assert "0 rows left out" in said
 
 
+@pytest.mark.table
 def test_workflows_of_cage2_are_searched(tmp_path):
     said = run("cage2_workflows.py", "--quick", "--out", "found", where=tmp_path)
 

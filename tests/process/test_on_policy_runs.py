@@ -111,6 +111,7 @@ def test_a_collector_that_dies_in_a_rollout_costs_an_episode_and_no_step(runs, t
     assert_replays(run)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.table)])
 def test_who_is_frozen_is_blamed_and_nobody_who_waits_for_the_same_rollout(runs, tmp_path, lag):
     """The other collector has waited for credit three times as long as it may when the frozen one is found."""

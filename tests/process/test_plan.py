@@ -97,6 +97,7 @@ def test_plans_are_predicted_and_the_best_checked(
     assert told["sentence"].startswith(recommended["schedule"])
 
 
+@pytest.mark.table
 def test_environments_in_workers_are_timed_where_they_are(
     runs: Runs, tmp_path: Path, kept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -109,6 +110,7 @@ def test_environments_in_workers_are_timed_where_they_are(
     assert "--set run.schedule=inline --set env.workers=2 --schedule" in told["recommended"]["command"]
 
 
+@pytest.mark.table
 def test_agents_of_a_copy_are_timed_together(
     runs: Runs, tmp_path: Path, kept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +136,7 @@ def test_an_environment_that_raises_is_told_of_as_in_a_run(
     assert "Traceback" in (folder / "timed" / "logs" / "learner.log").read_text()
 
 
+@pytest.mark.table
 def test_an_environment_that_hangs_is_told_of_as_in_a_run(
     runs: Runs, tmp_path: Path, kept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

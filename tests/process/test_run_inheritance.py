@@ -63,6 +63,7 @@ def test_it_begins_with_the_others_networks_and_statistics_and_is_replayed(runs,
         headrace.replay(second.path)
 
 
+@pytest.mark.table
 def test_another_beginning_is_not_taken_for_it(runs, monkeypatch):
     first = train(runs, monkeypatch)
     older = policy_versions(first.path / "checkpoints")[-1]
@@ -78,6 +79,7 @@ def test_another_beginning_is_not_taken_for_it(runs, monkeypatch):
     assert caught.value.facts["problem"] == "its bytes are not those that the run began with"
 
 
+@pytest.mark.table
 def test_it_is_resumed_without_the_other(runs, monkeypatch):
     first = train(runs, monkeypatch)
     second = train(runs, monkeypatch, learn__begin_from=str(first.path))
