@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,11 @@ import pytest
 from PIL import Image
 
 from headrace.algorithms.registry import build_random_actor
-from headrace.core.errors import EnvironmentRaised, ObservationMismatch, RunDirectoryError
+from headrace.core.errors import ConfigError, EnvironmentRaised, ObservationMismatch, RunDirectoryError
 from headrace.envs.toy import Target, sampler
 from headrace.runtime.config import load_config
-from headrace.runtime.evaluation import Player, Scores, _write_gif
-from headrace.runtime.payloads import EnvSpaces
+from headrace.runtime.evaluation import Player, Scores, _write_gif, build_judge
+from headrace.runtime.payloads import Basics, EnvSpaces, build_run_environment
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -72,6 +73,25 @@ def test_stacked_frames_begin_with_the_first_one_repeated():
     echo = Echo()
     Player(Traced(limit=4), config(env__frame_stack=3), "traced", echo).play(1)
     assert [seen[0, :, 1].tolist() for seen in echo.seen] == [[0, 0, 0], [0, 0, 1], [0, 1, 2], [1, 2, 3]]
+
+
+@pytest.mark.parametrize(("limited", "steps"), [(True, 3), (False, 10)])
+def test_a_limit_for_training_cuts_evaluations_unless_told_otherwise(tmp_path, limited, steps):
+    settings = {"env__max_episode_steps": 3, "evaluation__episode_limit": limited}
+    basics = Basics(config(env__factory="headrace.envs.toy:counter", **settings), tmp_path / "board")
+    with closing(build_judge(basics, "evaluator")) as env:
+        env.reset(seed=0)
+        ends = [any(env.step(env.action_space.sample())[2:4]) for _ in range(steps)]
+    assert ends == [False] * (steps - 1) + [True]
+    with closing(build_run_environment(basics, 0, "collector-0")) as env:
+        env.reset(seed=0)
+        assert [any(env.step(env.action_space.sample())[2:4]) for _ in range(3)] == [False, False, True]
+
+
+def test_doing_without_a_limit_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError) as caught:
+        config(evaluation__episode_limit=False)
+    assert "evaluation.episode_limit would be ignored" in str(caught.value)
 
 
 def test_interval():

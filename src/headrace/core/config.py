@@ -217,6 +217,8 @@ class EvaluationConfig(Section):
     """Mean return at which the run ends in order, successfully; not set: it goes on."""
     random_baseline: bool = True
     """Also play the same episodes with uniformly random actions, once, for comparison."""
+    episode_limit: bool = True
+    """Whether ``env.max_episode_steps`` cuts these episodes as well; otherwise only the environment itself ends them."""
 
 
 class DeadlinesConfig(Section):

@@ -428,6 +428,15 @@ def _check_exploration(config: ExperimentConfig) -> None:
         )
 
 
+def _check_evaluation(config: ExperimentConfig) -> None:
+    if not config.evaluation.episode_limit and config.env.max_episode_steps is None:
+        raise ConfigError(
+            "evaluation.episode_limit would be ignored: there is no limit that evaluations could do without",
+            max_episode_steps=None,
+            fix="set env.max_episode_steps, or remove evaluation.episode_limit",
+        )
+
+
 def _check_random_steps(config: ExperimentConfig) -> None:
     actions = config.algorithm.actions if isinstance(config.algorithm, DQNConfig | IQNConfig) else None
     if config.collect.random_steps and actions is not None and (actions.cells or actions.mask_leaf):
@@ -460,6 +469,7 @@ _CHECKS: tuple[Callable[[ExperimentConfig], None], ...] = (
     _check_replay,
     _check_length,
     _check_exploration,
+    _check_evaluation,
     _check_random_steps,
     _check_checkpoint,
 )

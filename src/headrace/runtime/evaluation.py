@@ -7,6 +7,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,17 @@ def player_of(
     return Player(env, config, name, actor, explores=explores)
 
 
+def build_judge(
+    basics: Basics, component: str, render_mode: str | None = None
+) -> gymnasium.Env[Any, Any] | ParallelCopy:
+    """The environment that evaluations are played in; arguments and errors as of `build_run_environment`."""
+    config = basics.config
+    if not config.evaluation.episode_limit:
+        env = config.env.model_copy(update={"max_episode_steps": None})
+        basics = replace(basics, config=config.model_copy(update={"env": env}))
+    return build_run_environment(basics, -1, component, render_mode)
+
+
 def evaluator(context: ChildContext) -> None:
     """Entry point of the evaluator's process: one frozen policy after the other, as ordered."""
     payload: EvaluatorPayload = context.payload
@@ -157,7 +169,7 @@ def evaluator(context: ChildContext) -> None:
     with Board.attach(payload.basics.board) as board:
         slot = board.slot(context.id)
         slot.enter(Activity.ENV_CONSTRUCT)
-        with closing(build_run_environment(payload.basics, -1, context.id)) as env:
+        with closing(build_judge(payload.basics, context.id)) as env:
             policy = payload.spaces.policy(config)
             actor = build_actor(policy)
             context.control.send(Ready({}), timeout_s=config.deadlines.start_s)
@@ -214,7 +226,7 @@ def evaluate_run(
     mode = "rgb_array" if render_to is not None else None
     name = environment_name(config.env, env_factory)
     basics = Basics(config, run.board_file, env_factory)
-    with closing(build_run_environment(basics, -1, "eval", mode)) as env:
+    with closing(build_judge(basics, "eval", mode)) as env:
         actor = build_actor(EnvSpaces.declared(env).policy(config))
         actor.load(arrays)
         frames: list[NDArray[np.uint8]] = []
