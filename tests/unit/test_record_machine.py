@@ -76,6 +76,22 @@ def test_libraries_are_noted_with_their_threads():
 
 
 @pytest.mark.parametrize(
+    ("file", "counts"),
+    [
+        ("/env/lib/python3.11/site-packages/numpy.libs/libscipy_openblas64_-32.so", True),
+        ("/env/lib/python3.11/site-packages/torch/lib/libgomp.so.1", True),
+        ("/usr/lib/x86_64-linux-gnu/openblas-pthread/libopenblas.so.0", True),
+        ("/env/lib/python3.11/site-packages/scipy.libs/libscipy_openblas-6c.so", False),
+        ("/usr/lib/python3/dist-packages/sklearn/libgomp.so", False),
+    ],
+)
+def test_a_library_that_another_package_brought_along_changes_no_bit(monkeypatch, file, counts):
+    pool = {"filepath": file, "prefix": "it", "version": "1", "num_threads": 1}
+    monkeypatch.setattr(threadpoolctl, "threadpool_info", lambda: [pool])
+    assert bool(fingerprint()["libraries"]) is counts
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         (

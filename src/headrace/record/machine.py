@@ -24,6 +24,8 @@ from headrace.core.errors import ConfigError
 
 _PACKAGES = ("headrace", "numpy", "torch", "gymnasium", "safetensors", "box2d")
 _NOT_INSTALLED = "not installed"
+_COMPUTING = ("numpy", "torch", "mkl", "intel_openmp")
+"""Packages whose own libraries compute; scipy, say, brings another copy, which a process may have loaded for other reasons."""
 _FEATURES = {
     "avx", "avx2", "fma", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8", "asimd", "sve", "sve2", "bf16", "i8mm",
 }  # fmt: skip
@@ -109,6 +111,15 @@ def _version(package: str) -> str:
         return _NOT_INSTALLED
 
 
+def _computes(file: str) -> bool:
+    """Whether what policies and learners compute may go through a library: not one that another package brought along."""
+    parts = Path(file).parts
+    for folder in ("site-packages", "dist-packages"):
+        if folder in parts[:-1]:
+            return parts[parts.index(folder) + 1].removesuffix(".libs") in _COMPUTING
+    return True
+
+
 def _libraries() -> list[dict[str, Any]]:
     found = [
         {
@@ -118,6 +129,7 @@ def _libraries() -> list[dict[str, Any]]:
             "threads": pool["num_threads"],
         }
         for pool in threadpoolctl.threadpool_info()
+        if _computes(pool["filepath"])
     ]
     return sorted(found, key=lambda library: [str(value) for value in library.values()])
 
