@@ -88,8 +88,11 @@ class OnPolicyLearner(BaseLearner):
         self.sampled += int(counts.sum())
 
     def _took(self, group: int, chunk: int, version: int, transitions: int, *, committed: bool) -> None:
-        if transitions:  # else what rows there are go with the group's next
-            stops = tuple(int(self.replay.books.row[lane]) for lane in self._parts.groups[group])
+        lanes, books = list(self._parts.groups[group]), self.replay.books
+        stops = tuple(books.row[lanes].tolist())
+        # A cut may complete what was kept back of an episode, also where no step came with it.
+        cut = not committed and bool((books.resident_from[lanes] < stops).any())
+        if transitions or cut:  # else what rows there are go with the group's next
             self.rollouts.add(Arrived(group, chunk, version, stops))
 
     def _load(self, state: LearnerState, *, same_rows: bool) -> None:
