@@ -21,6 +21,7 @@ from headrace.runtime.overlapped import Overlapped
 from headrace.runtime.training import Training
 from headrace.supervision.messages import Command, Stop
 from headrace.telemetry.board import Activity, Board
+from schedule_support import FakeGroups, FakeKeeper
 
 CHUNK = 4
 GROUPS = 4
@@ -100,68 +101,24 @@ class FakeLearner:
 
 
 @dataclass
-class FakeGroups:
-    """Four groups of two collectors. A granted chunk arrives at the next look, unless its group is mute."""
+class Groups(FakeGroups):
+    """Of which the granted chunks arrive once, also where a limit is raised before they have been committed."""
 
-    then: list[Callable[[], None]] = field(default_factory=list)
-    """What happens at each wait that follows; a wait with nothing left to happen would last for ever, and fails."""
-    mute: set[int] = field(default_factory=set)
-    granted: list[tuple[int, int, int, int]] = field(default_factory=list)
+    granted: list[tuple[int, int, int, int]] = field(default_factory=list)  # type: ignore[assignment]
     """(group, chunk, limit, version)"""
-    arriving: list[Commit] = field(default_factory=list)
-    gone: set[int] = field(default_factory=set)
-    hurry: bool = False
-    busy: list[list[int]] = field(default_factory=list)
-    """Whom each wait was for."""
-    _begun: dict[int, int] = field(default_factory=dict)
+    begun: dict[int, int] = field(default_factory=dict)
 
     def grant(self, group: int, chunk: int, limit: int, version: int) -> None:
         self.granted.append((group, chunk, limit, version))
         if group not in self.mute:
-            for number in range(max(chunk, self._begun.get(group, 0)), limit):
+            for number in range(max(chunk, self.begun.get(group, 0)), limit):
                 self.arrive(group, number, version)
-        self._begun[group] = limit
-
-    def arrive(self, group: int, chunk: int, version: int = 1, *, last: bool = False) -> None:
-        self.arriving.append(Commit(0, group, chunk, version, last=last, lanes=()))
-
-    def take(self) -> list[Commit]:
-        taken, self.arriving = self.arriving, []
-        return taken
-
-    def wait(self, waiting_for: Sequence[int], control_fd: int) -> None:
-        self.busy.append(list(waiting_for))
-        if not self.arriving:
-            assert self.then, f"waits for ever, for {list(waiting_for)}"
-            self.then.pop(0)()
-
-    def present(self) -> list[int]:
-        return [group for group in range(GROUPS) if group % 2 not in self.gone]
-
-    def lost(self, collector: int) -> list[int]:
-        self.gone.add(collector)
-        return [collector, collector + 2]
-
-    def leave_out(self, groups: Sequence[int]) -> None:
-        raise NotImplementedError
-
-    def joined(self, collector: int, incarnation: int) -> list[int]:
-        self.gone.discard(collector)
-        return [collector, collector + 2]
-
-    def hurried(self) -> bool:
-        return self.hurry
+        self.begun[group] = limit
 
     def stop(self) -> list[int]:
         for group in self.present():
             self.arrive(group, 99, last=True)
         return self.present()
-
-
-class FakeKeeper:
-    """Keeps nothing."""
-
-    state_due = checkpoint_due = False
 
 
 class Bench:
@@ -174,7 +131,7 @@ class Bench:
         }  # fmt: skip
         self.config = load_config(None, {**base, **settings})
         self.learner = FakeLearner(self.config)
-        self.groups = FakeGroups()
+        self.groups = Groups()
         self.supervisor, control = Channel.pair()
         self.channels = (self.supervisor, control)
         self.training = Training(

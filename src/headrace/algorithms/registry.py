@@ -336,6 +336,21 @@ def _vtrace(
     return build_vtrace(cast("VTraceConfig", config), observation_space, action_space, seed, device)
 
 
+def _sampling(name: str, summary: str, build: Callable[[Section, Space, Space, int, str], OnPolicyAlgorithm]) -> Entry:
+    """One that draws its actions, and learns from its own rollouts."""
+    return Entry(
+        name=name,
+        summary=summary,
+        check_spaces=_check_sampled,
+        build_actor=_sampling_actor,
+        build_algorithm=build,
+        carried_floats=lambda _config, _space: 0,
+        acts_in_torch=_sampling_acts_in_torch,
+        build_random_actor=_random_sampling_actor,
+        told=_told_by_sampling,
+    )
+
+
 _ENTRIES: Mapping[type[Section], Entry] = MappingProxyType(
     {
         TD3Config: Entry(
@@ -369,27 +384,13 @@ _ENTRIES: Mapping[type[Section], Entry] = MappingProxyType(
             build_random_actor=_random_choosing_actor,
             build_batched=_iqn,
         ),
-        PPOConfig: Entry(
-            name="ppo",
-            summary="proximal policy optimisation, for choices and continuous actions (Schulman et al. 2017)",
-            check_spaces=_check_sampled,
-            build_actor=_sampling_actor,
-            build_algorithm=_ppo,
-            carried_floats=lambda _config, _space: 0,
-            acts_in_torch=_sampling_acts_in_torch,
-            build_random_actor=_random_sampling_actor,
-            told=_told_by_sampling,
+        PPOConfig: _sampling(
+            "ppo", "proximal policy optimisation, for choices and continuous actions (Schulman et al. 2017)", _ppo
         ),
-        VTraceConfig: Entry(
-            name="vtrace",
-            summary="actor-critic that corrects for older policies: IMPALA and asynchronous PPO (Espeholt et al. 2018)",
-            check_spaces=_check_sampled,
-            build_actor=_sampling_actor,
-            build_algorithm=_vtrace,
-            carried_floats=lambda _config, _space: 0,
-            acts_in_torch=_sampling_acts_in_torch,
-            build_random_actor=_random_sampling_actor,
-            told=_told_by_sampling,
+        VTraceConfig: _sampling(
+            "vtrace",
+            "actor-critic that corrects for older policies: IMPALA and asynchronous PPO (Espeholt et al. 2018)",
+            _vtrace,
         ),
     }
 )

@@ -54,7 +54,7 @@ def plan(config: str, seconds: float, most: int, no_check: bool, settings: tuple
     folder = Path(tempfile.mkdtemp(prefix="headrace-plan-"))
     try:
         code = _Planner(config, experiment, settings, folder, quiet=as_json).run(seconds, 0 if no_check else most)
-    except BaseException:
+    except BaseException:  # passed on; an interrupted plan leaves no folder behind
         shutil.rmtree(folder, ignore_errors=True)
         raise
     if code in (0, USAGE):

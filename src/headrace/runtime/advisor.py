@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
 from headrace.core.errors import ConfigError
 from headrace.lanes.rate_limiter import RateLimiter
-from headrace.runtime.config import ExperimentConfig, load_config
+from headrace.runtime.config import IN_TURN, ExperimentConfig, load_config
 from headrace.runtime.rehearsal import Pace, Rollout, Shape, Span, Work, pace
 
 SCHEDULES = ("inline", "lockstep", "async")
@@ -171,7 +171,7 @@ def configured(
     """The configuration under a plan; None if it does not allow it."""
     changes = {**plan.changes, **(further or {})}
     if plan.schedule != "async":
-        changes |= {"replay.slack_steps": None, "rollout.max_policy_lag": 0, "rollout.order": "chunk"}
+        changes |= IN_TURN
     try:
         return load_config(config, changes)
     except ConfigError:

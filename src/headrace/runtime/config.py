@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Self
 
 import tomli_w
@@ -45,6 +46,12 @@ def _algorithm_name(section: object) -> object:
 
 
 AlgorithmConfig = TD3Config | DQNConfig | IQNConfig | PPOConfig | VTraceConfig
+
+
+IN_TURN: Mapping[str, object] = MappingProxyType(
+    {"replay.slack_steps": None, "rollout.max_policy_lag": 0, "rollout.order": "chunk"}
+)
+"""Changes without which a configuration of an asynchronous run is refused where collecting and learning take turns."""
 
 
 class ExperimentConfig(Section):

@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.core.errors import ConfigError
 from headrace.runtime.comparing import Comparison, Curve, compare
-from headrace.runtime.config import ExperimentConfig, load_config
+from headrace.runtime.config import IN_TURN, ExperimentConfig, load_config
 from headrace.telemetry.board import Activity
 from headrace.telemetry.timeuse import Spent
 
@@ -276,5 +276,5 @@ def _refuse(config: ExperimentConfig, schedules: Sequence[str]) -> None:
 def _twin(config: ExperimentConfig, schedule: str, seed: int) -> ExperimentConfig:
     changes: dict[str, object] = {"run.schedule": schedule, "run.seed": seed, "evaluation.target": None}
     if schedule != "async":
-        changes |= {"replay.slack_steps": None, "rollout.max_policy_lag": 0, "rollout.order": "chunk"}
+        changes |= IN_TURN
     return load_config(config, changes)

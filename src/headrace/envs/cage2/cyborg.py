@@ -27,10 +27,10 @@ from headrace.core.errors import (
     HeadraceError,
 )
 from headrace.envs.cage2 import network as net
-from headrace.envs.cage2.checks import check_options, checked_action, checked_seed
 from headrace.envs.cage2.env import OBSERVATION_BITS
 from headrace.envs.cage2.settings import Opponent
 from headrace.envs.cage2.world import TYPE_BITS, TYPE_BITS_BESIDE_FOOTHOLD
+from headrace.envs.checks import check_options, checked_seed
 from headrace.ipc.channel import Deadline, poll_fds
 
 _CHILD = Path(__file__).with_name("cyborg_child.py")
@@ -256,7 +256,7 @@ class CybORGEnv(gymnasium.Env[NDArray[np.uint8], SupportsIndex]):
             ConfigError: ``action`` is no integer from 0 to 144; nothing has happened.
             HeadraceError: No episode is in progress; or as `CybORGProcess.ask`.
         """
-        number = checked_action("CybORGEnv", action)
+        number = net.CHECKED.one("CybORGEnv", action)
         if not self._running:
             raise HeadraceError(
                 "CybORGEnv.step() was called while no episode was in progress",

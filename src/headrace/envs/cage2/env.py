@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 
 from headrace.core.errors import HeadraceError
 from headrace.envs.cage2 import network as net
-from headrace.envs.cage2.checks import RENDER_MODES, check_options, checked_action, checked_render_mode
 from headrace.envs.cage2.draws import Draws
 from headrace.envs.cage2.render import FPS, draw, table
 from headrace.envs.cage2.settings import Keywords, Settings
 from headrace.envs.cage2.solo import Solo
+from headrace.envs.checks import check_options, checked_render_mode
 from headrace.envs.rendering import require_render_mode
 
 OBSERVATION_BITS = 4 * len(net.HOSTS)
+_RENDER_MODES = ("ansi", "rgb_array")
 
 
 class CAGE2Env(gymnasium.Env[NDArray[np.uint8], SupportsIndex]):
@@ -39,11 +40,11 @@ class CAGE2Env(gymnasium.Env[NDArray[np.uint8], SupportsIndex]):
         ConfigError: A keyword is unknown, or a value is out of bounds.
     """
 
-    metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": FPS}  # noqa: RUF012 - as Gymnasium declares it
+    metadata: dict[str, Any] = {"render_modes": list(_RENDER_MODES), "render_fps": FPS}  # noqa: RUF012 - as Gymnasium declares it
 
     def __init__(self, *, render_mode: str | None = None, **settings: Unpack[Keywords]) -> None:
         self.settings = Settings(**settings)  # type: ignore[arg-type]  # a name alone becomes a tuple of one
-        self.render_mode = checked_render_mode("CAGE2Env", render_mode)
+        self.render_mode = checked_render_mode("CAGE2Env", render_mode, _RENDER_MODES)
         self.observation_space: spaces.Space[Any] = spaces.Box(0, 1, (OBSERVATION_BITS,), np.uint8)
         self.action_space: spaces.Space[Any] = spaces.Discrete(len(net.ACTIONS))
         self.episode_return = 0.0
@@ -110,7 +111,7 @@ class CAGE2Env(gymnasium.Env[NDArray[np.uint8], SupportsIndex]):
                 fix="Call reset() first, and again after a step that returned truncated.",
                 steps_taken=self._solo.steps,
             )
-        self._last = checked_action("CAGE2Env", action)
+        self._last = net.CHECKED.one("CAGE2Env", action)
         reward = self._solo.step(self._last)
         self.episode_return += reward
         over = self._solo.over

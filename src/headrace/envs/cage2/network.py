@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from headrace.envs.checks import ActionCheck
+
 HOSTS: Final = (
     "Defender",
     "Enterprise0",
@@ -158,6 +160,10 @@ def _actions() -> tuple[Action, ...]:
 
 ACTIONS: Final = _actions()
 """All 145, in CybORG's order."""
+CHECKED: Final = ActionCheck(
+    len(ACTIONS),
+    f"Pass an integer from 0 to {len(ACTIONS) - 1}; headrace.envs.cage2.network.ACTIONS says what each means.",
+)
 
 
 def action_of(kind: int, host: int = 0, decoy: int = -1) -> int:

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.envs.cage2 import network as net
-from headrace.envs.cage2.checks import check_options, checked_actions, checked_render_mode, copy_seeds
 from headrace.envs.cage2.draws import Draws
 from headrace.envs.cage2.env import OBSERVATION_BITS
 from headrace.envs.cage2.render import FPS, draw
 from headrace.envs.cage2.settings import Keywords, Settings
 from headrace.envs.cage2.world import World
+from headrace.envs.checks import check_options, checked_render_mode, copy_seeds
 from headrace.envs.rendering import require_render_mode
 
 Step = tuple[NDArray[np.uint8], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
@@ -49,7 +49,7 @@ class CAGE2Vector(VectorEnv[NDArray[np.uint8], NDArray[np.integer], NDArray[Any]
         self.settings = Settings(**settings)  # type: ignore[arg-type]  # a name alone becomes a tuple of one
         if num_envs < 1:
             raise ConfigError("CAGE2Vector needs a copy to play", fix="Set num_envs to 1 or more.", num_envs=num_envs)
-        self.render_mode = checked_render_mode("CAGE2Vector", render_mode, ("rgb_array",))
+        self.render_mode = checked_render_mode("CAGE2Vector", render_mode)
         self.num_envs = num_envs
         self.single_observation_space = spaces.Box(0, 1, (OBSERVATION_BITS,), np.uint8)
         self.single_action_space = spaces.Discrete(len(net.ACTIONS))
@@ -96,7 +96,7 @@ class CAGE2Vector(VectorEnv[NDArray[np.uint8], NDArray[np.integer], NDArray[Any]
             ConfigError: There are options, a seed is no integer of at least 0, or there are too many or too few.
         """
         check_options("CAGE2Vector", options)
-        self._restart(copy_seeds("CAGE2Vector", seed, self.num_envs))
+        self._restart(copy_seeds("CAGE2Vector", seed, self.num_envs, "the network"))
         self._begun = True
         return self._world.observe(), {}
 
@@ -111,7 +111,7 @@ class CAGE2Vector(VectorEnv[NDArray[np.uint8], NDArray[np.integer], NDArray[Any]
             ConfigError: The actions are no integers from 0 to 144, one for each copy; nothing has happened.
             HeadraceError: reset() was never called.
         """
-        chosen = checked_actions("CAGE2Vector", actions, self.num_envs)
+        chosen = net.CHECKED.many("CAGE2Vector", actions, self.num_envs)
         if not self._begun:
             raise HeadraceError("CAGE2Vector.step() was called before reset()", fix="Call reset() first.")
         if self._over:

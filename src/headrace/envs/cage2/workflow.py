@@ -13,9 +13,8 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from headrace.core.errors import ConfigError
-from headrace.envs.cage2.checks import checked_action, checked_actions
 from headrace.envs.cage2.env import OBSERVATION_BITS, CAGE2Env
-from headrace.envs.cage2.network import TYPES
+from headrace.envs.cage2.network import CHECKED, TYPES
 from headrace.envs.cage2.settings import Opponent
 from headrace.envs.cage2.vector import CAGE2Vector, Step
 from headrace.envs.cage2.workflows import (
@@ -122,7 +121,7 @@ class WorkflowEnv(gymnasium.Wrapper[NDArray[np.uint8], SupportsIndex, NDArray[np
 
     def step(self, action: SupportsIndex) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
         """One step."""
-        number = checked_action("WorkflowEnv", action)
+        number = CHECKED.one("WorkflowEnv", action)
         judged, fixes = self._compliance, _FIXES[number]
         compromised = self._network.compromised_types(foothold=judged.alignment.count_foothold) if fixes else 0
         seen, reward, terminated, truncated, info = self.env.step(number)
@@ -199,7 +198,7 @@ class WorkflowVector(VectorWrapper):
 
     def step(self, actions: NDArray[np.integer]) -> Step:
         """One step of every copy, or a reset after the last one of an episode, in which every term is 0."""
-        chosen = checked_actions("WorkflowVector", actions, self.num_envs).astype(np.int64, copy=False)
+        chosen = CHECKED.many("WorkflowVector", actions, self.num_envs).astype(np.int64, copy=False)
         judged = self._compliance
         resets = self.env.over
         compromised = self.env.compromised_types(foothold=judged.alignment.count_foothold)

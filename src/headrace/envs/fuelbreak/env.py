@@ -10,6 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from headrace.core.errors import ConfigError, HeadraceError
+from headrace.envs.checks import checked_render_mode
 from headrace.envs.fuelbreak import observation, render
 from headrace.envs.fuelbreak.actions import Action, Choice, choose
 from headrace.envs.fuelbreak.fires import Burn, Fires, Landscape, Mask
@@ -59,13 +60,7 @@ class FuelBreakEnv(gymnasium.Env[Observation, Action]):
                 fix="Give each environment its number: env_id=0, 1, …",
                 slow_env_ids=list(misbehaviour.slow_env_ids),
             )
-        if render_mode not in (None, "rgb_array"):
-            raise ConfigError(
-                f"FuelBreakEnv does not know render_mode {render_mode!r}",
-                fix="Set render_mode to one of the allowed values.",
-                allowed="None, 'rgb_array'",
-            )
-        self.render_mode = render_mode
+        self.render_mode = checked_render_mode("FuelBreakEnv", render_mode)
         self.observation_space: spaces.Space[Any] = observation.space(self.task.size)
         self.action_space: spaces.Space[Any] = spaces.MultiBinary(self.task.cells)
         self.rasters = RasterSet.of(self.task)

@@ -10,13 +10,13 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from headrace.core.errors import ConfigError, HeadraceError
+from headrace.envs.checks import check_options, checked_render_mode
 from headrace.envs.rendering import require_render_mode
-from headrace.envs.treasurehunt.checks import check_options, checked_action, checked_render_mode
 from headrace.envs.treasurehunt.draws import Draws
 from headrace.envs.treasurehunt.render import FPS, draw
 from headrace.envs.treasurehunt.settings import Keywords, Settings
 from headrace.envs.treasurehunt.views import observation_space
-from headrace.envs.treasurehunt.world import ACTIONS, World
+from headrace.envs.treasurehunt.world import ACTIONS, CHECKED, World
 
 
 class TreasureHuntEnv(gymnasium.Env[NDArray[np.uint8], SupportsIndex]):
@@ -87,7 +87,7 @@ class TreasureHuntEnv(gymnasium.Env[NDArray[np.uint8], SupportsIndex]):
                 fix="Call reset() first, and again after a step that returned truncated.",
                 turns_taken=int(self._world.turns[0]),
             )
-        reward = self._world.step(np.array([[checked_action("TreasureHuntEnv", action)]]))
+        reward = self._world.step(np.array([[CHECKED.one("TreasureHuntEnv", action)]]))
         over = self._world.over
         self._running = not over
         return self._world.observe()[0, 0], float(reward[0, 0]), False, over, {}

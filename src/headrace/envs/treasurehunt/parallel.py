@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from headrace.core.config import nearest
 from headrace.core.errors import ConfigError, HeadraceError
+from headrace.envs.checks import checked_render_mode, checked_seed
 from headrace.envs.rendering import require_render_mode
-from headrace.envs.treasurehunt.checks import checked_action, checked_render_mode, checked_seed
 from headrace.envs.treasurehunt.draws import Draws
 from headrace.envs.treasurehunt.render import FPS, draw
 from headrace.envs.treasurehunt.settings import Keywords, Settings
 from headrace.envs.treasurehunt.views import observation_space
-from headrace.envs.treasurehunt.world import ACTIONS, World
+from headrace.envs.treasurehunt.world import ACTIONS, CHECKED, World
 
 Observation = NDArray[np.uint8]
 Turn = tuple[dict[str, Observation], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]
@@ -106,7 +106,7 @@ class TreasureHuntParallel:
         for number, agent in enumerate(agents):
             if agent not in actions:
                 raise self._wrong_agents(actions)
-            self._actions[0, number] = checked_action("TreasureHuntParallel", actions[agent])
+            self._actions[0, number] = CHECKED.one("TreasureHuntParallel", actions[agent])
         rewards = self._world.step(self._actions)[0].tolist()
         over = self._world.over
         if over:

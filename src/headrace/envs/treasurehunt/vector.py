@@ -12,13 +12,13 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from headrace.core.errors import ConfigError, HeadraceError
+from headrace.envs.checks import check_options, checked_render_mode, copy_seeds
 from headrace.envs.rendering import require_render_mode
-from headrace.envs.treasurehunt.checks import check_options, checked_actions, checked_render_mode, checked_seed
 from headrace.envs.treasurehunt.draws import Draws
 from headrace.envs.treasurehunt.render import FPS, draw
 from headrace.envs.treasurehunt.settings import Keywords, Settings
 from headrace.envs.treasurehunt.views import observation_space
-from headrace.envs.treasurehunt.world import ACTIONS, World
+from headrace.envs.treasurehunt.world import ACTIONS, CHECKED, World
 
 Step = tuple[NDArray[np.uint8], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
 
@@ -81,7 +81,7 @@ class TreasureHuntVector(VectorEnv[NDArray[np.uint8], NDArray[np.integer], NDArr
             ConfigError: There are options, a seed is no integer of at least 0, or there are too many or too few.
         """
         check_options("TreasureHuntVector", options)
-        self._world.reset(seeds=self._seeds(seed))
+        self._world.reset(seeds=copy_seeds("TreasureHuntVector", seed, self._world.copies, "the world"))
         self._begun, self._over = True, False
         return self._observations(), {}
 
@@ -96,7 +96,7 @@ class TreasureHuntVector(VectorEnv[NDArray[np.uint8], NDArray[np.integer], NDArr
             ConfigError: The actions are no integers from 0 to 3, one for each environment; nothing has happened.
             HeadraceError: reset() was never called.
         """
-        chosen = checked_actions("TreasureHuntVector", actions, self.num_envs)
+        chosen = CHECKED.many("TreasureHuntVector", actions, self.num_envs)
         if not self._begun:
             raise HeadraceError("TreasureHuntVector.step() was called before reset()", fix="Call reset() first.")
         if self._over:
@@ -124,17 +124,3 @@ class TreasureHuntVector(VectorEnv[NDArray[np.uint8], NDArray[np.integer], NDArr
 
     def _observations(self) -> NDArray[np.uint8]:
         return self._world.observe().reshape(self.num_envs, -1)
-
-    def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
-        copies = self._world.copies
-        if isinstance(seed, Sequence):
-            if len(seed) != copies:
-                raise ConfigError(
-                    "TreasureHuntVector takes one seed for each copy of the world",
-                    fix="Pass one number for all, or a list with one for each copy.",
-                    found=f"{len(seed)} seeds",
-                    copies=copies,
-                )
-            return [checked_seed("TreasureHuntVector", one) for one in seed]
-        first = checked_seed("TreasureHuntVector", seed)
-        return [None if first is None else first + copy for copy in range(copies)]

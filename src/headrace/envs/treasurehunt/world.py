@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.envs.checks import ActionCheck
 from headrace.envs.treasurehunt.draws import Draws
 from headrace.envs.treasurehunt.settings import Settings
 from headrace.envs.treasurehunt.views import AGENT, BONE, EMPTY, FOOD, GEM, WALL, Views
 
 UP, DOWN, LEFT, RIGHT = range(4)
 ACTIONS = 4
+CHECKED = ActionCheck(ACTIONS, "Pass 0 (up), 1 (down), 2 (left) or 3 (right).")
 
 WALL_VALUE = -1.0
 """Reward of running into a wall."""
