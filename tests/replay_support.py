@@ -73,6 +73,20 @@ class Blows:
 
         self._patch.setattr(Supervisor, "poll", polled)
 
+    def on_report(self, child_id: str, number: signal.Signals, kind: str) -> None:
+        """For the next run: one signal to a component as soon as the supervisor has its first report of this kind."""
+        poll: Callable[..., list[Any]] = Supervisor.poll
+
+        def polled(supervisor: Supervisor, timeout_s: float) -> list[Any]:
+            found = poll(supervisor, timeout_s)
+            told = [event for event in found if isinstance(event, Reported) and event.id == child_id]
+            if not self.sent and any(getattr(event.message, "kind", "") == kind for event in told):
+                self.sent.append((child_id, number, 0))
+                os.kill(supervisor.pid(child_id), number)
+            return found
+
+        self._patch.setattr(Supervisor, "poll", polled)
+
 
 @pytest.fixture
 def blows(monkeypatch: pytest.MonkeyPatch) -> Blows:

@@ -126,6 +126,20 @@ class Traced(gymnasium.Env[Any, Any]):
         self.reward = np.zeros(2)
 
 
+class StuckAfter(Traced):
+    """The first step of what replaces the one that failed never returns; only once, for whoever comes next."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        marker = Path(str(self._marker))
+        if not self._total and marker.exists():
+            try:
+                marker.with_suffix(".stuck").touch(exist_ok=False)
+            except FileExistsError:
+                return super().step(action)
+            self.hang()
+        return super().step(action)
+
+
 class Levels(Traced):
     """Integer observations from 0 to 9; the fault ``beyond`` returns 10."""
 
@@ -188,6 +202,10 @@ class Gambler(gymnasium.Env[Any, Any]):
 
 def make(**kwargs: Any) -> Traced:
     return Traced(**kwargs)
+
+
+def stuck_after(**kwargs: Any) -> StuckAfter:
+    return StuckAfter(**kwargs)
 
 
 def levels(**kwargs: Any) -> Levels:

@@ -187,10 +187,11 @@ def test_the_collector_is_killed_with_all_its_workers(runs, tmp_path, blows):
 
 @pytest.mark.table
 def test_the_collector_is_killed_in_a_chunk_in_which_it_has_lost_an_environment(runs, tmp_path, blows):
-    blows.plan([("collector-0", signal.SIGKILL, 100)])
-    kwargs = {"fault": "fail", "at": 66, "marker": str(tmp_path / "marker"), "step_s": 0.02}
-    run = runs.train(ENV, kwargs=kwargs, run__steps=1200, collect__chunk_steps=64, **WORKERS)
+    blows.on_report("collector-0", signal.SIGKILL, "environment_lost")
+    kwargs = {"fault": "fail", "at": 66, "marker": str(tmp_path / "marker")}
+    run = runs.train("run_envs:stuck_after", kwargs=kwargs, run__steps=1200, collect__chunk_steps=64, **WORKERS)
     assert_sound(runs, run)
+    assert len(blows.sent) == 1
     found = [event for event in recorded(run) if isinstance(event, StepsLost | ChunkCommitted | GroupSalvaged)]
     (place,) = [place for place, event in enumerate(found) if isinstance(event, StepsLost)]
     assert isinstance(found[place + 1], GroupSalvaged)

@@ -70,6 +70,8 @@ class Activity(IntEnum):
     POLICY = 20
     COMMIT = 21
     LOAD_WEIGHTS = 22
+    GENERATE = 23
+    SCORE = 24
     SAMPLE = 30
     UPDATE = 31
     PUBLISH = 32
@@ -77,6 +79,7 @@ class Activity(IntEnum):
     CHECKPOINT = 34
     RECORD = 35
     RESUME = 36
+    WARM_START = 37
     WAIT_CREDIT = 50
     WAIT_ROWS = 51
     WAIT_COMMANDS = 52
@@ -87,6 +90,11 @@ class Activity(IntEnum):
     WAIT_ACK = 57
     WAIT_ENV = 58
     """For an environment in another process: that of ``lane``, after its step ``step``."""
+    WAIT_REQUESTS = 59
+    """A server that nobody asks for anything."""
+    WAIT_BATCH = 60
+    WAIT_POLICY = 61
+    WAIT_COMPLETIONS = 62
 
     @property
     def label(self) -> str:

@@ -1,0 +1,1 @@
+"""Anybody's processes under our supervision: readiness, progress, deadlines, logs."""
