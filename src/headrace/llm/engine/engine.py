@@ -258,7 +258,7 @@ class Engine:
             ComponentError: More tokens than the context has, or one that the model does not know.
         """
         count = len(token_ids)
-        known = count and 0 <= min(token_ids) and max(token_ids) < self.vocabulary
+        known = count and min(token_ids) >= 0 and max(token_ids) < self.vocabulary
         if not known or count > self.limits.context_tokens:
             raise ComponentError(
                 "the server cannot score these tokens",

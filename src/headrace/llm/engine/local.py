@@ -34,10 +34,10 @@ class LocalGenerator:
         late = Failure("timeout", f"no answer within {timeout_s:g} s")
         return [answers.get(place, late) for place in range(len(requests))]
 
-    async def update_weights(self, published: PublishedWeights, timeout_s: float) -> ServedWeights:  # noqa: ARG002
+    async def update_weights(self, published: PublishedWeights, timeout_s: float) -> ServedWeights:
         """Load them, between two forward passes; nothing here can take longer than it takes."""
         return self._engine.load(published)
 
-    async def score(self, token_ids: Sequence[int], timeout_s: float) -> tuple[float, ...]:  # noqa: ARG002
+    async def score(self, token_ids: Sequence[int], timeout_s: float) -> tuple[float, ...]:
         """Under the weights of now."""
         return self._engine.score(token_ids)

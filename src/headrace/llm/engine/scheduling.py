@@ -32,7 +32,7 @@ def refusal(request: GenerationRequest, limits: Limits, vocabulary: int) -> Fail
     if len(request.prompt_ids) >= limits.context_tokens:
         detail = f"a prompt of {len(request.prompt_ids)} tokens leaves no room in a context of {limits.context_tokens}"
         return Failure("too_long", detail, may_retry=False)
-    if not (0 <= min(request.prompt_ids) and max(request.prompt_ids) < vocabulary):
+    if not (min(request.prompt_ids) >= 0 and max(request.prompt_ids) < vocabulary):
         return Failure("refused", f"a token id is not in 0 to {vocabulary - 1}", may_retry=False)
     if request.max_tokens < 1:
         return Failure("refused", f"max_tokens is {request.max_tokens}, and must be at least 1", may_retry=False)
