@@ -8,7 +8,7 @@ from headrace.llm.launch.rooting import Root
 from headrace.supervision.child import tail
 from headrace.supervision.spec import Exited
 
-_LINES = 8
+_LINES = 12
 
 
 def error_of(event: Exited, reason: str, root: Root | None, place: LanguageRun) -> HeadraceError:
