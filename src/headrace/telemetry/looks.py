@@ -10,8 +10,13 @@ from headrace.telemetry.board import Activity, SlotView, State
 ALIVE = frozenset({State.STARTING, State.READY, State.RUNNING, State.WAITING, State.STOPPING})
 """States in which a component should have a process."""
 
-IDLE = frozenset({Activity.NONE, Activity.IDLE, Activity.WAIT_COMMANDS, Activity.WAIT_CHILD})
+IDLE = frozenset(
+    {Activity.NONE, Activity.IDLE, Activity.WAIT_COMMANDS, Activity.WAIT_CHILD, Activity.WAIT_REQUESTS}
+)
 """Activities in which a component needs nothing from anybody."""
+
+ELSEWHERE = "elsewhere"
+"""Kind of a component that another launcher looks after: its slot says nothing."""
 
 WORK = ("env_steps", "updates", "rows", "evaluations", "checkpoints", "episodes")
 """Counters that rise when a run gets on."""
@@ -40,6 +45,10 @@ DEFAULT_LIMITS: Mapping[Activity, float] = {
     Activity.EVALUATE: 600.0,
     Activity.WAIT_CREDIT: 120.0,
     Activity.WAIT_ROWS: 120.0,
+    Activity.WARM_START: 1800.0,
+    Activity.GENERATE: 60.0,
+    Activity.WAIT_BATCH: 300.0,
+    Activity.WAIT_POLICY: 300.0,
 }
 """Seconds, where the run's configuration does not tell."""
 
