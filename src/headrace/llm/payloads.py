@@ -55,8 +55,11 @@ class WarmStartPayload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferencePayload:
-    """For ``inference``. It is given the descriptor ``listen``: a socket that is bound and listens, so that clients wait
-    instead of being refused while the server starts, or starts again."""
+    """For ``inference``.
+
+    It is given the descriptor ``listen``: a socket that is bound and listens, so that clients wait instead of being refused
+    while the server starts, or starts again.
+    """
 
     basics: Basics
     serve_version: int
@@ -65,8 +68,11 @@ class InferencePayload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrchestratorPayload:
-    """For ``orchestrator``. Descriptors, each optional: ``published`` becomes readable when the trainer has published;
-    a byte written to ``shipped`` wakes the trainer."""
+    """For ``orchestrator``.
+
+    Descriptors, each optional: ``published`` becomes readable when the trainer has published; a byte written to ``shipped``
+    wakes the trainer.
+    """
 
     basics: Basics
     endpoint: str
@@ -77,8 +83,11 @@ class OrchestratorPayload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerPayload:
-    """For ``trainer``. Descriptors, each optional: ``shipped`` becomes readable when a batch may have arrived; a byte
-    written to ``published`` wakes the orchestrator."""
+    """For ``trainer``.
+
+    Descriptors, each optional: ``shipped`` becomes readable when a batch may have arrived; a byte written to ``published``
+    wakes the orchestrator.
+    """
 
     basics: Basics
     resume: Path | None = None
