@@ -15,6 +15,8 @@ _NEEDS = {
     Activity.WAIT_ACTIONS: "actions",
     Activity.WAIT_RESULTS: "results",
     Activity.WAIT_ACK: "an acknowledgement",
+    Activity.WAIT_NEEDED: "readiness",
+    Activity.WAIT_PROGRESS: "progress",
 }
 
 
