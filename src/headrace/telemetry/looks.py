@@ -47,14 +47,11 @@ DEFAULT_LIMITS: Mapping[Activity, float] = {
     Activity.EVALUATE: 600.0,
     Activity.WAIT_CREDIT: 120.0,
     Activity.WAIT_ROWS: 120.0,
-<<<<<<< HEAD
     Activity.WARM_START: 1800.0,
     Activity.GENERATE: 60.0,
     Activity.WAIT_BATCH: 300.0,
     Activity.WAIT_POLICY: 300.0,
-=======
     Activity.COMMAND: math.inf,  # what it does is not known; that it gets on is watched by its own signs
->>>>>>> llm-supervise
 }
 """Seconds, where the run's configuration does not tell."""
 
