@@ -123,6 +123,15 @@ class Driver:
             self.engine.cancel([request.id for request in call.requests])
             call.complete.cancel()
 
+    def finish(self, call: Call, place: int) -> None:
+        """What there is of a request is all of it: a text that ends it was said."""
+        if call.answers[place] is not None:
+            return
+        request_id = call.requests[place].id
+        tokens, logprobs, versions = self.engine.so_far(request_id)
+        self.engine.cancel([request_id])
+        call.take(place, Completion(token_ids=tokens, logprobs=logprobs, versions=versions, finish_reason="stop"))
+
     async def follow(self, call: Call) -> AsyncIterator[None]:
         """A turn after every pass, until the call is complete."""
         while not call.complete.done():

@@ -12,7 +12,15 @@ from starlette.responses import JSONResponse, Response
 from headrace.core.errors import HeadraceError, RunDirectoryError, SnapshotCorrupt
 from headrace.llm.messages import Failure
 
-STATUS_OF = {"too_long": 400, "empty": 400, "refused": 400, "busy": 503, "stopping": 503, "weights": 503, "timeout": 504}
+STATUS_OF = {
+    "too_long": 400,
+    "empty": 400,
+    "refused": 400,
+    "busy": 503,
+    "stopping": 503,
+    "weights": 503,
+    "timeout": 504,
+}
 """HTTP status by the reason of a failure; 500 for others."""
 
 

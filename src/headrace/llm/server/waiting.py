@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TypeVar
 
 from starlette.requests import Request
 
@@ -36,6 +37,26 @@ async def answers(driver: Driver, request: Request, call: Call, timeout_s: float
     if left:
         raise ClientGone
     return call.all_answers(Failure("timeout", f"no answer within {timeout_s:g} s"))
+
+
+_Result = TypeVar("_Result")
+
+
+async def unless_gone(request: Request, work: asyncio.Task[_Result], timeout_s: float) -> _Result:
+    """The result of ``work``, which keeps the deadline itself; it is cancelled when the client leaves.
+
+    Raises:
+        ClientGone: It has left.
+    """
+    leaves = asyncio.ensure_future(gone(request))
+    try:
+        await asyncio.wait({work, leaves}, timeout=2 * timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientGone
+        return await work
+    finally:
+        leaves.cancel()
+        work.cancel()
 
 
 async def gone(request: Request) -> None:
