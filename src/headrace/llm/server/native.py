@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from headrace.core.errors import ComponentError
 from headrace.llm.messages import Completion, Failure, GenerationRequest, Probe, PublishedWeights
 from headrace.llm.server.driver import Driver
 from headrace.llm.server.errors import ApiError
@@ -112,7 +113,10 @@ class NativeRoutes:
     async def score(self, request: Request) -> Response:
         """``POST /score``."""
         body = await parsed(request, ScoreBody)
-        logprobs = self.driver.score(body.token_ids)
+        try:
+            logprobs = self.driver.score(body.token_ids)
+        except ComponentError as error:
+            raise ApiError(400, str(error), param="token_ids", code=error.code) from error
         return _json({"logprobs": logprobs, "version": self.driver.engine.served.version})
 
     async def update_weights(self, request: Request) -> Response:
