@@ -263,11 +263,12 @@ def _starting(flow: Flow) -> Blame | None:
         starting = [view for view in flow.alive() if view.state in {State.STARTING, State.READY}]
         if not starting:
             return Blame(Condition.STARTING, f"the run is starting: no {kind} has a process yet")
-        view = min(starting, key=lambda one: (one.kind == "evaluator", -flow.age_s(one)))
+        view = min(starting, key=lambda one: (one.kind == "evaluator", one.waits_on is not None, -flow.age_s(one)))
+        limit_s = view.deadline_s or flow.plan.limit_s(view.activity)
         return Blame(
             Condition.STARTING,
             f"the run is starting: {view.id} has been inside {place(view)} for {seconds(flow.age_s(view))} "
-            f"(limit {flow.plan.limit_s(view.activity):g} s)",
+            f"(limit {limit_s:g} s)",
         )
     return None
 
@@ -312,6 +313,26 @@ def _starved(flow: Flow) -> Blame | None:
     return None
 
 
+def _commands(flow: Flow) -> Blame | None:
+    """Somebody else's programs: only their signs of readiness and progress are known."""
+    commands = flow.of_kind("command")
+    if not commands:
+        return None
+    quiet = [view for view in commands if view.activity is Activity.WAIT_PROGRESS and view.state in ALIVE]
+    if quiet:
+        view = min(quiet, key=lambda one: (one.waits_on is not None, -flow.age_s(one)))
+        return Blame(
+            Condition.STALLED,
+            f"{view.id} has shown no progress for {seconds(flow.age_s(view))} "
+            f"(limit {view.deadline_s:g} s){_and_waiters(flow, view.id)}",
+            view.id,
+            _wait_lines(flow),
+            f"read the end of logs/{view.id}.log, and see where it is: py-spy dump --pid of its program",
+        )
+    doing = [f"{view.id} {'runs' if view.state is State.RUNNING else view.state.name.lower()}" for view in commands]
+    return Blame(Condition.HEALTHY, f"the run gets on: {names(doing)}", evidence=_wait_lines(flow))
+
+
 def _well(flow: Flow) -> Blame:
     """Nobody is to blame: say who sets the pace."""
     learners, collectors = flow.of_kind("learner", "trainer"), flow.of_kind("collector")
@@ -345,6 +366,7 @@ _RULES: tuple[Callable[[Flow], Blame | None], ...] = (
     _starting,
     _warming_up,
     _starved,
+    _commands,
     _well,
 )
 

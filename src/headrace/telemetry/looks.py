@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,6 +32,7 @@ MAIN_COUNTER = {
     "evaluator": "evaluations",
     "orchestrator": "rows",
     "inference": "rows",
+    "command": "updates",
 }
 """By kind of component: what its own work is counted in."""
 
@@ -49,6 +51,7 @@ DEFAULT_LIMITS: Mapping[Activity, float] = {
     Activity.GENERATE: 60.0,
     Activity.WAIT_BATCH: 300.0,
     Activity.WAIT_POLICY: 300.0,
+    Activity.COMMAND: math.inf,  # what it does is not known; that it gets on is watched by its own signs
 }
 """Seconds, where the run's configuration does not tell."""
 

@@ -18,6 +18,8 @@ _NEEDS = {
     Activity.WAIT_BATCH: "a batch",
     Activity.WAIT_POLICY: "a newer policy",
     Activity.WAIT_COMPLETIONS: "completions",
+    Activity.WAIT_NEEDED: "readiness",
+    Activity.WAIT_PROGRESS: "progress",
 }
 
 
