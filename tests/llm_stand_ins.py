@@ -132,6 +132,7 @@ def warm_start(context: ChildContext) -> None:
         own.slot.enter(Activity.WARM_START)
         own.basics.model.mkdir(exist_ok=True)
         (own.basics.weights / "0").mkdir(parents=True, exist_ok=True)
+        (own.basics.weights / "0" / "manifest.json").write_text("{}")
         own.tell("sft", step=3, loss=0.5)
         own.done(version=0)
 
@@ -154,17 +155,26 @@ def inference(context: ChildContext) -> None:
                     if fd == listener.fileno():
                         client, _ = listener.accept()
                         clients[client.fileno()] = client
+                    elif fd in clients and not _answer(own, clients[fd], served):
+                        clients.pop(fd).close()
                     elif fd in clients:
-                        if not clients[fd].recv(100):
-                            clients.pop(fd).close()
-                            continue
-                        own.misbehave(served)
                         served += 1
-                        own.slot.add("rows")
-                        clients[fd].sendall(b"word\n")
         finally:
             for client in clients.values():
                 client.close()
+
+
+def _answer(own: Part, client: socket.socket, served: int) -> bool:
+    """Whether the client is still there."""
+    try:
+        if not client.recv(100):
+            return False
+        own.misbehave(served)
+        own.slot.add("rows")
+        client.sendall(b"word\n")
+    except ConnectionError:  # it was told to stop while it waited
+        return False
+    return True
 
 
 def orchestrator(context: ChildContext) -> None:
