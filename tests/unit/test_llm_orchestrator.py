@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from orchestration_support import Bench, MadeUp, SumGame, rl_config, run_in_fake_time, same_samples
 
 from headrace.core.errors import ComponentStalled, ConfigError, NothingToTrain, StaleWeights
 from headrace.envs.text.protocol import Message, Problem
 from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
+from orchestration_support import Bench, MadeUp, SumGame, rl_config, run_in_fake_time, same_samples
 
 
 def lags(bench: Bench) -> list[int]:

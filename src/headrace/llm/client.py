@@ -135,8 +135,10 @@ class HttpGenerator:
         except Refused as refused:
             lasting = 400 <= refused.status < 500
             failure = Failure("refused" if lasting else "server", str(refused), may_retry=not lasting)
-        except TimeoutError:
-            failure = Failure("timeout", f"{self._server} gave no answer within {timeout_s:.3g} s", may_retry=False)
+        except TimeoutError as error:
+            reason, last = ("connection", f": {error}") if str(error) else ("timeout", "")
+            what = f"{self._server} gave no answer within {timeout_s:.3g} s{last}"
+            failure = Failure(reason, what, may_retry=False)
         except (aiohttp.ClientError, OSError) as error:
             failure = Failure("connection", f"{type(error).__name__}: {error}")
         except (ValueError, KeyError, TypeError) as error:
