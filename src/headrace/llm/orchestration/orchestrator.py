@@ -30,6 +30,7 @@ from headrace.llm.orchestration.wakeup import Wakeup
 from headrace.telemetry.board import Activity
 
 _LOOK_S = 0.5  # most seconds between two looks for a policy, whether or not anybody said that there is one
+_PATIENCE = 0.9  # share of a rollout's time in which something must be answered: later, all would have failed by theirs
 _LEAVE_S = 5.0  # for rollouts that were cancelled to notice
 
 
@@ -108,7 +109,9 @@ class Orchestrator:
             self._examiner.restore(carry["evaluation"])
         self._stopping = False
         self._news = True
-        self._looked_s = self._answered_s = self._policy_since_s = 0.0
+        self._looked_s = self._policy_since_s = 0.0
+        self._unanswered_since_s: float | None = None
+        self._patience_s = _PATIENCE * section.rollout_timeout_s
 
     @property
     def step(self) -> int:
@@ -134,7 +137,7 @@ class Orchestrator:
             ComponentStalled: Nothing came from a component in time; it is named.
             ComponentError: The server refused a policy.
         """
-        self._looked_s = self._answered_s = self._policy_since_s = asyncio.get_running_loop().time()
+        self._looked_s = self._policy_since_s = asyncio.get_running_loop().time()
         try:
             while self._policy is None and not self._stopping:
                 await self._go_on()
@@ -151,6 +154,7 @@ class Orchestrator:
     async def _go_on(self) -> None:
         """Do what can be done, or wait until something may be."""
         collecting = self._collecting
+        self._check_answers()  # first: who answers nothing makes every rollout fail
         if collecting.fatal is not None:
             raise collecting.fatal
         newer = self._newer_policy()
@@ -184,11 +188,12 @@ class Orchestrator:
         self._policy = published
         self._collecting.version = published.version
         self._around.presence.count("version", published.version)
-        self._answered_s = asyncio.get_running_loop().time()
+        self._unanswered_since_s = None
         await self._examiner.examine(published, self._goes_on)
         self._news = True  # the examiner took wake-ups
         self._collecting.paused = False
-        self._answered_s = self._policy_since_s = asyncio.get_running_loop().time()
+        self._unanswered_since_s = None
+        self._policy_since_s = asyncio.get_running_loop().time()
 
     async def _ship(self) -> None:
         collecting = self._collecting
@@ -236,7 +241,6 @@ class Orchestrator:
         loop = asyncio.get_running_loop()
         if self._collecting.running:
             self._policy_since_s = loop.time()
-            self._check_answers()
             with self._around.presence.waiting(self._completions()), self._times.of("time/wait_for_completions"):
                 await self._wakeup.wait(_LOOK_S)
             return
@@ -249,7 +253,7 @@ class Orchestrator:
             raise self._late(self._around.trainer, limit_s, f"version {have + 1} of the policy")
         with self._around.presence.waiting(wait), self._times.of("time/wait_for_policy"):
             await self._wakeup.wait(_LOOK_S)
-        self._answered_s = loop.time()
+        self._unanswered_since_s = None
 
     def _completions(self) -> Wait:
         return Wait(
@@ -257,7 +261,7 @@ class Orchestrator:
             on=self._around.server,
             need=self._config.orchestrator.groups_per_step,
             have=self._collecting.kept,
-            timeout_s=self._config.deadlines.generate_s,
+            timeout_s=self._patience_s,
         )
 
     def _goes_on(self) -> bool:
@@ -265,19 +269,16 @@ class Orchestrator:
         return not self._stopping
 
     def _check_answers(self) -> None:
-        """Nobody asked for anything, or something was answered, within the limit."""
+        """In almost the time that a whole rollout may take, something was answered; failures are no answers."""
         now_s = asyncio.get_running_loop().time()
-        limit_s = self._config.deadlines.generate_s
-        if not self._gatherer.outstanding:
-            self._answered_s = now_s
-        elif now_s - self._answered_s >= limit_s:
-            raise self._late(
-                self._around.server, limit_s, f"any of the {self._gatherer.outstanding} completions it was asked for"
-            )
+        if self._unanswered_since_s is None:
+            self._unanswered_since_s = now_s if self._gatherer.outstanding else None
+        elif now_s - self._unanswered_since_s >= self._patience_s:
+            raise self._late(self._around.server, self._patience_s, "any of the completions it was asked for")
 
     def _answered(self, answer: Completion | Failure) -> None:
         if isinstance(answer, Completion):
-            self._answered_s = asyncio.get_running_loop().time()
+            self._unanswered_since_s = None
 
     def _late(self, whom: str, limit_s: float, what: str) -> ComponentStalled:
         return ComponentStalled(
