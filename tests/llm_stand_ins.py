@@ -27,7 +27,9 @@ from headrace.supervision.messages import Done, Ready, Report, Stop
 from headrace.telemetry.board import Activity, Board, Slot, State
 from headrace.telemetry.waits import wait_readable
 
-TARGETS = Targets(**{name: f"llm_stand_ins:{name}" for name in ("warm_start", "inference", "orchestrator", "trainer", "twin")})
+TARGETS = Targets(
+    **{name: f"llm_stand_ins:{name}" for name in ("warm_start", "inference", "orchestrator", "trainer", "twin")}
+)
 BOOKS = {"failed": {}, "stale": 0, "cancelled": 0, "in_flight": 0, "filtered": {}, "pending": 0}
 LOOK_S = 0.5
 
@@ -171,7 +173,17 @@ def orchestrator(context: ChildContext) -> None:
         own.ready()
         steps, trained = own.config.run.steps, 0
         try:
-            own.tell("evaluation", version=0, step=0, problems=4, episodes=4, win_rate=0.25, mean_reward=0.5, low=0.1, high=0.5)
+            own.tell(
+                "evaluation",
+                version=0,
+                step=0,
+                problems=4,
+                episodes=4,
+                win_rate=0.25,
+                mean_reward=0.5,
+                low=0.1,
+                high=0.5,
+            )
             for step in range(own.config.env.kwargs.get("from", 0), steps):
                 own.misbehave(step)
                 _complete(own, context.payload.endpoint)
@@ -231,7 +243,12 @@ def trainer(context: ChildContext) -> None:
                 (own.basics.weights / str(step + 1)).mkdir()
                 _wake(context.fds["published"])
                 own.slot.count("updates", step + 1)
-                own.tell("step", step=step + 1, version=step + 1, metrics={"loss/mean": 0.1, "off_policy/mean": 0.0, "off_policy/max": 0.0})
+                own.tell(
+                    "step",
+                    step=step + 1,
+                    version=step + 1,
+                    metrics={"loss/mean": 0.1, "off_policy/mean": 0.0, "off_policy/max": 0.0},
+                )
             own.done(version=own.config.run.steps, weights_sha256="ab" * 32)
         finally:
             own.slot.enter(Activity.CHECKPOINT)
