@@ -9,7 +9,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from headrace.commands.config import load
 from headrace.commands.launcher import Places, supervise
@@ -64,7 +64,11 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_
 
 
 def triple(
-    orchestrator: str, *, essential: bool = True, grows: int = 1, limits: tuple[float, float, float] = (90.0, 90.0, 90.0)
+    orchestrator: str,
+    *,
+    essential: bool = True,
+    grows: int = 1,
+    limits: tuple[float, float, float] = (90.0, 90.0, 90.0),
 ) -> str:
     """The file of a run of three."""
     return TRIPLE.format(
@@ -126,7 +130,9 @@ def run_file(folder: Path, text: str, interrupts=lambda watched: 0) -> Run:
     file.write_text(text)
     for name in ("logs", "stacks"):
         (folder / name).mkdir()
-    places = Places(folder / "board", folder / "events.jsonl", folder / "logs", folder / "stacks", folder / "summary.json")
+    places = Places(
+        folder / "board", folder / "events.jsonl", folder / "logs", folder / "stacks", folder / "summary.json"
+    )
     watched = Watched()
     summary = supervise(load(file), places, watched, lambda: interrupts(watched), MonotonicClock())
     return Run(folder, summary, watched)
@@ -145,7 +151,7 @@ class Command:
             cwd=folder, stdout=self._output, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
-    def __enter__(self) -> Command:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *args: object) -> None:

@@ -75,7 +75,9 @@ def test_an_unknown_key_is_named_with_the_nearest(tmp_path):
 
 
 def test_a_need_that_nobody_meets_is_named_with_the_nearest(tmp_path):
-    error = refused(tmp_path, '[process.inference]\ncommand = "x"\n[process.trainer]\ncommand = "x"\nneeds = ["inferense"]')
+    error = refused(
+        tmp_path, '[process.inference]\ncommand = "x"\n[process.trainer]\ncommand = "x"\nneeds = ["inferense"]'
+    )
 
     assert error.what == "trainer needs 'inferense', and no process is called so"
     assert error.facts["nearest"] == "inference"

@@ -57,9 +57,7 @@ def test_who_fell_silent_itself_is_not_excused_by_those_that_followed():
 
 
 def test_what_was_noticed_late_may_have_happened_before():
-    found = standings(
-        stalled("trainer", ("server",), last_s=690.0), silent("server", last_s=692.0, slack_s=5.0)
-    )
+    found = standings(stalled("trainer", ("server",), last_s=690.0), silent("server", last_s=692.0, slack_s=5.0))
     assert path_to_root("trainer", found, NOW_S) == ["trainer", "server"]
 
 

@@ -59,11 +59,11 @@ def test_a_number_has_to_grow(numbers, signs):
 def test_a_stopped_process_is_frozen_after_its_limit_only():
     vigil = watched(progress_s=300.0, stopped_s=4.0)
     vigil.note_ready(101.0)
-    vigil.note_stopped(True, 102.0)
-    vigil.note_stopped(True, 105.9)
+    vigil.note_stopped(102.0, stopped=True)
+    vigil.note_stopped(105.9, stopped=True)
     assert vigil.judge(105.9) is Judgement.WELL
-    vigil.note_stopped(False, 106.0)
-    vigil.note_stopped(True, 107.0)
+    vigil.note_stopped(106.0, stopped=False)
+    vigil.note_stopped(107.0, stopped=True)
     assert vigil.judge(110.9) is Judgement.WELL
     assert vigil.judge(111.0) is Judgement.FROZEN
     assert vigil.in_words(Judgement.FROZEN, 111.0) == "is stopped by a signal for 4 s (limit 4 s)"

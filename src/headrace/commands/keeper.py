@@ -149,7 +149,7 @@ class Keeper:
     def _look(self) -> None:
         """Look for its signs outside of its output."""
         now_s = time.monotonic()
-        self._vigil.note_stopped(self._tree.stopped(), now_s)
+        self._vigil.note_stopped(now_s, stopped=self._tree.stopped())
         ready, progress = self._probers
         seen: Seen | None = None
         if self._vigil.ready_s is None:
