@@ -19,11 +19,13 @@ class Basics:
     run: Path
     """The run directory, absolute."""
     run_id: str
+    own: Path | None = None
+    """Folder with the board of a component that is started alone in a run it shares; None: the run directory."""
 
     @property
     def board(self) -> Path:
         """The board of the run."""
-        return self.run / "board"
+        return (self.own or self.run) / "board"
 
     @property
     def model(self) -> Path:
@@ -64,6 +66,8 @@ class InferencePayload:
     basics: Basics
     serve_version: int
     """Published version to begin with; -1: the newest there is."""
+    endpoint: str | None = None
+    """Where clients will look for it, as ``http://host:port``; a foreign server has to bind that by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
