@@ -76,7 +76,7 @@ class Teaching:
         problems: Sequence[Problem] = self.env.dataset("train")
         rows = []
         for index in range(size):
-            problem = problems[draws.integers(len(problems))]
+            problem = problems[int(draws.integers(len(problems)))]
             show = self.env.demonstration if draws.random() < self.expert_fraction else self.env.attempt
             rows.append(tokens_of(show(problem, seeding.integer(seed, "sft", step, index)), problem, self.renderer))
         return _padded(rows, self.context_tokens, self.renderer.pad_id)

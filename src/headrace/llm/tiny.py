@@ -111,7 +111,7 @@ def make_model_folder(config: ModelConfig, env: object, folder: Path, seed: int)
     else:
         tokenizer = load_tokenizer(Path(config.path))
         model = load_model(Path(config.path))
-    model.config.dtype = getattr(torch, config.dtype)  # type: ignore[union-attr]
+    model.config.dtype = getattr(torch, config.dtype)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
     model.config.save_pretrained(folder)  # type: ignore[union-attr, operator]
@@ -206,10 +206,13 @@ def _draw(model: torch.nn.Module, seed: int) -> None:
 
 def _attempt(folder: Path, load: Callable[[], Any]) -> Any:
     try:
+        if not folder.is_dir():  # transformers would take it for a name on a hub
+            raise FileNotFoundError("there is no such folder")
         return load()
     except (OSError, ValueError, KeyError) as error:  # what transformers raises for files that are missing or wrong
         raise ConfigError(
-            f"{folder} holds no model that transformers can load",
+            "there is no model that transformers can load",
+            folder=folder,
             problem=str(error).strip().partition("\n")[0],
             fix="name a folder with config.json, the weights and a tokenizer, e.g. one made by save_pretrained",
         ) from error

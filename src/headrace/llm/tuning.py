@@ -66,7 +66,7 @@ def tune(
                 f"the loss of step {step} of the supervised warm start is {value}", fix="lower sft.lr", lr=config.lr
             )
         optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRAD_NORM)
         optimiser.step()
         yield TunedStep(step + 1, value, batch.tokens)
