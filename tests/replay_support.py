@@ -73,8 +73,15 @@ class Blows:
 
         self._patch.setattr(Supervisor, "poll", polled)
 
-    def on_report(self, child_id: str, number: signal.Signals, kind: str) -> None:
-        """For the next run: one signal to a component as soon as the supervisor has its first report of this kind."""
+    def on_report(self, child_id: str, number: signal.Signals, kind: str, before: Callable[[], None]) -> None:
+        """For the next run: one signal to a component when the supervisor has its first report of this kind.
+
+        Args:
+            child_id: Of the component.
+            number: The signal.
+            kind: Of the report.
+            before: Called just before.
+        """
         poll: Callable[..., list[Any]] = Supervisor.poll
 
         def polled(supervisor: Supervisor, timeout_s: float) -> list[Any]:
@@ -82,6 +89,7 @@ class Blows:
             told = [event for event in found if isinstance(event, Reported) and event.id == child_id]
             if not self.sent and any(getattr(event.message, "kind", "") == kind for event in told):
                 self.sent.append((child_id, number, 0))
+                before()
                 os.kill(supervisor.pid(child_id), number)
             return found
 

@@ -127,15 +127,11 @@ class Traced(gymnasium.Env[Any, Any]):
 
 
 class StuckAfter(Traced):
-    """The first step of what replaces the one that failed never returns; only once, for whoever comes next."""
+    """The first step of what replaces the one that failed does not return while there is no file ``marker.over``."""
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         marker = Path(str(self._marker))
-        if not self._total and marker.exists():
-            try:
-                marker.with_suffix(".stuck").touch(exist_ok=False)
-            except FileExistsError:
-                return super().step(action)
+        if not self._total and marker.exists() and not marker.with_suffix(".over").exists():
             self.hang()
         return super().step(action)
 

@@ -14,6 +14,7 @@ PRINTERS = {"testing/faults.py": "floods its output, so that tests can see that 
 """Modules outside cli that may write to standard output or error, with the reason."""
 
 READERS = {
+    "commands/keeper.py": "hands its own variables on to the program it runs",
     "core/config.py": "the one place for HEADRACE_* variables",
     "ipc/forkserver.py": "sets thread limits before numpy and torch are imported in children",
 }

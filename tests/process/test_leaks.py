@@ -80,6 +80,20 @@ def test_a_name_in_shared_memory_is_told():
     held.pop().close()
 
 
+def test_a_name_in_shared_memory_that_another_program_has_open_is_not_told(monkeypatch):
+    path = Path("/dev/shm") / f"headrace-test-{os.getpid()}"
+    holds = f"import sys; kept = open({str(path)!r}, 'wb'); print(flush=True); sys.stdin.read()"
+    before = Holdings.now()
+    with subprocess.Popen([sys.executable, "-c", holds], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        seen = Holdings.now()
+        assert "shared_memory" in seen.since(before)  # of this family
+        monkeypatch.setattr(leaks, "_family", list)
+        assert "shared_memory" not in seen.since(before)
+        other.stdin.close()
+    path.unlink()
+
+
 def test_a_program_is_told_and_ended():
     programs = []
     with pytest.raises(Leaked, match=r"processes: \d+ started .*import select"), no_leaks(settle_s=0.05):
@@ -92,6 +106,15 @@ def test_a_grandchild_whose_parent_has_left_is_told_and_ended():
     with pytest.raises(Leaked, match=r"processes: \d+ started .*import select"), no_leaks(settle_s=0.05):
         subprocess.run([sys.executable, "-c", DAEMON], check=True, timeout=60.0)
     assert leaks.end_processes(before) == []
+
+
+def test_where_threads_do_not_tell_their_children_all_processes_are_looked_through(monkeypatch):
+    before = Holdings.now()
+    subprocess.run([sys.executable, "-c", DAEMON], check=True, timeout=60.0)
+    told = Holdings.now().since(before)["processes"]
+    monkeypatch.setattr(leaks, "_told_by_threads", lambda _: False)
+    assert Holdings.now().since(before)["processes"] == told
+    assert leaks.end_processes(before) == told
 
 
 def test_nobody_is_blamed_or_killed_for_a_clock_that_is_set(monkeypatch):

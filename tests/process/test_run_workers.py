@@ -187,8 +187,9 @@ def test_the_collector_is_killed_with_all_its_workers(runs, tmp_path, blows):
 
 @pytest.mark.table
 def test_the_collector_is_killed_in_a_chunk_in_which_it_has_lost_an_environment(runs, tmp_path, blows):
-    blows.on_report("collector-0", signal.SIGKILL, "environment_lost")
-    kwargs = {"fault": "fail", "at": 66, "marker": str(tmp_path / "marker")}
+    marker = tmp_path / "marker"
+    blows.on_report("collector-0", signal.SIGKILL, "environment_lost", marker.with_suffix(".over").touch)
+    kwargs = {"fault": "fail", "at": 66, "marker": str(marker)}
     run = runs.train("run_envs:stuck_after", kwargs=kwargs, run__steps=1200, collect__chunk_steps=64, **WORKERS)
     assert_sound(runs, run)
     assert len(blows.sent) == 1

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.core.errors import ComponentStalled
 from headrace.runtime.config import load_config
-from headrace.runtime.standstill import StandstillWatch
+from headrace.runtime.standstill import StandstillWatch, plan
 from headrace.telemetry.board import Activity, Board, State
 
 SHORT = {f"deadlines.{name}": 1.0 for name in ("start_s", "reset_s", "step_s", "update_s", "evaluate_s", "credit_s")}
@@ -18,7 +18,7 @@ class Scene:
     def __init__(self, board: Board, config) -> None:
         self.board = board
         self.start_ns = self.now_ns = time.monotonic_ns()
-        self.watch = StandstillWatch(config, board.read_all, lambda: self.now_ns)
+        self.watch = StandstillWatch(config.deadlines.stall_limit_s, plan(config), board.read_all, lambda: self.now_ns)
 
     def after(self, seconds: float) -> ComponentStalled | None:
         self.now_ns = self.start_ns + int(seconds * 1e9)

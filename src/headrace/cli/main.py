@@ -27,6 +27,7 @@ _COMMANDS = {
     "monitor": "headrace.cli.monitor:monitor",
     "plan": "headrace.cli.plan:plan",
     "replay": "headrace.cli.replay:replay",
+    "supervise": "headrace.cli.supervise:supervise",
     "train": "headrace.cli.train:train",
     "twin": "headrace.cli.twin:twin",
     "verify": "headrace.cli.verify:verify",

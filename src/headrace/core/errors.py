@@ -20,6 +20,8 @@ HeadraceError
   UnknownAttribute       VEC-002  no layer of an environment has this attribute
   DataLossError          DAT-001  the books do not balance
   SnapshotCorrupt        DAT-002  weights did not match their checksum
+  StaleWeights           LLM-001  a server does not serve the weights that were published
+  NothingToTrain         LLM-002  rollouts are made, and none of them can be trained on
   RecordDamaged          REC-001  the record, or a part of it that is needed, is missing or damaged
   ReplayDiffers          REC-002  what was computed again is not what the record says
 """
@@ -187,6 +189,20 @@ class SnapshotCorrupt(HeadraceError):
     """A weights snapshot did not match its checksum."""
 
     code = "DAT-002"
+
+
+class StaleWeights(HeadraceError):
+    """A server says, or shows, that it does not serve the weights that were published."""
+
+    code = "LLM-001"
+    exit_code = 3
+
+
+class NothingToTrain(HeadraceError):
+    """Rollouts fail, or are filtered, one after the other, so that no batch is ever full."""
+
+    code = "LLM-002"
+    exit_code = 3
 
 
 class RecordDamaged(HeadraceError):

@@ -95,6 +95,7 @@ class Hello:
     path: tuple[str, ...]
     parent_pid: int
     die_with_parent: bool
+    children_adopt: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +204,8 @@ class ForkServer:
         log_path: File to which the server's own output is appended.
         start_timeout_s: Limit for its imports.
         spawn_timeout_s: Limit for starting one child.
+        children_adopt: Every child adopts what it has started itself (`headrace.ipc.child.adopt_orphans`). What the server
+            is left with was then a dead child's, and is ended at once, whatever session it is in.
     """
 
     def __init__(
@@ -213,6 +216,7 @@ class ForkServer:
         *,
         start_timeout_s: float = 60.0,
         spawn_timeout_s: float = 20.0,
+        children_adopt: bool = False,
     ) -> None:
         self.failed_imports: dict[str, str] = {}
         self.error: HeadraceError | None = None
@@ -238,7 +242,10 @@ class ForkServer:
             )
         # The death signal is tied to the thread that starts a process: a short-lived one must not take it along.
         in_main = threading.current_thread() is threading.main_thread()
-        self._link.try_send(Hello(tuple(preload), tuple(sys.path), os.getpid(), die_with_parent=in_main))
+        paths = tuple(sys.path)
+        self._link.try_send(
+            Hello(tuple(preload), paths, os.getpid(), die_with_parent=in_main, children_adopt=children_adopt)
+        )
 
     @property
     def pid(self) -> int:

@@ -59,6 +59,7 @@ class Server:
     def __init__(self, link: FdChannel, hello: Hello) -> None:
         self._link = link
         self._parent_pid = hello.parent_pid
+        self._children_adopt = hello.children_adopt
         self._numbers: dict[int, int] = {}  # pid of a living child -> its number
         self._sessions: set[int] = set()  # pids of children that have ended; what they started still bears them
         self._reports: deque[tuple[object, int]] = deque()  # message, pidfd to send along or -1
@@ -143,7 +144,7 @@ class Server:
                     os.killpg(pid, signal.SIGKILL)
                 self._sessions.add(pid)
                 self._reports.append((Ended(number, os.waitstatus_to_exitcode(status)), -1))
-        self._end_orphans(only_of_ended=bool(self._numbers))
+        self._end_orphans(only_of_ended=bool(self._numbers) and not self._children_adopt)
 
     def _end_orphans(self, *, only_of_ended: bool) -> None:
         """Kill adopted processes: those in the session of a child that has ended, or all of them.

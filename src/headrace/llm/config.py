@@ -167,13 +167,13 @@ class InferenceConfig(Section):
 
 
 class LossConfig(Section):
-    """What one token contributes; ratio = exp(log-probability of the trainer − that of the sampler)."""
+    """What one token contributes; ratio = exp(log-probability of the trainer - that of the sampler)."""
 
     kind: Literal["grpo", "gspo", "cispo", "icepop"] = "grpo"
     """grpo: PPO's clip per token. gspo: the same with one length-normalised ratio per sample. cispo: the ratio, clipped and
     detached, weighs the log-probability. icepop: a token whose ratio leaves the interval is masked."""
     clip_low: float = Field(default=0.2, ge=0)
-    """grpo, gspo: the ratio is clipped at 1 − this. cispo: likewise. icepop: the lower end of the interval itself."""
+    """grpo, gspo: the ratio is clipped at 1 - this. cispo: likewise. icepop: the lower end of the interval itself."""
     clip_high: float = Field(default=0.28, ge=0)
     """grpo, gspo, cispo: clipped at 1 + this. icepop: the upper end itself."""
     kl_weight: float = Field(default=0.0, ge=0)

@@ -19,11 +19,13 @@ class Basics:
     run: Path
     """The run directory, absolute."""
     run_id: str
+    own: Path | None = None
+    """Folder with the board of a component that is started alone in a run it shares; None: the run directory."""
 
     @property
     def board(self) -> Path:
         """The board of the run."""
-        return self.run / "board"
+        return (self.own or self.run) / "board"
 
     @property
     def model(self) -> Path:
@@ -55,18 +57,26 @@ class WarmStartPayload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferencePayload:
-    """For ``inference``. It is given the descriptor ``listen``: a socket that is bound and listens, so that clients wait
-    instead of being refused while the server starts, or starts again."""
+    """For ``inference``.
+
+    It is given the descriptor ``listen``: a socket that is bound and listens, so that clients wait instead of being refused
+    while the server starts, or starts again.
+    """
 
     basics: Basics
     serve_version: int
     """Published version to begin with; -1: the newest there is."""
+    endpoint: str | None = None
+    """Where clients will look for it, as ``http://host:port``; a foreign server has to bind that by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrchestratorPayload:
-    """For ``orchestrator``. Descriptors, each optional: ``published`` becomes readable when the trainer has published;
-    a byte written to ``shipped`` wakes the trainer."""
+    """For ``orchestrator``.
+
+    Descriptors, each optional: ``published`` becomes readable when the trainer has published; a byte written to ``shipped``
+    wakes the trainer.
+    """
 
     basics: Basics
     endpoint: str
@@ -77,8 +87,11 @@ class OrchestratorPayload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerPayload:
-    """For ``trainer``. Descriptors, each optional: ``shipped`` becomes readable when a batch may have arrived; a byte
-    written to ``published`` wakes the orchestrator."""
+    """For ``trainer``.
+
+    Descriptors, each optional: ``shipped`` becomes readable when a batch may have arrived; a byte written to ``published``
+    wakes the orchestrator.
+    """
 
     basics: Basics
     resume: Path | None = None

@@ -43,7 +43,7 @@ def ended(snapshot: Snapshot) -> Blame | None:
     after = f"after {seconds(float(summary.get('wall_s') or 0.0))}"
     if not summary.get("error"):
         steps, updates = int(summary.get("env_steps") or 0), int(summary.get("updates") or 0)
-        did = f"{amount(steps, 'environment step')} and {amount(updates, 'update')}"
+        did = summary.get("did") or f"{amount(steps, 'environment step')} and {amount(updates, 'update')}"
         how = "was interrupted" if outcome == "interrupted" else outcome
         finished = Blame(Condition.FINISHED, f"the run {how} {after} with {did}")
         return with_remarks(finished, standing(snapshot), snapshot)

@@ -146,12 +146,12 @@ def load_config(
         raise ConfigError(error.what, fix=error.fix, **error.facts, **_named(source)) from None
 
 
-def dump_toml(config: ExperimentConfig) -> str:
-    """The effective configuration, every key, headed by its hash; `load_config` reads it back."""
+def dump_toml(config: Section) -> str:
+    """The effective configuration of a run of any kind, every key, headed by its hash; `load_config` reads ours back."""
     return f"# sha256 of these values: {config_sha256(config)}\n\n{toml.dump(config)}"
 
 
-def config_sha256(config: ExperimentConfig) -> str:
+def config_sha256(config: Section) -> str:
     """Hash of every value, whatever the order and the comments of the file they came from."""
     values = config.model_dump(mode="python")
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()

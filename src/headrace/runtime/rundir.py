@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from headrace.core.config import Section
 from headrace.core.errors import RunDirectoryError
 from headrace.core.files import write_whole
 from headrace.learners.manifest import MANIFEST
@@ -73,7 +74,30 @@ class RunDirectory:
         Raises:
             RunDirectoryError: It belongs to a live or an earlier run, or cannot be written. Nothing is left behind.
         """
-        run = cls(Path(path) if path is not None else _new_place(config, name, now()))
+        return cls.create_as(name or _title(config), path, config, config.run.directory, now)
+
+    @classmethod
+    def create_as(
+        cls,
+        title: str,
+        path: str | Path | None,
+        config: Section,
+        directory: str,
+        now: Callable[[], datetime] = _local_time,
+    ) -> Self:
+        """As `create`, for a run of any kind.
+
+        Args:
+            title: What the run is called after.
+            path: Where; None makes ``<directory>/<title>-<date>-<time>-<id>``.
+            config: The effective configuration.
+            directory: See ``path``.
+            now: Time of day, for the folder's name.
+
+        Raises:
+            RunDirectoryError: See `create`.
+        """
+        run = cls(Path(path) if path is not None else _new_place(directory, title, now()))
         run.claim(config)
         return run
 
@@ -198,7 +222,7 @@ class RunDirectory:
                 fix="make room on the disk; events.jsonl and metrics.jsonl hold what was written before",
             ) from None
 
-    def claim(self, config: ExperimentConfig) -> None:
+    def claim(self, config: Section) -> None:
         """Make the directory this run's own; `create` calls it.
 
         Raises:
@@ -207,7 +231,7 @@ class RunDirectory:
         try:
             self._make_folder()
             self.take_lock(_ELSEWHERE)
-            if never_began(self):
+            if self.never_began():
                 self.set_aside()  # it has no experience that anybody could miss
             _refuse_remains(self)
             self._made.insert(0, self.config_file)
@@ -243,8 +267,12 @@ class RunDirectory:
         self._undo()
         return True
 
+    def never_began(self) -> bool:
+        """Whether a run ended here before there was anything that anybody could miss."""
+        return never_began(self)
+
     def folders(self) -> tuple[Path, ...]:
-        """The folders every run directory has."""
+        """The folders every run directory of this kind has."""
         return self.tensorboard_dir, self.record_dir, self.logs_dir, self.stacks_dir, self.checkpoints_dir
 
     def _make_folder(self) -> None:
@@ -337,7 +365,11 @@ def _refuse_remains(run: RunDirectory) -> None:
             )
 
 
-def _new_place(config: ExperimentConfig, name: str | None, now: datetime) -> Path:
+def _title(config: ExperimentConfig) -> str:
     env = (config.env.id or config.env.factory or "").rpartition("/")[2].rpartition(":")[2]
-    title = re.sub(r"[^A-Za-z0-9_.-]+", "-", name or f"{env}-{config.algorithm.name}").lower()
-    return Path(config.run.directory) / f"{title}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    return f"{env}-{config.algorithm.name}"
+
+
+def _new_place(directory: str, title: str, now: datetime) -> Path:
+    title = re.sub(r"[^A-Za-z0-9_.-]+", "-", title).lower()
+    return Path(directory) / f"{title}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"

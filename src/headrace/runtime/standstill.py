@@ -21,19 +21,21 @@ class StandstillWatch:
     """Looks at the board now and then; decides by counters alone whether a run gets on.
 
     Args:
-        config: Of the run.
+        limit_s: Seconds without any work after which the run is given up.
+        plan: What one may expect of the run.
         views: What every component is doing.
         now_ns: The time, on the board's clock.
     """
 
     def __init__(
         self,
-        config: ExperimentConfig,
+        limit_s: float,
+        plan: Plan,
         views: Callable[[], Sequence[SlotView]],
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._limit_s = config.deadlines.stall_limit_s
-        self._plan = plan(config)
+        self._limit_s = limit_s
+        self._plan = plan
         self._views = views
         self._now_ns = now_ns
         self._looks: deque[Look] = deque(maxlen=_LOOKS_KEPT)

@@ -26,6 +26,7 @@ from headrace.supervision.spec import (
     ForkServerLost,
     GiveUp,
     Instruction,
+    Overdue,
     Restart,
     RestartBudget,
     Started,
@@ -172,6 +173,13 @@ class Supervisor:
                 child.life.move(Phase.STOPPING)
                 child.due_s = self._clock.now() + child.spec.stop_timeout_s
                 child.send(Stop(reason))
+
+    def condemn(self, late: Overdue) -> None:
+        """Treat a child as one that missed a deadline, for what a caller has seen: stacks, then SIGKILL, then `Exited`."""
+        child = self._child(late.id)
+        if child.life.phase in {*WATCHED, Phase.STOPPING}:
+            child.begin_dump(late)
+            self._events.append(late)
 
     def kill_all(self, ids: Iterable[str] | None = None) -> None:
         """Kill every child, or only these, now; `poll` then tells that they have ended. Counts as asked."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from headrace.telemetry.board import Activity, SlotView, State
-from headrace.telemetry.looks import ALIVE, CHURN, IDLE, WORK, Flow, Look, Plan, cycle
+from headrace.telemetry.looks import ALIVE, CHURN, ELSEWHERE, IDLE, WORK, Flow, Look, Plan, cycle
 from headrace.telemetry.wording import activity_of, amount, names, place, seconds, times, verb, waiting_for
 
 PATIENCE_S = 5.0
@@ -121,7 +121,7 @@ def _waited_for_in_vain(flow: Flow) -> Blame | None:
         waiter, culprit = flow.views[name], flow.views[on]
         if not _long(flow, waiter) or (culprit.state in ALIVE and culprit.activity not in IDLE):
             continue
-        if culprit.kind == "supervisor":
+        if culprit.kind in {"supervisor", ELSEWHERE}:
             continue
         remedy = f"read the end of logs/{on}.log and the last events of {on} in events.jsonl"
         if culprit.state in ALIVE:
@@ -255,7 +255,7 @@ def _silence(flow: Flow) -> Blame | None:
 
 def _starting(flow: Flow) -> Blame | None:
     """The learner, or every collector, has not begun."""
-    workers = [view for view in flow.views.values() if view.kind not in {"supervisor", "probe", "evaluator"}]
+    workers = [view for view in flow.views.values() if view.kind not in {"supervisor", "probe", "evaluator", ELSEWHERE}]
     begun = {State.RUNNING, State.WAITING, State.STOPPING, State.ENDED, State.FAILED}
     for kind in dict.fromkeys(view.kind for view in workers):
         if any(view.state in begun for view in workers if view.kind == kind):
@@ -263,11 +263,12 @@ def _starting(flow: Flow) -> Blame | None:
         starting = [view for view in flow.alive() if view.state in {State.STARTING, State.READY}]
         if not starting:
             return Blame(Condition.STARTING, f"the run is starting: no {kind} has a process yet")
-        view = min(starting, key=lambda one: (one.kind == "evaluator", -flow.age_s(one)))
+        view = min(starting, key=lambda one: (one.kind == "evaluator", one.waits_on is not None, -flow.age_s(one)))
+        limit_s = view.deadline_s or flow.plan.limit_s(view.activity)
         return Blame(
             Condition.STARTING,
             f"the run is starting: {view.id} has been inside {place(view)} for {seconds(flow.age_s(view))} "
-            f"(limit {flow.plan.limit_s(view.activity):g} s)",
+            f"(limit {limit_s:g} s)",
         )
     return None
 
@@ -312,6 +313,26 @@ def _starved(flow: Flow) -> Blame | None:
     return None
 
 
+def _commands(flow: Flow) -> Blame | None:
+    """Somebody else's programs: only their signs of readiness and progress are known."""
+    commands = flow.of_kind("command")
+    if not commands:
+        return None
+    quiet = [view for view in commands if view.activity is Activity.WAIT_PROGRESS and view.state in ALIVE]
+    if quiet:
+        view = min(quiet, key=lambda one: (one.waits_on is not None, -flow.age_s(one)))
+        return Blame(
+            Condition.STALLED,
+            f"{view.id} has shown no progress for {seconds(flow.age_s(view))} "
+            f"(limit {view.deadline_s:g} s){_and_waiters(flow, view.id)}",
+            view.id,
+            _wait_lines(flow),
+            f"read the end of logs/{view.id}.log, and see where it is: py-spy dump --pid of its program",
+        )
+    doing = [f"{view.id} {'runs' if view.state is State.RUNNING else view.state.name.lower()}" for view in commands]
+    return Blame(Condition.HEALTHY, f"the run gets on: {names(doing)}", evidence=_wait_lines(flow))
+
+
 def _well(flow: Flow) -> Blame:
     """Nobody is to blame: say who sets the pace."""
     learners, collectors = flow.of_kind("learner", "trainer"), flow.of_kind("collector")
@@ -321,6 +342,8 @@ def _well(flow: Flow) -> Blame:
     if flow.span_s <= 0.0:
         doing = [f"{view.id} was inside {place(view)} for {times(view, flow)}" for view in flow.alive()]
         return Blame(Condition.HEALTHY, f"nobody stood still: {names(doing) or 'no component had begun'}")
+    if flow.of_kind("orchestrator", "inference", "twin"):
+        return Blame(Condition.HEALTHY, _language_pace(flow))
     steps, updates = flow.total(["env_steps"]), sum(flow.rise(view, "updates") for view in learners)
     if learners and "env_steps" in learners[0].counters:
         steps = sum(flow.rise(view, "env_steps") for view in learners)  # collectors count the same steps once more
@@ -343,6 +366,7 @@ _RULES: tuple[Callable[[Flow], Blame | None], ...] = (
     _starting,
     _warming_up,
     _starved,
+    _commands,
     _well,
 )
 
@@ -363,6 +387,16 @@ def _slowest(flow: Flow, makers: Sequence[SlotView]) -> SlotView | None:
 
 def _is_in(flow: Flow, view: SlotView) -> str:
     return f"{view.id} has been inside {place(view)} for {times(view, flow)}"
+
+
+def _language_pace(flow: Flow) -> str:
+    """Rollouts and steps of a language-model run, and who waits for whom."""
+    orchestrators, trainers = flow.of_kind("orchestrator", "twin"), flow.of_kind("trainer", "twin")
+    rollouts = sum(flow.rise(view, "rows") for view in orchestrators) / flow.span_s
+    updates = sum(flow.rise(view, "updates") for view in trainers) / flow.span_s
+    sentence = f"the run gets on: {rollouts:,.1f} rollouts/s and {updates:,.1f} updates/s"
+    waits = tuple(waiting_for(flow.views[name], flow) for name in flow.waits())
+    return f"{sentence}; {waits[0]}" if waits else sentence
 
 
 def _pace(flow: Flow, learners: Sequence[SlotView], collectors: Sequence[SlotView]) -> str:
@@ -435,6 +469,9 @@ def _free(view: SlotView) -> str:
         Activity.CHECKPOINT: "deadlines.checkpoint_s",
         Activity.START: "deadlines.start_s",
         Activity.ENV_CONSTRUCT: "deadlines.start_s",
+        Activity.GENERATE: "deadlines.generate_s",
+        Activity.SCORE: "deadlines.generate_s",
+        Activity.WARM_START: "deadlines.warm_start_s",
     }.get(view.activity, "its deadline")
     what = "the environment" if view.activity.name.startswith("ENV_") else view.id
     if view.activity is Activity.WAIT_ENV:

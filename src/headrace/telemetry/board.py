@@ -80,6 +80,8 @@ class Activity(IntEnum):
     RECORD = 35
     RESUME = 36
     WARM_START = 37
+    COMMAND = 40
+    """Somebody else's program, which tells nothing about what it does."""
     WAIT_CREDIT = 50
     WAIT_ROWS = 51
     WAIT_COMMANDS = 52
@@ -95,6 +97,12 @@ class Activity(IntEnum):
     WAIT_BATCH = 60
     WAIT_POLICY = 61
     WAIT_COMPLETIONS = 62
+    WAIT_READY = 70
+    """A program that was started, and whose sign of readiness has not come."""
+    WAIT_NEEDED = 71
+    """Not started yet: for what it needs to become ready."""
+    WAIT_PROGRESS = 72
+    """A program that runs, and whose sign of progress has not come for a while."""
 
     @property
     def label(self) -> str:

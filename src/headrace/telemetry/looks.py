@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,8 +11,13 @@ from headrace.telemetry.board import Activity, SlotView, State
 ALIVE = frozenset({State.STARTING, State.READY, State.RUNNING, State.WAITING, State.STOPPING})
 """States in which a component should have a process."""
 
-IDLE = frozenset({Activity.NONE, Activity.IDLE, Activity.WAIT_COMMANDS, Activity.WAIT_CHILD})
+IDLE = frozenset(
+    {Activity.NONE, Activity.IDLE, Activity.WAIT_COMMANDS, Activity.WAIT_CHILD, Activity.WAIT_REQUESTS}
+)
 """Activities in which a component needs nothing from anybody."""
+
+ELSEWHERE = "elsewhere"
+"""Kind of a component that another launcher looks after: its slot says nothing."""
 
 WORK = ("env_steps", "updates", "rows", "evaluations", "checkpoints", "episodes")
 """Counters that rise when a run gets on."""
@@ -26,6 +32,7 @@ MAIN_COUNTER = {
     "evaluator": "evaluations",
     "orchestrator": "rows",
     "inference": "rows",
+    "command": "updates",
 }
 """By kind of component: what its own work is counted in."""
 
@@ -40,6 +47,11 @@ DEFAULT_LIMITS: Mapping[Activity, float] = {
     Activity.EVALUATE: 600.0,
     Activity.WAIT_CREDIT: 120.0,
     Activity.WAIT_ROWS: 120.0,
+    Activity.WARM_START: 1800.0,
+    Activity.GENERATE: 60.0,
+    Activity.WAIT_BATCH: 300.0,
+    Activity.WAIT_POLICY: 300.0,
+    Activity.COMMAND: math.inf,  # what it does is not known; that it gets on is watched by its own signs
 }
 """Seconds, where the run's configuration does not tell."""
 

@@ -15,6 +15,11 @@ _NEEDS = {
     Activity.WAIT_ACTIONS: "actions",
     Activity.WAIT_RESULTS: "results",
     Activity.WAIT_ACK: "an acknowledgement",
+    Activity.WAIT_BATCH: "a batch",
+    Activity.WAIT_POLICY: "a newer policy",
+    Activity.WAIT_COMPLETIONS: "completions",
+    Activity.WAIT_NEEDED: "readiness",
+    Activity.WAIT_PROGRESS: "progress",
 }
 
 

@@ -19,7 +19,7 @@ import select
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -64,7 +64,7 @@ class Holdings:
     mappings: frozenset[str] = frozenset()
     """Mapped memfds whose descriptor may be closed already."""
     shared_memory: frozenset[str] = frozenset()
-    """Names in /dev/shm that no process outside of this family has open."""
+    """Names in /dev/shm."""
 
     @classmethod
     def now(cls) -> Holdings:
@@ -78,11 +78,14 @@ class Holdings:
         )
 
     def since(self, before: Holdings) -> dict[str, list[str]]:
-        """What is here and was not there, by kind; empty if nothing."""
-        added = {
-            kind.name: sorted(map(str, getattr(self, kind.name) - getattr(before, kind.name))) for kind in fields(self)
-        }
-        return {kind: things for kind, things in added.items() if things}
+        """What is here and was not there, by kind; empty if nothing.
+
+        Other programs come and go in /dev/shm, so what one of them has open by now is not counted.
+        """
+        added = {kind.name: getattr(self, kind.name) - getattr(before, kind.name) for kind in fields(self)}
+        if added["shared_memory"]:  # rarely, and the open files of a whole machine take long to look through
+            added["shared_memory"] -= _open_elsewhere()
+        return {kind: sorted(map(str, things)) for kind, things in added.items() if things}
 
 
 @contextlib.contextmanager
@@ -139,8 +142,6 @@ def end_processes(before: Holdings) -> list[str]:
 
 def reap() -> None:
     """Collect adopted orphans that have ended. Children somebody here still waits for are left to them."""
-    if not _has_children():
-        return
     zombies = {pid for pid, stat in _below(os.getpid()) if stat[STATE] == "Z" and int(stat[PARENT]) == os.getpid()}
     if not zombies:
         return  # looking through all objects for those who wait takes a twentieth of a second
@@ -161,17 +162,7 @@ def _waited_for() -> set[int]:
     return popen | {child.pid for child in multiprocessing.active_children() if child.pid}
 
 
-def _has_children() -> bool:
-    """Quickly: otherwise every process of the machine is looked at, and most tests start none."""
-    try:
-        return any(path.read_text() for path in Path("/proc/self/task").glob("*/children"))
-    except OSError:
-        return True
-
-
 def _family() -> list[Descendant]:
-    if not _has_children():
-        return []
     return [
         Descendant(pid, int(stat[STARTED]), _command(pid))
         for pid, stat in _below(os.getpid())
@@ -185,15 +176,40 @@ def _below(pid: int) -> list[tuple[int, list[str]]]:
     Not by psutil: it leaves out a child that by the wall clock is older than its parent, which a clock that is set
     while it reads them makes of any.
     """
-    children: dict[int, list[tuple[int, list[str]]]] = {}
+    children = _children if _told_by_threads(pid) else _children_among_all()
+    found: list[tuple[int, list[str]]] = []
+    parents = [pid]
+    for parent in parents:
+        for child in children(parent):
+            if stat := stat_fields(child):
+                found.append((child, stat))
+                parents.append(child)
+    return found
+
+
+def _told_by_threads(pid: int) -> bool:
+    """Whether this system's threads tell their children: then few files are read, and not each process's."""
+    return (PROC / str(pid) / "task" / str(pid) / "children").exists()
+
+
+def _children(pid: int) -> list[int]:
+    """Of all threads of a process."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in (PROC / str(pid) / "task").iterdir():
+            with contextlib.suppress(OSError):
+                found += map(int, (thread / "children").read_text().split())
+    return found
+
+
+def _children_among_all() -> Callable[[int], Sequence[int]]:
+    """Look at every process of the machine; the children of one of them."""
+    children: dict[int, list[int]] = {}
     for number in _process_numbers():
         stat = stat_fields(number)
         if stat:
-            children.setdefault(int(stat[PARENT]), []).append((number, stat))
-    found = list(children.get(pid, ()))
-    for child, _ in found:
-        found += children.get(child, ())
-    return found
+            children.setdefault(int(stat[PARENT]), []).append(number)
+    return lambda pid: children.get(pid, ())
 
 
 def _process_numbers() -> list[int]:
@@ -235,17 +251,14 @@ def _descriptors() -> Iterator[str]:
 def _mappings() -> Iterator[str]:
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text().splitlines():
-            _, _, _, _, inode, *name = line.split(maxsplit=5)
-            if name and name[0].startswith("/memfd:headrace"):
-                yield f"{name[0]} inode {inode}"
+            if "/memfd:headrace" in line:
+                _, _, _, _, inode, name = line.split(maxsplit=5)
+                yield f"{name} inode {inode}"
 
 
 def _names() -> Iterator[str]:
-    """Names in /dev/shm. Other programs come and go there, so what one of them has open is not counted."""
     with contextlib.suppress(OSError):
-        names = {str(path) for path in _SHARED_MEMORY.iterdir()}
-        if names:
-            yield from names - _open_elsewhere()
+        yield from map(str, _SHARED_MEMORY.iterdir())
 
 
 def _open_elsewhere() -> set[str]:

@@ -87,3 +87,11 @@ class Teacher(Protocol):
     def demonstration(self, problem: Problem, seed: int) -> Transcript:
         """One episode played by an expert: the opening, then messages of both sides; drawn from ``seed`` alone."""
         ...
+
+
+class Novice(Protocol):
+    """An environment that can also show how somebody plays who knows the form, and nothing else."""
+
+    def attempt(self, problem: Problem, seed: int) -> Transcript:
+        """One episode, as `Teacher.demonstration`."""
+        ...

@@ -1,0 +1,313 @@
+"""Keeps one program of somebody else's: runs it, reads all it prints, sees whether it is ready and gets on, ends it whole.
+
+A child of the supervisor. It judges its program itself (`headrace.commands.vigil`) and tells why it ended; what follows
+is decided by the supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, Self
+
+from headrace.commands.config import ProcessConfig
+from headrace.commands.output import LAST_WORDS_S, Output
+from headrace.commands.probes import Prober, Seen, look_progress, look_ready
+from headrace.commands.tree import Tree, exit_in_words
+from headrace.commands.vigil import LOST, Judgement, Limits, Vigil
+from headrace.core.errors import ChannelClosed, ComponentDied, ComponentError, ComponentStalled
+from headrace.ipc.channel import Channel, Deadline, poll_fds
+from headrace.ipc.child import ChildContext
+from headrace.supervision.messages import Done, Failed, Ready, Report, Stop
+from headrace.telemetry.board import Activity, Board, Slot, SlotView, State
+
+KILL_S = 5.0
+"""Seconds that ending a whole tree may take."""
+
+BEAT_S = 1.0
+"""Seconds between two signs of life of a keeper whose program is well."""
+
+_TURN_S = 0.25
+_WAKE_BYTES = 4096
+_PROBE_FAST_S, _PROBE_SLOW_S = 0.2, 5.0
+_LOOKS = 100.0
+_SHOWN_PROCESSES = 8
+_SHOWN_CHARACTERS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a keeper is started with."""
+
+    process: ProcessConfig
+    board: Path
+
+
+def keep(context: ChildContext) -> None:
+    """The target of a keeper's process."""
+    orders: Orders = context.payload
+    with Board.attach(orders.board) as board, Keeper(context, orders.process, board) as keeper:
+        keeper.run()
+
+
+class Keeper:
+    """See the module.
+
+    Args:
+        context: Of its process.
+        process: What to run, and how it is judged.
+        board: Attached.
+    """
+
+    def __init__(self, context: ChildContext, process: ProcessConfig, board: Board) -> None:
+        self._id, self._control = context.id, context.control
+        self._process = process
+        self._display = Display(board, board.slot(context.id), process)
+        self._last_failure = ""
+        """What the last look that found nothing has found instead."""
+        self._told_s = 0.0
+        self._next_telling = Deadline(0.0)
+        self._said_ready = False
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_reader, False)
+        os.set_blocking(self._wake_writer, False)
+        try:
+            self._tree = Tree(self._id, process.command, process.cwd, {**os.environ, **process.env})
+        except ComponentDied as error:
+            say_why(self._control, error)
+        progress = process.progress
+        limits = Limits(
+            start_s=process.ready.start_s, alive_s=process.ready.alive_s, stopped_s=process.stopped_s,
+            progress_s=None if progress is None else progress.progress_s,
+        )  # fmt: skip
+        self._vigil = Vigil(limits, time.monotonic())
+        self._output = Output(self._tree.output_fd, 1, process, self._vigil)
+        self._probers = _probers(process, self._wake_writer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._tree.kill(KILL_S)
+        self._tree.close()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+
+    def run(self) -> None:
+        """Follow the program to its end."""
+        self._display.starting()
+        while True:
+            self._wait()
+            stop = self._heed()
+            self._output.read()
+            if stop is not None:
+                self._stop(stop)
+                return
+            code = self._tree.ended()
+            if code is not None:
+                self._on_end(code)
+                return
+            self._look()
+            self._judge()
+            self._tell()
+
+    def _wait(self) -> None:
+        """Until something happens, a quarter of a second at most."""
+        fds = [self._control.fileno(), self._tree.output_fd, self._wake_reader, self._tree.pidfd]
+        poll_fds(dict.fromkeys(fds, select.POLLIN), _TURN_S)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_reader, _WAKE_BYTES)
+
+    def _heed(self) -> Stop | None:
+        try:
+            messages = self._control.receive_all()
+        except ChannelClosed:
+            return Stop("nobody is left to work for")
+        return next((message for message in messages if isinstance(message, Stop)), None)
+
+    def _tell(self) -> None:
+        """Pass lines on, and when it last got on; what finds no room waits, for nobody may hold the program up."""
+        with contextlib.suppress(ChannelClosed):  # the next turn sees that
+            if self._output.pass_on(self._control) and not self._next_telling.passed:
+                return
+            news = self._vigil.ready_s is not None and self._vigil.progress_s > self._told_s
+            if news and self._next_telling.passed and self._control.flush():
+                facts = {"progress_s": self._vigil.progress_s, "signs": self._vigil.signs}
+                if self._control.try_send(Report("progress", facts)):
+                    self._told_s = self._vigil.progress_s
+                    self._next_telling = Deadline(BEAT_S)
+
+    def _look(self) -> None:
+        """Look for its signs outside of its output."""
+        now_s = time.monotonic()
+        self._vigil.note_stopped(self._tree.stopped(), now_s)
+        ready, progress = self._probers
+        seen: Seen | None = None
+        if self._vigil.ready_s is None:
+            seen = ready.turn() if ready is not None else None
+            if seen is not None and seen.good:
+                self._vigil.note_ready(now_s)
+        elif progress is not None:
+            seen = progress.turn()
+            if seen is not None and seen.number is not None:
+                self._vigil.note_number(seen.number, now_s)
+        if seen is not None:
+            self._last_failure = seen.why
+
+    def _judge(self) -> None:
+        now_s = time.monotonic()
+        judgement = self._vigil.judge(now_s)
+        line = self._output.failed_by
+        if line is not None:
+            self._fail(
+                ComponentDied(
+                    f"{self._id} lives and has failed: a line matches its fail_pattern",
+                    line=line[:_SHOWN_CHARACTERS],
+                    fix=f"read the last lines of logs/{self._id}.log",
+                )
+            )
+        if judgement in LOST:
+            self._fail(self._lost(judgement, now_s))
+        if self._vigil.ready_s is not None and not self._said_ready:
+            self._said_ready = True
+            after_s = round(self._vigil.ready_s - self._vigil.started_s, 3)
+            self._control.send(Ready({"after_s": after_s}), LAST_WORDS_S)
+        self._display.show(judgement, self._vigil.signs)
+
+    def _lost(self, judgement: Judgement, now_s: float) -> ComponentStalled:
+        facts: dict[str, object] = {"last_look": self._last_failure} if self._last_failure else {}
+        facts["processes"] = "; ".join(self._tree.in_words()[:_SHOWN_PROCESSES])
+        key = {Judgement.LATE: "ready.start_s", Judgement.STALLED: "progress.progress_s"}.get(judgement, "stopped_s")
+        fix = f"read the last lines of logs/{self._id}.log; raise {key} if it is only slow"
+        return ComponentStalled(f"{self._id} {self._vigil.in_words(judgement, now_s)}", **facts, fix=fix)
+
+    def _on_end(self, code: int) -> None:
+        """It has ended by itself."""
+        self._end_rest()
+        if code == 0 and self._process.lifetime == "until-done":
+            self._output.pass_all_on(self._control)
+            self._control.send(Done({"lines": self._output.lines}), LAST_WORDS_S)
+            return
+        fix = f"read the last lines of logs/{self._id}.log"
+        what = f"{self._id} {exit_in_words(code)}"
+        if code == 0:
+            what += ", and it should live as long as the run"
+            fix += '; set lifetime = "until-done" if code 0 means that its work is done'
+        self._leave(ComponentDied(what, fix=fix))
+
+    def _stop(self, stop: Stop) -> None:
+        """It has to leave: ask it, read on meanwhile, then kill what is left."""
+        self._display.stopping()
+        self._tree.signal(self._process.stop_number)
+        deadline = Deadline(self._process.stop_s)
+        while self._tree.ended() is None and not deadline.passed and self._control.peer_alive():
+            fds = [self._tree.output_fd, self._tree.pidfd]
+            poll_fds(dict.fromkeys(fds, select.POLLIN), min(_TURN_S, deadline.left_s()))
+            self._output.read()
+        heeded = self._tree.ended() is not None
+        self._end_rest()
+        self._output.pass_all_on(self._control)
+        with contextlib.suppress(ComponentError):
+            self._control.send(Report("left", {"reason": stop.reason, "heeded": heeded}), LAST_WORDS_S)
+
+    def _fail(self, error: ComponentError) -> NoReturn:
+        """It lives, and may not go on."""
+        self._end_rest()
+        self._leave(error)
+
+    def _end_rest(self) -> None:
+        """Kill what is left of it, and read what all of them had printed."""
+        self._tree.kill(KILL_S)
+        self._output.read_last()
+
+    def _leave(self, error: ComponentError) -> NoReturn:
+        self._output.pass_all_on(self._control)
+        say_why(self._control, error)
+
+
+def say_why(control: Channel, error: ComponentError) -> NoReturn:
+    """Tell why, and end this process; a traceback of ours would only hide the program's own last lines."""
+    with contextlib.suppress(ComponentError):
+        control.send(Failed(error), LAST_WORDS_S)
+    sys.exit(1)
+
+
+class Display:
+    """A keeper's place on the board.
+
+    Args:
+        board: Attached.
+        slot: Of the component.
+        process: What it needs, and how long it may take.
+    """
+
+    def __init__(self, board: Board, slot: Slot, process: ProcessConfig) -> None:
+        self._board, self._slot, self._process = board, slot, process
+        self._shown: tuple[Activity, str | None] | None = None
+        self._beat = Deadline(0.0)
+        self._signs = 0
+
+    def starting(self) -> None:
+        """The program runs, and its sign of readiness is waited for."""
+        self._slot.set_state(State.STARTING)
+        self._slot.waiting(Activity.WAIT_READY, deadline_s=self._process.ready.start_s)
+
+    def stopping(self) -> None:
+        """It was asked to leave."""
+        self._slot.set_state(State.STOPPING)
+        self._slot.enter(Activity.STOP)
+
+    def show(self, judgement: Judgement, signs: int) -> None:
+        """Keep the board true; while all is well, each beat is a sign of this keeper's own life.
+
+        Args:
+            judgement: Of now.
+            signs: How often it has shown that it gets on.
+        """
+        if signs > self._signs:
+            self._slot.add("updates", signs - self._signs)
+            self._signs = signs
+        if judgement is Judgement.QUIET and self._process.progress is not None:
+            on = suspect(self._process.needs, [self._board.read(name) for name in self._process.needs])
+            if self._shown != (Activity.WAIT_PROGRESS, on):
+                self._slot.waiting(Activity.WAIT_PROGRESS, on=on, deadline_s=self._process.progress.progress_s)
+                self._shown = (Activity.WAIT_PROGRESS, on)
+        elif judgement is Judgement.WELL and (self._shown != (Activity.COMMAND, None) or self._beat.passed):
+            self._slot.set_state(State.RUNNING)
+            self._slot.enter(Activity.COMMAND)
+            self._shown = (Activity.COMMAND, None)
+            self._beat = Deadline(BEAT_S)
+
+
+def _probers(process: ProcessConfig, wake_fd: int) -> tuple[Prober | None, Prober | None]:
+    """Who looks for readiness, and who for progress; None where lines or time tell."""
+    cwd, ready, progress = Path(process.cwd), process.ready, process.progress
+    first = second = None
+    if ready.http is not None or ready.file is not None:
+        first = Prober(partial(look_ready, ready, cwd), ready.probe_s, pace_s(ready.start_s), wake_fd)
+    if progress is not None and progress.log is None:
+        second = Prober(partial(look_progress, progress, cwd), progress.probe_s, pace_s(progress.progress_s), wake_fd)
+    return first, second
+
+
+def pace_s(limit_s: float) -> float:
+    """Seconds between two looks for something that may take so long."""
+    return min(_PROBE_SLOW_S, max(_PROBE_FAST_S, limit_s / _LOOKS))
+
+
+_TROUBLE = {State.FAILED: 0, State.EMPTY: 1, State.ENDED: 1, State.STARTING: 2, State.WAITING: 3}
+
+
+def suspect(needs: list[str], views: list[SlotView]) -> str | None:
+    """Which of the processes that are needed is most likely the reason why nothing comes; None: they look well."""
+    troubled = [(_TROUBLE[view.state], name) for name, view in zip(needs, views, strict=True) if view.state in _TROUBLE]
+    return min(troubled)[1] if troubled else None

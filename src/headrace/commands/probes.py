@@ -1,0 +1,175 @@
+"""Looks at what a process shows outside of its output: HTTP answers and files. In a thread, for a look may hang."""
+
+from __future__ import annotations
+
+import glob
+import http.client
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from headrace.commands.config import ProgressConfig, ReadyConfig
+from headrace.commands.readings import json_holds, json_number, prometheus
+from headrace.ipc.channel import Deadline
+
+_MOST_BYTES = 8 << 20
+_PIECE_BYTES = 1 << 16
+_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one look has found."""
+
+    good: bool
+    """Whether the sign is there; of a number, whether there is one."""
+    number: float | None = None
+    why: str = ""
+    """Of one that is not good: what was found instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To an HTTP request."""
+
+    status: int
+    text: str
+
+
+def fetch(url: str, timeout_s: float) -> Answer:
+    """GET a URL, all of it within ``timeout_s`` seconds, however slowly it drips.
+
+    Raises:
+        OSError: No connection, or no complete answer in time.
+        http.client.HTTPException: What answers does not speak HTTP.
+    """
+    deadline = Deadline(timeout_s)
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=max(0.01, deadline.left_s()))
+    try:
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.request("GET", target, headers={"Accept": "*/*", "Connection": "close"})
+        sock = connection.sock
+        response = connection.getresponse()
+        body = bytearray()
+        while len(body) < _MOST_BYTES:
+            left_s = deadline.left_s()
+            if left_s <= 0.0:
+                raise TimeoutError(f"no complete answer within {timeout_s:g} s")
+            if sock is not None and sock.fileno() >= 0:
+                sock.settimeout(left_s)
+            piece = response.read1(_PIECE_BYTES)
+            if not piece:
+                break
+            body += piece
+        return Answer(response.status, body.decode(errors="replace"))
+    finally:
+        connection.close()
+
+
+def look_ready(ready: ReadyConfig, cwd: Path) -> Seen:
+    """Whether the sign of readiness is there: ``http`` or ``file``."""
+    if ready.file is not None:
+        found = glob.glob(ready.file, root_dir=cwd, recursive=True)  # noqa: PTH207 - absolute patterns are meant as well
+        return Seen(good=bool(found), why="" if found else f"nothing matches {ready.file}")
+    url = ready.http or ""
+    try:
+        answer = fetch(url, ready.probe_s)
+    except (OSError, http.client.HTTPException) as error:
+        return Seen(good=False, why=f"GET {url}: {_short(error)}")
+    if answer.status != ready.status:
+        return Seen(good=False, why=f"GET {url} answered {answer.status}: {answer.text[:_SHOWN].strip()}")
+    if ready.json_holds is not None and not json_holds(answer.text, ready.json_holds):
+        return Seen(good=False, why=f"GET {url} answered without what is expected: {answer.text[:_SHOWN].strip()}")
+    return Seen(good=True)
+
+
+def look_progress(progress: ProgressConfig, cwd: Path) -> Seen:
+    """The number that has to grow: ``http`` or ``file``."""
+    if progress.file is not None:
+        return Seen(good=True, number=_of_files(progress.file, progress.by, cwd))
+    url = progress.http or ""
+    try:
+        answer = fetch(url, progress.probe_s)
+    except (OSError, http.client.HTTPException) as error:
+        return Seen(good=False, why=f"GET {url}: {_short(error)}")
+    if answer.status != http.client.OK:
+        return Seen(good=False, why=f"GET {url} answered {answer.status}")
+    if progress.metric is not None:
+        name, number = progress.metric, prometheus(answer.text, progress.metric)
+    else:
+        name, number = progress.json_path or "", json_number(answer.text, progress.json_path or "")
+    return Seen(good=number is not None, number=number, why="" if number is not None else f"{url} has no number {name}")
+
+
+def _of_files(pattern: str, by: str, cwd: Path) -> float:
+    found = glob.glob(pattern, root_dir=cwd, recursive=True)  # noqa: PTH207 - absolute patterns are meant as well
+    if by == "count":
+        return float(len(found))
+    values = [0.0]
+    for name in found:
+        try:
+            stat = (cwd / name).stat()
+        except OSError:  # it went away in between
+            continue
+        values.append(float(stat.st_size) if by == "size" else stat.st_mtime)
+    return sum(values) if by == "size" else max(values)
+
+
+def _short(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+class Prober:
+    """Takes one look at a time, in a thread of its own; whoever asked is woken through a descriptor.
+
+    A look that takes longer than it may is given up: it counts as no, and another may be asked for.
+
+    Args:
+        look: What is done; it bounds itself, but files on a lost network share may not let it.
+        limit_s: Seconds a look may take.
+        every_s: Seconds between two looks.
+        wake_fd: Written to when a look has ended.
+    """
+
+    def __init__(self, look: Callable[[], Seen], limit_s: float, every_s: float, wake_fd: int) -> None:
+        self._look = look
+        self._limit_s = limit_s
+        self._every_s = every_s
+        self._wake_fd = wake_fd
+        self._results: deque[tuple[int, Seen]] = deque()
+        self._number = 0
+        self._due: Deadline | None = None
+        """Of the look that goes on; None: there is none."""
+        self._next = Deadline(0.0)
+
+    def turn(self) -> Seen | None:
+        """Begin a look if it is time to; what the last one has found, once."""
+        seen = None
+        while self._results:
+            number, result = self._results.popleft()
+            if number == self._number and self._due is not None:  # or it was given up
+                seen, self._due = result, None
+        if self._due is not None and self._due.passed:
+            seen, self._due = Seen(good=False, why=f"a look took longer than {self._limit_s:g} s"), None
+        if self._due is None and self._next.passed:
+            self._begin()
+        return seen
+
+    def _begin(self) -> None:
+        self._number += 1
+        self._due, self._next = Deadline(self._limit_s + 0.5), Deadline(self._every_s)
+        threading.Thread(target=self._work, args=(self._number,), daemon=True).start()
+
+    def _work(self, number: int) -> None:
+        try:
+            seen = self._look()
+        except Exception as error:  # noqa: BLE001 - the border of a thread: whatever it is, it is no sign
+            seen = Seen(good=False, why=f"{type(error).__name__}: {error}")
+        self._results.append((number, seen))
+        os.write(self._wake_fd, b"1")

@@ -1,0 +1,158 @@
+"""A program with all it starts: begun, signalled, and ended to the last descendant."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from headrace.core.errors import ComponentDied
+from headrace.core.procstat import PROC, STATE, stat_fields
+from headrace.ipc.channel import Deadline, poll_fds
+from headrace.ipc.child import adopt_orphans, die_with_parent
+from headrace.supervision.spec import describe_exit
+
+_LOOK_S = 0.02
+
+
+class Tree:
+    """One running program and its descendants, which this process adopts when their own parents end.
+
+    Made in a process of its own, for it takes whatever this process is the parent of to be the program's.
+
+    Args:
+        name: Of the component.
+        command: Program and arguments.
+        cwd: Folder it runs in.
+        env: All its variables.
+
+    Raises:
+        ComponentDied: It cannot be started.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], cwd: str, env: Mapping[str, str]) -> None:
+        adopt_orphans()
+        keeper = os.getpid()
+
+        def prepare() -> None:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored here, and would be there
+            die_with_parent(signal.SIGKILL, keeper)
+
+        reader, writer = os.pipe()
+        os.set_blocking(reader, False)
+        try:
+            self._process = subprocess.Popen(
+                list(command), cwd=cwd, env=dict(env), stdin=subprocess.DEVNULL, stdout=writer, stderr=writer,
+                start_new_session=True, preexec_fn=prepare,  # noqa: PLW1509 - this process has one thread as yet
+            )  # fmt: skip
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            os.close(reader)
+            raise ComponentDied(
+                f"{name} could not be started",
+                command=command[0],
+                problem=error,
+                fix="name a program that exists and may be executed; a path counts from cwd",
+            ) from None
+        finally:
+            os.close(writer)
+        self.pid = self._process.pid
+        self.output_fd = reader
+        """What it and its descendants print; never blocks."""
+        self.pidfd = os.pidfd_open(self.pid)
+        """Readable when the program has ended."""
+
+    def ended(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs. Descendants that have ended are put away."""
+        for pid in _children():
+            if pid != self.pid and stat_fields(pid)[STATE : STATE + 1] == ["Z"]:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+        return self._process.poll()  # asks once, and waits for nothing
+
+    def signal(self, number: int) -> None:
+        """Send a signal to its process group, and let it go on if it is stopped, so that it can heed it."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+            os.killpg(self.pid, signal.SIGCONT)
+
+    def kill(self, within_s: float) -> bool:
+        """Kill it and every descendant; whether all were gone in time."""
+        deadline = Deadline(within_s)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        while True:
+            for pid in _children():  # the children of those that die become ours, and are found the next time
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            code = self.ended()
+            if code is not None and not _children():
+                return True
+            if deadline.passed:
+                return False
+            poll_fds({}, _LOOK_S)
+
+    def stopped(self) -> bool:
+        """Whether the program is stopped by a signal."""
+        return stat_fields(self.pid)[STATE : STATE + 1] in (["T"], ["t"])
+
+    def in_words(self) -> list[str]:
+        """Every process of it, a line each: number, state, where in the kernel it waits, command."""
+        return [_one(pid) for pid in (self.pid, *_below(self.pid))]
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        os.close(self.output_fd)
+        os.close(self.pidfd)
+
+
+def exit_in_words(code: int) -> str:
+    """``exited with code 1``; ``was killed by SIGKILL (often the out-of-memory killer)``."""
+    return f"exited with code {code}" if code >= 0 else f"was {describe_exit(code)}"
+
+
+def _children(pid: int | None = None) -> list[int]:
+    """Direct children of a process, of all its threads; empty where the system does not tell."""
+    found = []
+    for task in _tasks(pid or os.getpid()):
+        with contextlib.suppress(OSError):
+            found += [int(word) for word in (task / "children").read_text().split()]
+    return found
+
+
+def _tasks(pid: int) -> list[Path]:
+    try:
+        return list((PROC / str(pid) / "task").iterdir())
+    except OSError:
+        return []
+
+
+def _below(pid: int) -> Iterator[int]:
+    for child in _children(pid):
+        yield child
+        yield from _below(child)
+
+
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "inside the kernel",
+    "T": "stopped by a signal",
+    "Z": "ended",
+    "t": "traced",
+}
+
+
+def _one(pid: int) -> str:
+    folder = PROC / str(pid)
+    fields = stat_fields(pid)
+    state = _STATES.get(fields[STATE], fields[STATE]) if fields else "gone"
+    place, command = "", ""
+    with contextlib.suppress(OSError):
+        command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()[:200]
+    with contextlib.suppress(OSError):
+        place = (folder / "wchan").read_text().strip()
+    where = f" in {place}" if place and place != "0" else ""
+    return f"pid {pid}: {state}{where}: {command}"

@@ -1,0 +1,265 @@
+"""Builds an environment that talks from its name or factory, and tries it before anything depends on it."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from headrace.core.config import nearest
+from headrace.core.errors import ConfigError, EnvironmentFault, EnvironmentNotBuilt, EnvironmentRaised, HeadraceError
+from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, TextEnvironment, Transcript
+
+FACTORIES: Mapping[str, str] = {
+    "wordle": "headrace.envs.text.wordle:WordleEnvironment",
+    "reverse-text": "headrace.envs.text.reverse:ReverseEnvironment",
+}
+"""Those that come with Headrace, by name."""
+
+_METHODS = ("dataset", "step", "reward")
+_SCRIPTED_MESSAGES = 32
+"""Messages after which a scripted episode is left, over or not."""
+
+
+def build_text_environment(
+    name: str | None, factory: str | None, kwargs: Mapping[str, Any], *, component: str = "run"
+) -> TextEnvironment:
+    """Build it, from exactly one of ``name`` and ``factory``.
+
+    Args:
+        name: One of `FACTORIES`.
+        factory: ``module:function``.
+        kwargs: Passed to it.
+        component: Who builds it, for error messages.
+
+    Raises:
+        ConfigError: It has no such name, or the environment refuses its arguments.
+        EnvironmentNotBuilt: The factory cannot be imported, raised, or returned something else.
+    """
+    if factory is None:
+        factory = _known(name or "")
+    label = name or factory
+    try:
+        made = _imported(factory)(**kwargs)
+    except HeadraceError:  # says already what is wrong
+        raise
+    except Exception as error:  # user code may raise anything; the text reaches the user as it is
+        raise _raised(error, component, label) from error
+    lacking = [method for method in _METHODS if not callable(getattr(made, method, None))]
+    if lacking:
+        raise EnvironmentNotBuilt(
+            f"the factory of {label} returned {'None' if made is None else type(made).__name__}",
+            component=component,
+            environment=label,
+            expected=f"an object with the methods {', '.join(_METHODS)}",
+            lacking=", ".join(lacking),
+            fix="end the factory with `return env`" if made is None else "add the methods, see TextEnvironment",
+        )
+    return cast("TextEnvironment", made)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentCheck:
+    """What `check_environment` saw."""
+
+    train_problems: int
+    eval_problems: int
+    messages: int
+    """Of the scripted episode."""
+    has_teacher: bool
+    notes: tuple[str, ...] = ()
+    """What is allowed, and still has to be known to read the figures."""
+
+
+def check_environment(env: TextEnvironment, *, label: str = "the environment") -> EnvironmentCheck:
+    """Look at the datasets and play one scripted episode of each split.
+
+    Args:
+        env: The environment.
+        label: Its name, for messages.
+
+    Raises:
+        EnvironmentFault: Ids are not unique, a split is empty, a problem of one split is in the other, a message has the
+            wrong role, or the same call gave two answers. It names the problem.
+    """
+    check = _Check(env, label)
+    training, held = check.problems("train"), check.problems("eval")
+    notes = check.disjoint(training, held)
+    messages = max(check.episode(training[0]), check.episode(held[0]))
+    teacher = callable(getattr(env, "demonstration", None))
+    if teacher:
+        check.demonstration(training[0])
+    return EnvironmentCheck(len(training), len(held), messages, teacher, notes)
+
+
+class _Check:
+    def __init__(self, env: TextEnvironment, label: str) -> None:
+        self._env = env
+        self._label = label
+
+    def problems(self, split: Any) -> Sequence[Problem]:
+        problems: Sequence[Problem] = self._call("dataset", split)
+        again: Sequence[Problem] = self._call("dataset", split)
+        if not problems:
+            raise self._fault(f"has no problems in the split {split!r}", fix="return at least one problem")
+        if [problem.id for problem in problems] != [problem.id for problem in again]:
+            raise self._fault(
+                f"gives the problems of the split {split!r} in another order when asked again",
+                fix="make the dataset once, from a seed of its own",
+            )
+        seen: set[str] = set()
+        for problem in problems:
+            if problem.id in seen:
+                raise self._fault("has two problems with one id", split=split, id=problem.id, fix="make ids unique")
+            seen.add(problem.id)
+            if not problem.opening or problem.opening[-1].role == "assistant":
+                raise self._fault(
+                    "opens a problem with nothing for the model to answer",
+                    problem=problem.id,
+                    fix="end the opening with a message of the role user or system",
+                )
+        return problems
+
+    def disjoint(self, training: Sequence[Problem], held: Sequence[Problem]) -> tuple[str, ...]:
+        known = {_content(problem): problem.id for problem in training}
+        leaked = [(known[_content(problem)], problem.id) for problem in held if _content(problem) in known]
+        if not leaked:
+            return ()
+        if getattr(self._env, "evaluates_seen", False):
+            return (f"evaluation asks for {len(leaked)} problems that are trained on, as configured",)
+        raise self._fault(
+            f"evaluates {len(leaked)} of {len(held)} problems that it also trains on",
+            for_instance=f"{leaked[0][1]} is {leaked[0][0]}",
+            fix="hold problems out, or set `evaluates_seen = True` on the environment if this is what you want to measure",
+        )
+
+    def episode(self, problem: Problem) -> int:
+        """Messages of an episode in which the model always says the same."""
+        transcript: list[Message] = list(problem.opening)
+        for _ in range(_SCRIPTED_MESSAGES):
+            transcript.append(Message("assistant", "abc"))
+            reply = self._same("step", problem, tuple(transcript))
+            self._check_reply(problem, reply)
+            transcript.extend(reply.messages)
+            if reply.done:
+                break
+        self._check_judgement(problem, self._same("reward", problem, tuple(transcript)))
+        return len(transcript)
+
+    def demonstration(self, problem: Problem) -> None:
+        shown: Transcript = self._same("demonstration", problem, 0)
+        if tuple(shown[: len(problem.opening)]) != tuple(problem.opening):
+            raise self._fault(
+                "demonstrates an episode that does not begin with the problem's opening",
+                problem=problem.id,
+                fix="begin the transcript with problem.opening",
+            )
+        self._check_judgement(problem, self._same("reward", problem, tuple(shown)))
+
+    def _check_reply(self, problem: Problem, reply: Any) -> None:
+        if not isinstance(reply, Reply):
+            raise self._fault(
+                f"answered a message with {type(reply).__name__}", problem=problem.id, fix="return a Reply from step"
+            )
+        if any(message.role == "assistant" for message in reply.messages):
+            raise self._fault(
+                "speaks with the model's role in a reply", problem=problem.id, fix="use the role user or system"
+            )
+        if not reply.done and not reply.messages:
+            raise self._fault(
+                "answered nothing, and the episode is not over",
+                problem=problem.id,
+                fix="return Reply(done=True), or a message",
+            )
+
+    def _check_judgement(self, problem: Problem, judgement: Any) -> None:
+        if not isinstance(judgement, Judgement):
+            raise self._fault(
+                f"judged an episode with {type(judgement).__name__}",
+                problem=problem.id,
+                fix="return a Judgement from reward",
+            )
+        if not abs(judgement.reward) < float("inf"):
+            raise self._fault(
+                "judged an episode with a reward that is not finite",
+                problem=problem.id,
+                terms=dict(judgement.terms),
+                fix="return finite terms",
+            )
+
+    def _same(self, method: str, *args: Any) -> Any:
+        first, second = self._call(method, *args), self._call(method, *args)
+        if first != second:
+            raise self._fault(
+                f"answers {method} in two ways when asked twice",
+                first=f"{first!r}"[:200],
+                second=f"{second!r}"[:200],
+                fix="derive everything from the problem and the transcript; keep nothing between calls, draw nothing",
+            )
+        return first
+
+    def _call(self, method: str, *args: Any) -> Any:
+        try:
+            return getattr(self._env, method)(*args)
+        except HeadraceError:
+            raise
+        except Exception as error:  # user code may raise anything
+            raise EnvironmentRaised(
+                f"{method} of {self._label} raised {type(error).__name__}: {error}",
+                raised_at=_where(error),
+                fix="correct what the message names; the method can be called alone",
+            ) from error
+
+    def _fault(self, what: str, *, fix: str, **facts: object) -> EnvironmentFault:
+        return EnvironmentFault(f"{self._label} {what}", **facts, fix=fix)
+
+
+def _content(problem: Problem) -> str:
+    """What makes two problems the same one, whatever their ids."""
+    return repr((problem.opening, sorted(problem.facts.items())))
+
+
+def _known(name: str) -> str:
+    if name in FACTORIES:
+        return FACTORIES[name]
+    meant = nearest(name, FACTORIES)
+    raise ConfigError(
+        f"no environment that talks is called {name!r}",
+        **({"nearest": meant} if meant else {}),
+        known=", ".join(FACTORIES),
+        fix=(f'set env.name = "{meant}", or' if meant else "correct env.name, or")
+        + ' name your own: env.factory = "module:function"',
+    )
+
+
+def _imported(where: str) -> Callable[..., Any]:
+    module, colon, function = where.partition(":")
+    if not (module and colon and function):
+        raise ConfigError(f"{where!r} names no function", fix='write env.factory as "package.module:function"')
+    found: Any = importlib.import_module(module)
+    for part in function.split("."):
+        found = getattr(found, part)
+    return cast("Callable[..., Any]", found)
+
+
+def _raised(error: Exception, component: str, label: str) -> EnvironmentNotBuilt:
+    fix = "correct what the message names; the environment can be tried alone by calling its factory"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        fix = f"run it where Python finds {error.name}: in the folder that holds it, or with its package installed"
+    return EnvironmentNotBuilt(
+        f"building the environment {label} raised {type(error).__name__}: {error}",
+        component=component,
+        environment=label,
+        raised_at=_where(error),
+        fix=fix,
+    )
+
+
+def _where(error: Exception) -> str:
+    """The last line of real code; errors of an import end inside the import system."""
+    frames = traceback.extract_tb(error.__traceback__)
+    real = [frame for frame in frames if not frame.filename.startswith("<frozen")]
+    where = (real or frames)[-1]
+    return f"{where.filename}:{where.lineno} in {where.name}"

@@ -1,0 +1,300 @@
+"""The engine: takes requests, and with each step makes one forward pass for as many of them as have room."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+
+from headrace.core.errors import ComponentError
+from headrace.llm.engine.cache import KVCache, Shape
+from headrace.llm.engine.forward import Span, build_forward
+from headrace.llm.engine.loading import check_fit, put, read_published
+from headrace.llm.engine.rows import Job, OnDone, Rows
+from headrace.llm.engine.sampling import draw
+from headrace.llm.engine.scheduling import (
+    Limits,
+    Sessions,
+    admissions,
+    compaction,
+    overflowing,
+    refusal,
+    sharing,
+    token_limit,
+)
+from headrace.llm.messages import Failure, GenerationRequest, PublishedWeights, ServedWeights
+
+
+@dataclass(slots=True)
+class EngineCounts:
+    """What an engine has done since it was made."""
+
+    requests: int = 0
+    """Taken; = completed + failed + cancelled + those that run or wait."""
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    """Never taken."""
+    passes: int = 0
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    """Of the prompts, what the cache held from the session's last request."""
+    prefix_hits: int = 0
+    """Requests that reused something."""
+    updates: int = 0
+
+
+class Engine:
+    """Continuous batching over a causal language model. Called from one thread at a time; starts none.
+
+    The same calls in the same order, from the same weights, give the same bits, whatever was generated before (unless a
+    session goes on from before). Running requests are compact rows; those that ended leave between two passes, in an order
+    that depends on nothing but the calls.
+
+    Args:
+        model: A Hugging Face causal language model. Its weights stay its own, but linear layers that share an input are laid
+            into one block of memory.
+        slots: Requests generated at the same time.
+        context_tokens: Most tokens of one, prompt and completion together.
+        max_waiting: Requests that may wait for a slot.
+        kv_reuse: Keep what was computed for a session until its next request; takes as much memory again.
+        served: What the weights are that the model comes with.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        slots: int,
+        context_tokens: int,
+        max_waiting: int = 4096,
+        kv_reuse: bool = True,
+        served: ServedWeights | None = None,
+    ) -> None:
+        self.limits = Limits(slots=slots, context_tokens=context_tokens, max_waiting=max_waiting)
+        self.served = served or ServedWeights(version=0, sha256="")
+        self.counts = EngineCounts()
+        self._model = model.eval()
+        shape = Shape.of(model)
+        kept = slots if kv_reuse else 0
+        self._scratch = slots + kept
+        self._cache = KVCache(shape, self._scratch + 1, context_tokens)
+        self._forward = build_forward(model, self._cache)
+        self._device = shape.device
+        self._rows = Rows(slots, kept, context_tokens)
+        self._sessions = Sessions(kept)
+        self._waiting: deque[Job] = deque()
+        self._ids: set[str] = set()
+        self._wrong_weights = ""
+
+    @property
+    def running(self) -> int:
+        """Requests that are being generated."""
+        return self._rows.running
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no slot yet."""
+        return len(self._waiting)
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids the model knows."""
+        return self._forward.vocabulary
+
+    @property
+    def evictions(self) -> int:
+        """Sessions whose kept tokens had to make room for another's."""
+        return self._sessions.evictions
+
+    def submit(self, requests: Sequence[GenerationRequest], on_done: OnDone) -> None:
+        """Take requests, in their order, all before those of later calls.
+
+        Args:
+            requests: Each with an id that nobody else in flight has.
+            on_done: Called once for each that was not cancelled, during `step`, or at once for one that is refused.
+        """
+        if overflowing(len(requests), self.waiting, self.running, self.limits):
+            for place in range(len(requests)):
+                self._refuse(place, Failure("busy", f"{self.waiting} requests wait already"), on_done)
+            return
+        for place, request in enumerate(requests):
+            failure = self._objection(request)
+            if failure is not None:
+                self._refuse(place, failure, on_done)
+                continue
+            self.counts.requests += 1
+            self._ids.add(request.id)
+            self._waiting.append(Job(request, place, on_done, self.counts.passes))
+
+    def _objection(self, request: GenerationRequest) -> Failure | None:
+        if self._wrong_weights:
+            return Failure("weights", self._wrong_weights)
+        if request.id in self._ids:
+            return Failure("refused", f"a request called {request.id!r} is in flight already", may_retry=False)
+        return refusal(request, self.limits, self.vocabulary)
+
+    def _refuse(self, place: int, failure: Failure, on_done: OnDone) -> None:
+        self.counts.refused += 1
+        on_done(place, failure)
+
+    def cancel(self, ids: Collection[str]) -> int:
+        """Forget requests; nobody is told. How many of them there were."""
+        gone = self._ids.intersection(ids)
+        if not gone:
+            return 0
+        self._waiting = deque(job for job in self._waiting if job.request.id not in gone)
+        rows = [row for row, job in enumerate(self._rows.jobs) if job.request.id in gone]
+        self._leave(rows)
+        self._ids -= gone
+        self.counts.cancelled += len(gone)
+        return len(gone)
+
+    def so_far(self, request_id: str) -> tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...]]:
+        """Tokens, log-probabilities and versions of a request in flight, for whoever streams; empty while it waits."""
+        for row, job in enumerate(self._rows.jobs):
+            if job.request.id == request_id:
+                return self._rows.so_far(row)
+        return (), (), ()
+
+    @torch.inference_mode()
+    def step(self) -> bool:
+        """One forward pass; False if there was nothing to do.
+
+        Either it takes in prompts of those who waited, or it adds a token to everybody who runs.
+        """
+        if not (self.running or self.waiting):
+            return False
+        admitted = self._admit()
+        first = self.running - admitted if admitted else 0
+        logits = self._forward.logits(self._rows.span(first, self._device))
+        self.counts.passes += 1
+        self._take(first, logits)
+        return True
+
+    def _admit(self) -> int:
+        """Give those who are next a row each, and what the cache holds for them; how many."""
+        patience = self.counts.passes - self._waiting[0].waited_since if self._waiting else 0
+        allowed = admissions(self.waiting, self.running, patience, self.limits)
+        count = sharing((self._unknown(job) for job in islice(self._waiting, allowed)), self.limits)
+        to, source, known = [], [], []
+        for _ in range(count):
+            job = self._waiting.popleft()
+            request = job.request
+            prompt_tokens = len(request.prompt_ids)
+            row = self._rows.admit(
+                job, token_limit(prompt_tokens, request.max_tokens, self.limits), self.served.version
+            )
+            self.counts.prompt_tokens += prompt_tokens
+            kept = self._sessions.take(request.session)
+            reused = self._rows.common(self.limits.slots + kept, request.prompt_ids) if kept is not None else 0
+            if kept is not None and reused:
+                to.append(row)
+                source.append(self.limits.slots + kept)
+                known.append(reused)
+        self._cache.move(to, source, max(known, default=0))
+        self._rows.cached[to] = known
+        self.counts.prefix_hits += len(known)
+        self.counts.reused_tokens += sum(known)
+        return count
+
+    def _unknown(self, job: Job) -> int:
+        """Tokens of a prompt that have to be passed."""
+        prompt_ids = job.request.prompt_ids
+        kept = self._sessions.find(job.request.session)
+        return len(prompt_ids) - (self._rows.common(self.limits.slots + kept, prompt_ids) if kept is not None else 0)
+
+    def _take(self, first: int, logits: torch.Tensor) -> None:
+        """Draw a token for each row from ``first`` on, and let those that ended leave."""
+        rows = self._rows
+        tokens, logprobs = draw(logits, *rows.drawing(first, self._device))
+        self.counts.generated_tokens += rows.running - first
+        ended = rows.append(first, tokens.cpu().numpy(), logprobs.cpu().numpy(), self.served.version).tolist()
+        if not ended:
+            return
+        answers = [(rows.jobs[row], rows.ended(row)) for row in ended]
+        wrong = [row for row, (_, answer) in zip(ended, answers, strict=True) if isinstance(answer, Failure)]
+        self._keep([row for row in ended if row not in wrong])
+        if wrong:
+            self._cache.zero(wrong)
+        self._leave(ended)
+        self.counts.failed += len(wrong)
+        self.counts.completed += len(ended) - len(wrong)
+        self._ids.difference_update(job.request.id for job, _ in answers)
+        for job, answer in answers:
+            job.on_done(job.place, answer)
+
+    def _keep(self, rows: Sequence[int]) -> None:
+        """Copy what was computed for sessions to where it can stay."""
+        source_of: dict[int, int] = {}
+        for row in rows:
+            if self._rows.keepable(row, self.served.version):
+                kept = self._sessions.keep(self._rows.jobs[row].request.session)
+                if kept is not None:
+                    source_of[self.limits.slots + kept] = row  # one that was kept just now may have to go already
+        if source_of:
+            to, source = list(source_of), list(source_of.values())
+            self._cache.move(to, source, int(self._rows.cached[source].max()))
+            self._rows.copy_tokens(to, source)
+
+    def _leave(self, ended: Sequence[int]) -> None:
+        """Close the gaps that rows leave."""
+        to, source = compaction(ended, self.running)
+        if to:
+            self._cache.move(to, source, int(self._rows.cached[source].max()))
+        self._rows.compact(to, source, self.running - len(ended))
+
+    @torch.inference_mode()
+    def score(self, token_ids: Sequence[int]) -> tuple[float, ...]:
+        """Log-probability of token i + 1 after tokens 0 to i; one fewer than tokens.
+
+        Raises:
+            ComponentError: More tokens than the context has, or one that the model does not know.
+        """
+        count = len(token_ids)
+        known = count and min(token_ids) >= 0 and max(token_ids) < self.vocabulary
+        if not known or count > self.limits.context_tokens:
+            raise ComponentError(
+                "the server cannot score these tokens",
+                tokens=count,
+                context_tokens=self.limits.context_tokens,
+                vocabulary=self.vocabulary,
+                fix="score at least one token, no more than the context has, all of the vocabulary",
+            )
+        tokens = torch.tensor(list(token_ids), device=self._device)
+        logits = self._forward.logits(Span.whole(tokens, self._scratch), every=True)
+        logprobs = torch.log_softmax(logits[:-1].float(), dim=-1)
+        return tuple(logprobs.gather(1, tokens[1:, None]).squeeze(1).tolist())
+
+    def load(self, published: PublishedWeights) -> ServedWeights:
+        """Serve other weights from now on. Running requests go on with what was computed for them; sessions begin anew.
+
+        Raises:
+            ComponentError: They are not the ones announced, do not fit the model (in both cases nothing was changed), or the
+                checksum of what is in memory afterwards is another: from then on every request is refused, until a
+                load succeeds.
+            HeadraceError: They cannot be read.
+        """
+        tensors = read_published(published)
+        check_fit(self._model, tensors)
+        self._sessions.clear()
+        in_memory = put(self._model, tensors)
+        if in_memory != published.sha256:
+            self._wrong_weights = f"the weights in memory are not those of version {published.version}"
+            raise ComponentError(
+                self._wrong_weights,
+                published=published.sha256,
+                in_memory=in_memory,
+                folder=published.folder,
+                fix="load them again, or start the server again; until then it refuses every request",
+            )
+        self._wrong_weights = ""
+        self.served = ServedWeights(version=published.version, sha256=in_memory)
+        self.counts.updates += 1
+        return self.served

@@ -1,0 +1,167 @@
+"""Where what happens in a language-model run is written and shown: events, metrics, lines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.core.clock import Clock
+from headrace.llm.launch.following import LogFollower
+from headrace.llm.launch.summary import Tally
+from headrace.llm.launch.wording import evaluation_line, step_line
+from headrace.telemetry.events import EventLog
+from headrace.telemetry.metrics import MetricsSink
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line for whoever looks on."""
+
+    at_s: float
+    """Seconds since the run began."""
+    component: str
+    text: str
+    weight: str = "log"
+    """log: what a component printed. step, event, alarm: the launcher's own words."""
+
+
+OnLine = Callable[[Line], None]
+
+
+class Chronicle:
+    """Writes what happens, keeps count, and shows it.
+
+    Args:
+        events: Of the run.
+        metrics: Of the run.
+        tally: Kept up to date.
+        follower: Of the logs.
+        clock: Monotonic.
+        steps: The run is to have.
+        on_line: Who looks on; None: nobody.
+    """
+
+    def __init__(
+        self,
+        events: EventLog,
+        metrics: MetricsSink,
+        tally: Tally,
+        follower: LogFollower,
+        clock: Clock,
+        steps: int,
+        on_line: OnLine | None,
+    ) -> None:
+        self._events, self._metrics, self.tally = events, metrics, tally
+        self._follower, self._clock, self._steps = follower, clock, steps
+        self._on_line = on_line
+        self.ended_early = False
+        """Whether whoever looks on wants the run to end."""
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since the run began."""
+        return self._clock.now() - self._events.started_s
+
+    @property
+    def lost_lines(self) -> dict[str, int]:
+        """What could not be written, by file."""
+        return {"events": self._events.lost, "metrics": self._metrics.lost}
+
+    def say(
+        self, kind: str, component: str, text: str, *, pid: int | None = None, tell: bool = False, **facts: object
+    ) -> None:
+        """Write an event; ``tell``: also show it."""
+        self._events.emit(kind, component, text, pid=pid if pid is not None else os.getpid(), **facts)
+        if tell:
+            self.show(component, text, "event")
+
+    def show(self, component: str, text: str, weight: str = "log") -> None:
+        """Show a line."""
+        if self._on_line is not None:
+            self._on_line(Line(self.wall_s, component, text, weight))
+
+    def follow(self) -> None:
+        """Show what the components have printed since the last call."""
+        if self._on_line is None:
+            return
+        for component, text in self._follower.lines():
+            self.show(component, text)
+
+    def report(self, component: str, kind: str, facts: Mapping[str, Any]) -> None:
+        """A component has told something."""
+        match kind:
+            case "step":
+                self._on_step(component, facts)
+            case "batch":
+                self._on_batch(component, facts)
+            case "evaluation":
+                self._on_evaluation(component, facts)
+            case "rollout_books":
+                self.tally.books = dict(facts)
+            case "alarm":
+                self._on_alarm(component, facts)
+            case "sft":
+                self._on_sft(component, facts)
+            case _:
+                self.say(kind, component, str(facts.get("text", kind)), **_free(facts))
+
+    def take_over(self, facts: Mapping[str, Any]) -> None:
+        """Last facts of a component: what of them belongs into the summary."""
+        books = facts.get("rollout_books") or facts.get("books")
+        if isinstance(books, Mapping):
+            self.tally.books = dict(books)
+        for name in ("version", "weights_sha256"):
+            if facts.get(name) is not None:
+                setattr(self.tally, name, facts[name])
+        if isinstance(facts.get("sha256"), str):
+            self.tally.weights_sha256 = facts["sha256"]
+
+    def _on_step(self, component: str, facts: Mapping[str, Any]) -> None:
+        metrics = dict(facts.get("metrics", {}))
+        step = int(facts["step"])
+        self.tally.note_step(step, metrics)
+        self.take_over(facts)
+        self._metrics.write(step, step, self.wall_s, _numbers(metrics))
+        self.show(component, step_line(step, self._steps, metrics, component), "step")
+
+    def _on_batch(self, component: str, facts: Mapping[str, Any]) -> None:
+        metrics = dict(facts.get("metrics", {}))
+        step = int(facts["step"])
+        self.tally.batches += 1
+        self._metrics.write(step, self.tally.steps, self.wall_s, _numbers(metrics))
+        self.show(component, step_line(step, self._steps, metrics, "orchestrator"), "step")
+
+    def _on_evaluation(self, component: str, facts: Mapping[str, Any]) -> None:
+        self.tally.evaluations.append(dict(facts))
+        step = int(facts.get("step", 0))
+        values = {f"eval/{name}": facts.get(name) for name in ("win_rate", "mean_reward", "low", "high")}
+        self._metrics.write(step, self.tally.steps, self.wall_s, _numbers(values))
+        self.say("evaluated", component, evaluation_line(facts), tell=True, **_free(facts))
+
+    def _on_alarm(self, component: str, facts: Mapping[str, Any]) -> None:
+        self.tally.alarms.append({"component": component, **facts})
+        text = str(facts.get("text", facts.get("kind", "alarm")))
+        self.say("alarm", component, text, **_free(facts))
+        self.show(component, text, "alarm")
+
+    def _on_sft(self, component: str, facts: Mapping[str, Any]) -> None:
+        step, loss = int(facts.get("step", 0)), facts.get("loss")
+        self.tally.sft_steps = max(self.tally.sft_steps, step)
+        if isinstance(loss, int | float):
+            self.tally.sft_loss = float(loss)
+            self._metrics.write(step, None, self.wall_s, {"sft/loss": float(loss)})
+        self.show(component, f"SFT step {step} | Loss {loss:.4f}" if loss is not None else f"SFT step {step}", "step")
+
+
+def _free(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts under names that an event does not have already."""
+    taken = {"kind": "what", "component": "of", "text": "words", "pid": "process", "t_s": "time_s", "tell": "told"}
+    return {taken.get(name, name): value for name, value in facts.items() if name != "text"}
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float | None]:
+    return {
+        name: float(value) for name, value in values.items() if isinstance(value, int | float) and value is not None
+    }

@@ -1,0 +1,132 @@
+"""The run directory of a language-model run, and what its components find each other by."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from headrace.core.errors import RunDirectoryError
+from headrace.core.files import write_whole
+from headrace.llm.config import RLConfig
+from headrace.llm.loading import Source, load_rl_config
+from headrace.runtime.rundir import RunDirectory
+
+
+class LanguageRun(RunDirectory):
+    """As `RunDirectory`, with what language-model runs hold beside: model, weights, rollouts, endpoints."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.model_dir = path / "model"
+        self.weights_dir = path / "weights"
+        self.rollouts_dir = path / "rollouts"
+        self.endpoints_file = path / "endpoints.json"
+
+    def folders(self) -> tuple[Path, ...]:
+        """See `RunDirectory.folders`."""
+        return (
+            self.tensorboard_dir, self.logs_dir, self.stacks_dir, self.checkpoints_dir, self.weights_dir,
+            self.rollouts_dir,
+        )  # fmt: skip
+
+    def never_began(self) -> bool:
+        """Whether a run ended here before its trainer made its first step."""
+        if not self.config_file.exists():
+            return False
+        if any(path.name.isdigit() and int(path.name) > 0 for path in self.weights_dir.glob("*")):
+            return False
+        if self.summary_file.exists():
+            return (self.read_summary() or {}).get("outcome") != "completed"
+        return not any(self.checkpoints_dir.glob("*"))
+
+    def set_aside(self) -> None:
+        """See `RunDirectory.set_aside`."""
+        super().set_aside()
+        place = max((self.path / "earlier").iterdir(), key=lambda path: int(path.name) if path.name.isdigit() else -1)
+        for path in (self.model_dir, self.endpoints_file):
+            if path.exists():
+                path.rename(place / path.name)
+
+    def read_rl_config(self) -> RLConfig:
+        """The effective configuration of the run.
+
+        Raises:
+            ConfigError: The file was changed into something that is refused.
+        """
+        return load_rl_config([Source(str(self.config_file))])
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """What the components of one run have to agree on; handed out once, by whoever comes first."""
+
+    run_id: str
+    inference: str | None = None
+    """Root of the server; None: it is not known yet."""
+
+
+def new_run_id() -> str:
+    """One that no other run has."""
+    return secrets.token_hex(8)
+
+
+def write_endpoints(path: Path, endpoints: Endpoints) -> None:
+    """Write ``endpoints.json``, in one piece.
+
+    Raises:
+        RunDirectoryError: It cannot be written.
+    """
+    try:
+        write_whole(path, [f"{json.dumps(asdict(endpoints), indent=2)}\n".encode()])
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be written", problem=error, fix="make room on the disk, or choose another --run-dir"
+        ) from None
+
+
+def read_endpoints(path: Path) -> Endpoints | None:
+    """What ``endpoints.json`` says; None if there is none.
+
+    Raises:
+        RunDirectoryError: It is damaged.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return Endpoints(str(found["run_id"]), found.get("inference"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunDirectoryError(
+            f"{path} cannot be read",
+            problem=f"{type(error).__name__}: {error}",
+            fix="it is written in one piece by the launcher, so something else changed it; restore it",
+        ) from None
+
+
+def agree_on_run_id(path: Path) -> Endpoints:
+    """The endpoints of a run that several launchers share: made by the first of them, read by the others.
+
+    Raises:
+        RunDirectoryError: They cannot be written or read.
+    """
+    found = read_endpoints(path)
+    if found is not None:
+        return found
+    mine = path.with_name(f".{path.name}.{os.getpid()}.mine")
+    write_endpoints(mine, Endpoints(new_run_id()))
+    try:
+        os.link(mine, path)
+    except FileExistsError:  # another one was first
+        pass
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be written", problem=error, fix="share a directory whose file system knows hard links"
+        ) from None
+    finally:
+        mine.unlink(missing_ok=True)
+    found = read_endpoints(path)
+    assert found is not None, "it was linked just now, or by somebody else"
+    return found

@@ -1,0 +1,139 @@
+"""What a language-model run leaves as ``summary.json``: its counts, and whether its books balance. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.core.errors import DataLossError, HeadraceError
+from headrace.llm.config import RLConfig
+from headrace.runtime.config import config_sha256
+
+_PLACES = ("stale", "cancelled", "in_flight")
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the components have told so far."""
+
+    steps: int = 0
+    """Of the trainer."""
+    batches: int = 0
+    """Shipped by the orchestrator."""
+    version: int | None = None
+    """Newest that was published."""
+    weights_sha256: str | None = None
+    books: dict[str, Any] | None = None
+    """Of rollouts, as the orchestrator told them last."""
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    alarms: list[dict[str, Any]] = field(default_factory=list)
+    faults: dict[str, int] = field(default_factory=dict)
+    """By kind: died, stalled."""
+    restarts: int = 0
+    lag_sum: float = 0.0
+    lag_max: float | None = None
+    """Versions by which tokens were older than the policy that was trained on them, as measured by the trainer."""
+    sft_steps: int = 0
+    sft_loss: float | None = None
+    tokens: float = 0.0
+    """Trained on."""
+
+    def count_fault(self, kind: str) -> None:
+        """A component has failed."""
+        self.faults[kind] = self.faults.get(kind, 0) + 1
+
+    def note_step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """The trainer has made a step."""
+        self.steps = max(self.steps, step)
+        mean, most = metrics.get("off_policy/mean"), metrics.get("off_policy/max")
+        if isinstance(mean, int | float):
+            self.lag_sum += float(mean)
+        if isinstance(most, int | float):
+            self.lag_max = max(float(most), self.lag_max or 0.0)
+
+
+def audited(books: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The books of rollouts with ``balanced``; None if there are none."""
+    if books is None:
+        return None
+    failed, filtered = _total(books.get("failed")), _total(books.get("filtered"))
+    completed = _total(books.get("completed"))
+    ends = completed + failed + sum(_total(books.get(place)) for place in _PLACES)
+    parts = _total(books.get("trained")) + filtered + _total(books.get("pending"))
+    return {**books, "balanced": _total(books.get("requested")) == ends and completed == parts}
+
+
+def unbalanced(books: Mapping[str, Any]) -> DataLossError:
+    """The error that ends a run whose books do not balance."""
+    counts = {name: value for name, value in books.items() if name != "balanced"}
+    return DataLossError(
+        "the books of the rollouts do not balance",
+        **counts,
+        fix="keep the run directory and file a bug: this is never the user's fault",
+    )
+
+
+def outcome_of(error: HeadraceError | None, *, interrupted: bool) -> tuple[str, int]:
+    """How a run ended, in a word and as an exit code."""
+    if error is not None:
+        return ("stalled" if error.exit_code == _STALLED else "failed"), error.exit_code
+    return ("interrupted", 130) if interrupted else ("completed", 0)
+
+
+_STALLED = 3
+
+
+def summarize(
+    config: RLConfig, tally: Tally, error: HeadraceError | None, facts: Mapping[str, Any], *, interrupted: bool
+) -> dict[str, Any]:
+    """Put the summary together.
+
+    Args:
+        config: Of the run.
+        tally: What the components told.
+        error: Why the run failed.
+        facts: ``run_id``, ``wall_s``, ``training_s``, ``culprit``, ``lost_lines``, ``sessions``.
+        interrupted: Whether it was asked to end by a signal.
+    """
+    outcome, code = outcome_of(error, interrupted=interrupted)
+    training_s = facts.get("training_s")
+    books = audited(tally.books)
+    return {
+        "outcome": outcome,
+        "error": str(error) if error is not None else None,
+        "exit_code": code,
+        "culprit": facts.get("culprit"),
+        "kind": "language-model",
+        "run_id": facts["run_id"],
+        "schedule": config.run.schedule,
+        "seed": config.run.seed,
+        "config_sha256": config_sha256(config),
+        "wall_s": round(float(facts["wall_s"]), 3),
+        "training_s": None if training_s is None else round(float(training_s), 3),
+        "steps": tally.steps,
+        "updates": tally.steps,
+        "policy_version": tally.version,
+        "weights_sha256": tally.weights_sha256,
+        "books": books,
+        "policy_lag": {
+            "declared": float(config.orchestrator.max_policy_lag),
+            "mean": tally.lag_sum / tally.steps if tally.steps and tally.lag_max is not None else None,
+            "max": tally.lag_max,
+        },
+        "evaluations": tally.evaluations,
+        "alarms": tally.alarms,
+        "faults": dict(tally.faults),
+        "restarts": tally.restarts,
+        "sft": {"steps": tally.sft_steps, "loss": tally.sft_loss} if tally.sft_steps else None,
+        "throughput": {"steps_per_s": tally.steps / training_s if training_s else None},
+        "lost_lines": {name: count for name, count in facts["lost_lines"].items() if count},
+        "sessions": facts.get("sessions", 1),
+    }
+
+
+def _total(value: object) -> int:
+    """A count, or the sum of counts by reason."""
+    if isinstance(value, Mapping):
+        return sum(int(count) for count in value.values())
+    return int(value) if isinstance(value, int | float) else 0

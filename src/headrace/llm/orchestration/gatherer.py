@@ -1,0 +1,122 @@
+"""Collects what rollouts ask for, and asks for it together: prompt lists cost a fraction of single prompts.
+
+Results of a forward pass depend, in their last bits, on what is computed together. In rounds, a call is made when every
+rollout that is alive waits for a completion, in the order of their keys: then the calls, and so all results, are the same
+whatever the order and the delay of answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.llm.messages import Completion, Failure, GenerationRequest, Generator
+
+Key = tuple[int, int]
+"""Group and sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    request: GenerationRequest
+    answer: asyncio.Future[Completion | Failure]
+    deadline_s: float
+
+
+class Gatherer:
+    """Stands between rollouts and what generates their completions.
+
+    Args:
+        generator: Generates.
+        rounds: Call only when every member waits. Otherwise with whatever there is.
+        at_once: Without rounds, most requests that are given to the generator and not answered.
+        answered: Told of each answer as it arrives.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        *,
+        rounds: bool,
+        at_once: int,
+        answered: Callable[[Completion | Failure], None] = lambda _: None,
+    ) -> None:
+        self._generator = generator
+        self._rounds = rounds
+        self._at_once = at_once
+        self._answered = answered
+        self._waiting: dict[Key, _Asked] = {}
+        self._members = 0
+        self._outstanding = 0
+        self._calls: set[asyncio.Task[None]] = set()
+        self._flush_planned = False
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that are with the generator."""
+        return self._outstanding
+
+    def join(self) -> None:
+        """A rollout is alive. Said before it runs, so that no round begins without it."""
+        self._members += 1
+
+    def leave(self) -> None:
+        """It is over."""
+        self._members -= 1
+        self._look()
+
+    async def complete(self, key: Key, request: GenerationRequest, deadline_s: float) -> Completion | Failure:
+        """The answer to ``request`` of the rollout ``key``; ``deadline_s`` is on the event loop's clock."""
+        answer: asyncio.Future[Completion | Failure] = asyncio.get_running_loop().create_future()
+        asked = self._waiting[key] = _Asked(request, answer, deadline_s)
+        self._look()
+        try:
+            return await answer
+        finally:
+            if self._waiting.get(key) is asked:
+                del self._waiting[key]
+
+    async def close(self) -> None:
+        """Give up the calls that run."""
+        for call in self._calls:
+            call.cancel()
+        if self._calls:
+            await asyncio.wait(set(self._calls), timeout=5.0)
+
+    def _look(self) -> None:
+        if self._rounds:
+            if self._waiting and len(self._waiting) >= self._members:
+                self._send(len(self._waiting))
+        elif self._waiting and not self._flush_planned:
+            self._flush_planned = True
+            asyncio.get_running_loop().call_soon(self._flush)  # with what others ask for in this turn of the loop
+
+    def _flush(self) -> None:
+        self._flush_planned = False
+        room = self._at_once - self._outstanding
+        if room > 0 and self._waiting:
+            self._send(room)
+
+    def _send(self, most: int) -> None:
+        keys = sorted(self._waiting)[:most]
+        call = asyncio.get_running_loop().create_task(self._call([self._waiting.pop(key) for key in keys]))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        self._outstanding += len(keys)
+
+    async def _call(self, asked: list[_Asked]) -> None:
+        left_s = max(one.deadline_s for one in asked) - asyncio.get_running_loop().time()
+        try:
+            answers = await self._generator.generate([one.request for one in asked], max(0.0, left_s))
+            for one, answer in zip(asked, answers, strict=True):
+                self._answered(answer)
+                if not one.answer.done():
+                    one.answer.set_result(answer)
+        except Exception as error:  # noqa: BLE001 - not lost: each of those who wait raises it
+            for one in asked:
+                if not one.answer.done():
+                    one.answer.set_exception(error)
+        finally:
+            self._outstanding -= len(asked)
+            self._look()

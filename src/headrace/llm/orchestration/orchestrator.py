@@ -1,0 +1,359 @@
+"""The orchestrator: takes policies, keeps rollouts running, ships batches, evaluates. The same object in every schedule.
+
+It is driven by `Orchestrator.run`, once. Where its completions come from, where its batches go and where policies appear is
+handed in; time is the event loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.core.errors import ComponentStalled, DataLossError, StaleWeights
+from headrace.envs.text.protocol import TextEnvironment
+from headrace.llm.config import RLConfig
+from headrace.llm.messages import Batch, Completion, Failure, Generator, PublishedWeights
+from headrace.llm.orchestration import evaluation
+from headrace.llm.orchestration.books import RolloutBooks
+from headrace.llm.orchestration.collecting import Collecting, Tell
+from headrace.llm.orchestration.gatherer import Gatherer
+from headrace.llm.orchestration.groups import Advantages, samples_of
+from headrace.llm.orchestration.policies import PolicySource, serve
+from headrace.llm.orchestration.presence import Presence, Wait
+from headrace.llm.orchestration.problems import Problems, build_curriculum, check_split
+from headrace.llm.orchestration.rollout import RolloutPlayer, TextRenderer
+from headrace.llm.orchestration.tallies import Tally, batch_metrics
+from headrace.llm.orchestration.times import Times
+from headrace.llm.orchestration.wakeup import Wakeup
+from headrace.telemetry.board import Activity
+
+_LOOK_S = 0.5  # most seconds between two looks for a policy, whether or not anybody said that there is one
+_LEAVE_S = 5.0  # for rollouts that were cancelled to notice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What an orchestrator works with."""
+
+    generator: Generator
+    environment: TextEnvironment
+    renderer: TextRenderer
+    ship: Callable[[Batch], Awaitable[None]]
+    """Hands a batch to the trainer."""
+    policies: PolicySource
+    advantages: Advantages
+    tell: Tell
+    presence: Presence
+    server: str = "inference"
+    """Id of the component that generates."""
+    trainer: str = "trainer"
+    """Id of the one that trains."""
+
+
+class Orchestrator:
+    """One run of rollouts.
+
+    Args:
+        config: Of the run.
+        run_id: Of the run; every batch carries it.
+        around: What it works with.
+        carry: What the batch before the first one of this incarnation carried; None: the run begins.
+
+    Raises:
+        ConfigError: The problems cannot be used.
+    """
+
+    def __init__(
+        self, config: RLConfig, run_id: str, around: Surroundings, carry: Mapping[str, Any] | None = None
+    ) -> None:
+        self._config, self._run_id, self._around = config, run_id, around
+        self._wakeup = Wakeup()
+        self.books = RolloutBooks.from_json(carry["books"]) if carry else RolloutBooks()
+        section = config.orchestrator
+        self._gatherer = Gatherer(
+            around.generator,
+            rounds=not section.max_policy_lag,
+            at_once=config.inference.slots,
+            answered=self._answered,
+        )
+        train = around.environment.dataset("train")
+        self._held_out = around.environment.dataset("eval")
+        check_split(train, self._held_out)
+        problems = Problems(train, config.run.seed, build_curriculum(section.curriculum, [one.id for one in train]))
+        self._collecting = Collecting(config, problems, self.books, self._gatherer, around.tell, self._wakeup.set)
+        self._player = RolloutPlayer(
+            config=config,
+            environment=around.environment,
+            renderer=around.renderer,
+            gatherer=self._gatherer,
+            presence=around.presence,
+            notes=self._collecting,
+        )
+        self._collecting.player = self._player
+        self._policy: PublishedWeights | None = None
+        self._last_evaluated: int | None = carry["last_evaluated"] if carry else None
+        self._best: float | None = carry["best_win_rate"] if carry else None
+        if carry:
+            self._collecting.restore(carry["collecting"], int(carry["step"]))
+        self._stopping = False
+        self._news = True
+        self._times = Times()
+        self._looked_s = self._answered_s = self._policy_since_s = 0.0
+
+    @property
+    def step(self) -> int:
+        """Of the next batch."""
+        return self._collecting.step
+
+    def stop(self) -> None:
+        """Have `run` end soon; what runs is cancelled."""
+        self._stopping = True
+        self._wakeup.set()
+
+    def published(self) -> None:
+        """Say that there may be a new policy."""
+        self._news = True
+        self._wakeup.set()
+
+    async def run(self) -> None:
+        """Until the last batch is shipped and the last policy evaluated, or `stop` was called.
+
+        Raises:
+            StaleWeights: The server does not serve what it was given.
+            NothingToTrain: No batch can be filled.
+            ComponentStalled: Nothing came from a component in time; it is named.
+            ComponentError: The server refused a policy.
+        """
+        self._looked_s = self._answered_s = self._policy_since_s = asyncio.get_running_loop().time()
+        try:
+            while self._policy is None and not self._stopping:
+                await self._go_on()
+            while self.step < self._config.run.steps and not self._stopping:
+                await self._go_on()
+            while not self._stopping and (self._policy is None or self._policy.version < self._config.run.steps):
+                await self._go_on()
+        finally:
+            await self._collecting.end(_LEAVE_S)
+            await self._gatherer.close()
+            self._around.tell("rollout_books", self.books.to_json())
+        self.books.audit()
+
+    async def _go_on(self) -> None:
+        """Do what can be done, or wait until something may be."""
+        collecting = self._collecting
+        if collecting.fatal is not None:
+            raise collecting.fatal
+        newer = self._newer_policy()
+        if newer is not None:
+            await self._take(newer)
+            return
+        collecting.sweep()
+        collecting.admit()
+        if collecting.ready():
+            await self._ship()
+        else:
+            await self._wait()
+
+    def _newer_policy(self) -> PublishedWeights | None:
+        """The newest that may be served now. One that no batch of this run has led to is of a run before a resume."""
+        now_s = asyncio.get_running_loop().time()
+        if not self._news and now_s - self._looked_s < _LOOK_S:
+            return None
+        self._news, self._looked_s = False, now_s
+        newest = self._around.policies.newest()
+        if newest is None or newest.version > self.step:
+            return None
+        if self._policy is not None and newest.version <= self._policy.version:
+            return None
+        return newest
+
+    async def _take(self, published: PublishedWeights) -> None:
+        """Have it served and, where it is due, evaluated. No group is begun meanwhile."""
+        self._collecting.paused = True
+        await self._serve(published)
+        self._policy = published
+        self._collecting.version = published.version
+        self._around.presence.count("version", published.version)
+        section, steps = self._config.evaluation, self._config.run.steps
+        if self._held_out and evaluation.is_due(published.version, self._last_evaluated, steps, section.every_steps):
+            await self._evaluate(published)
+            self._last_evaluated = published.version
+        self._collecting.paused = False
+        self._answered_s = self._policy_since_s = asyncio.get_running_loop().time()
+
+    async def _serve(self, published: PublishedWeights) -> None:
+        limit_s = self._config.deadlines.weights_s
+        wait = Wait(
+            activity=Activity.WAIT_WEIGHTS,
+            on=self._around.server,
+            need=published.version,
+            have=self._collecting.version,
+            timeout_s=limit_s,
+        )
+        with self._around.presence.waiting(wait), self._times.of("time/broadcast_weights"):
+            difference = await serve(
+                self._around.generator,
+                published,
+                server=self._around.server,
+                timeout_s=limit_s,
+                tolerance=self._config.supervision.probe_tolerance,
+            )
+        self._times.most("weights/probe_difference", difference)
+
+    async def _evaluate(self, published: PublishedWeights) -> None:
+        """Evaluate; once more if a server that started again answered with another version."""
+        try:
+            result = evaluation.result_of(await self._evaluation_rollouts(), published.version)
+        except StaleWeights as error:
+            facts = {"version": published.version, "step": published.version}
+            self._around.tell("alarm", {"kind": "evaluation_repeated", "text": error.what, **facts})
+            await self._serve(published)
+            result = evaluation.result_of(await self._evaluation_rollouts(), published.version)
+        if self._stopping:
+            return
+        if result is None:
+            text = f"no rollout of the evaluation of version {published.version} was completed"
+            self._around.tell("alarm", {"kind": "evaluation_failed", "text": text, "step": published.version})
+            return
+        self._around.tell("evaluation", result.facts())
+        self._compare(result)
+
+    async def _evaluation_rollouts(self) -> list[Any]:
+        limit_s = self._config.deadlines.evaluate_s
+        todo = evaluation.specs(self._held_out, self._config.evaluation)
+        at_once = self._config.orchestrator.groups_per_step * self._config.orchestrator.group_size
+        wait = Wait(
+            activity=Activity.WAIT_COMPLETIONS, on=self._around.server, need=len(todo), timeout_s=limit_s
+        )  # fmt: skip
+        self._answered_s = asyncio.get_running_loop().time()
+        playing = asyncio.ensure_future(evaluation.play_all(todo, self._player, self._gatherer, at_once))
+        with self._around.presence.waiting(wait), self._times.of("time/evaluate"):
+            try:
+                async with asyncio.timeout(limit_s):
+                    return await self._unless_stopped(playing)
+            except TimeoutError:
+                raise ComponentStalled(
+                    f"an evaluation was not complete after {limit_s:g} s",
+                    waits_for=self._around.server,
+                    rollouts=len(todo),
+                    fix="raise deadlines.evaluate_s, or evaluate fewer problems",
+                ) from None
+
+    async def _unless_stopped(self, playing: asyncio.Future[list[Any]]) -> list[Any]:
+        """What is played; nothing if the run is stopped, or cannot go on, before it is complete."""
+        playing.add_done_callback(lambda _: self._wakeup.set())
+        try:
+            while not playing.done() and not self._stopping:
+                await self._wakeup.wait(_LOOK_S)
+                self._check_answers()
+        finally:
+            self._news = True  # the wake-ups were taken here
+            if not playing.done():
+                playing.cancel()
+                await asyncio.wait({playing}, timeout=_LEAVE_S)
+        return [] if playing.cancelled() else playing.result()
+
+    def _compare(self, result: evaluation.Result) -> None:
+        drop = self._config.evaluation.alarm_drop
+        if self._best is not None and result.win_rate < self._best - drop:
+            text = f"the evaluation fell to {result.win_rate:.1%} wins, from {self._best:.1%} at best"
+            facts = {"win_rate": result.win_rate, "best": self._best, "step": result.step}
+            self._around.tell("alarm", {"kind": "evaluation_fell", "text": text, **facts})
+        self._best = result.win_rate if self._best is None else max(self._best, result.win_rate)
+
+    async def _ship(self) -> None:
+        collecting = self._collecting
+        step = self.step
+        groups = collecting.take()
+        samples = tuple(sample for group in groups for sample in samples_of(group, self._around.advantages))
+        newest = max(int(sample.versions.max()) for sample in samples)
+        if newest > step:
+            raise StaleWeights(
+                f"{self._around.server} stamped tokens with version {newest}, which does not exist yet",
+                newest_version=step,
+                fix="see who else updates the weights of this server",
+            )
+        plain = Batch(run_id=self._run_id, step=step, samples=samples)
+        facts = collecting.tally.metrics() | batch_metrics(plain, groups)
+        if facts["off_policy/max"] > self._config.orchestrator.max_policy_lag:
+            raise DataLossError(
+                f"batch {step} holds a token that is too old",
+                lag=facts["off_policy/max"],
+                limit=self._config.orchestrator.max_policy_lag,
+                fix="file a bug: the sweep before shipping let it through",
+            )
+        batch = Batch(run_id=self._run_id, step=step, samples=samples, facts=facts, carry=self._carry())
+        self._around.presence.enter(Activity.COMMIT)
+        with self._times.of("time/ship"):
+            await self._around.ship(batch)
+        self._around.presence.enter(Activity.IDLE)
+        self._around.presence.count("chunks", self.step)
+        self._around.tell("batch", {"step": step, "metrics": facts | self._times.taken()})
+        self._around.tell("rollout_books", self.books.to_json())
+        collecting.tally = Tally()
+        self._news = True
+        self._policy_since_s = asyncio.get_running_loop().time()
+
+    def _carry(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "collecting": self._collecting.state(),
+            "books": self.books.to_json(),
+            "last_evaluated": self._last_evaluated,
+            "best_win_rate": self._best,
+        }
+
+    async def _wait(self) -> None:
+        """Wait for whoever can end it: the server while rollouts run, the trainer otherwise."""
+        loop = asyncio.get_running_loop()
+        if self._collecting.running:
+            self._policy_since_s = loop.time()
+            self._check_answers()
+            with self._around.presence.waiting(self._completions()), self._times.of("time/wait_for_completions"):
+                await self._wakeup.wait(_LOOK_S)
+            return
+        limit_s = self._config.deadlines.policy_s
+        have = self._policy.version if self._policy else -1
+        wait = Wait(
+            activity=Activity.WAIT_POLICY, on=self._around.trainer, need=have + 1, have=have, timeout_s=limit_s
+        )  # fmt: skip
+        if loop.time() - self._policy_since_s >= limit_s:
+            raise self._late(self._around.trainer, limit_s, f"version {have + 1} of the policy")
+        with self._around.presence.waiting(wait), self._times.of("time/wait_for_policy"):
+            await self._wakeup.wait(_LOOK_S)
+        self._answered_s = loop.time()
+
+    def _completions(self) -> Wait:
+        return Wait(
+            activity=Activity.WAIT_COMPLETIONS,
+            on=self._around.server,
+            need=self._config.orchestrator.groups_per_step,
+            have=self._collecting.kept,
+            timeout_s=self._config.deadlines.generate_s,
+        )
+
+    def _check_answers(self) -> None:
+        """Nobody asked for anything, or something was answered, within the limit."""
+        now_s = asyncio.get_running_loop().time()
+        limit_s = self._config.deadlines.generate_s
+        if not self._gatherer.outstanding:
+            self._answered_s = now_s
+        elif now_s - self._answered_s >= limit_s:
+            raise self._late(
+                self._around.server, limit_s, f"any of the {self._gatherer.outstanding} completions it was asked for"
+            )
+
+    def _answered(self, answer: Completion | Failure) -> None:
+        if isinstance(answer, Completion):
+            self._answered_s = asyncio.get_running_loop().time()
+
+    def _late(self, whom: str, limit_s: float, what: str) -> ComponentStalled:
+        return ComponentStalled(
+            f"orchestrator waited {limit_s:g} s for {whom}",
+            for_what=what,
+            step=self.step,
+            version=self._policy.version if self._policy else "none",
+            fix=f"see what {whom} is doing: `headrace doctor RUN`",
+        )

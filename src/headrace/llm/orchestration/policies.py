@@ -1,0 +1,74 @@
+"""Has a server serve a version of the policy, and proves that it does."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+from headrace.core.errors import StaleWeights
+from headrace.llm.messages import Generator, PublishedWeights
+
+
+class PolicySource(Protocol):
+    """Where published versions are found."""
+
+    def newest(self) -> PublishedWeights | None:
+        """The newest, if there is one.
+
+        Raises:
+            HeadraceError: It is damaged, or of another run.
+        """
+        ...
+
+
+async def serve(
+    generator: Generator, published: PublishedWeights, *, server: str, timeout_s: float, tolerance: float
+) -> float:
+    """Have ``generator`` serve these weights; returns by how much its log-probabilities of the probe differ, in nats.
+
+    Args:
+        generator: That serves.
+        published: What it is to serve.
+        server: Its id, for errors.
+        timeout_s: For all of it.
+        tolerance: Most by which they may differ.
+
+    Raises:
+        StaleWeights: It says, or shows, that it serves others.
+        ComponentError: It refused, did not answer in time, or is gone.
+    """
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + timeout_s
+    served = await generator.update_weights(published, timeout_s)
+    told = {"version": served.version, "sha256": served.sha256}
+    wanted = {"version": published.version, "sha256": published.sha256 if served.sha256 else ""}
+    if told != wanted:
+        raise StaleWeights(
+            f"{server} was given version {published.version} and says that it serves version {served.version}",
+            published_sha256=published.sha256,
+            served_sha256=served.sha256,
+            folder=published.folder,
+            fix="see the log of the server: it took the request and did not load what it was given",
+        )
+    logprobs = await generator.score(published.probe.token_ids, max(0.0, deadline_s - loop.time()))
+    difference = probe_difference(published.probe.logprobs, logprobs)
+    if not difference <= tolerance:
+        raise StaleWeights(
+            f"{server} says that it serves version {published.version}, and its log-probabilities are not that version's",
+            largest_difference_nats=difference,
+            probe_tolerance=tolerance,
+            probe_tokens=len(published.probe.token_ids),
+            folder=published.folder,
+            fix="use a weight-update route that loads every tensor; the old weights, or some of them, are still served",
+        )
+    return difference
+
+
+def probe_difference(published: Sequence[float], served: Sequence[float]) -> float:
+    """Largest difference of two lists of log-probabilities; infinite if they cannot be compared."""
+    if len(published) != len(served):
+        return math.inf
+    differences = [abs(one - other) for one, other in zip(published, served, strict=True)]
+    return max((math.inf if math.isnan(value) else value for value in differences), default=0.0)

@@ -1,0 +1,146 @@
+"""Between messages and tokens, by the tokenizer's own chat template.
+
+What a model has said is never tokenised again: its tokens stay as they were drawn, and only what others say is put
+between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.core.errors import ConfigError
+from headrace.envs.text.protocol import Message
+
+_STAND_IN = "abcba"
+"""What the model is supposed to have said where only that which follows it is wanted. Letters, which any template keeps."""
+
+
+class Renderer:
+    """Turns messages into tokens, and tokens into what was said.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer with a chat template.
+
+    Raises:
+        ConfigError: It has no template; or a conversation put together message by message differs from the same
+            conversation rendered as a whole, so that the model would be trained on something else than it was asked.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            raise ConfigError(
+                "the tokenizer has no chat template",
+                tokenizer=type(tokenizer).__name__,
+                fix="take that of an instruction-tuned model, or set chat_template in tokenizer_config.json",
+            )
+        self._tokenizer = tokenizer
+        self._end_ids = self._ids(self._after_stand_in(())[0])
+        self._stop_ids = self._find_stop_ids()
+        self._check_agreement()
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens with which the model ends a message: that of the template first, then the tokenizer's own."""
+        return self._stop_ids
+
+    @property
+    def pad_id(self) -> int:
+        """A token to fill rows with; any will do, it is never looked at."""
+        pad = self._tokenizer.pad_token_id
+        return int(pad) if pad is not None else self._stop_ids[0]
+
+    def opening(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Tokens of a conversation that the model is to answer, up to where its message begins."""
+        return self._ids(self._text(messages, prompt=True))
+
+    def following(self, messages: Sequence[Message], *, ended: bool = True) -> tuple[int, ...]:
+        """Tokens that come after a message of the model, up to where its next message begins.
+
+        Args:
+            messages: What was said to it; at least one.
+            ended: Whether its message has a stop token. False: it was cut, and what ends a message is put in front.
+        """
+        end, rest = self._after_stand_in(messages)
+        return self._ids(rest if ended else end + rest)
+
+    def completion(self, text: str) -> tuple[int, ...]:
+        """Tokens with which a model would say ``text``, the stop token included. For examples to learn from."""
+        return (*self._ids(text), self._stop_ids[0])
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What the model said, without the token that ended it.
+
+        Any other special token is shown as it is: hidden, it would be rewarded as if it were not there.
+        """
+        said = ids[:-1] if ids and ids[-1] in self._stop_ids else ids
+        return str(self._tokenizer.decode(list(said), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=prompt))
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _after_stand_in(self, messages: Sequence[Message]) -> tuple[str, str]:
+        """What ends a message of the model; and what comes after that, to the beginning of its next one."""
+        begun = (Message("user", "c"), Message("assistant", _STAND_IN))
+        whole = self._text((*begun, *messages), prompt=bool(messages))
+        before, found, rest = whole.rpartition(_STAND_IN)
+        if not found:
+            raise ConfigError(
+                "the chat template leaves out what the model has said",
+                rendered=repr(whole[:200]),
+                fix="use a template that keeps messages of the role assistant",
+            )
+        del before
+        end = self._end_of_message(self._text(begun, prompt=False).rpartition(_STAND_IN)[2])
+        if not rest.startswith(end):
+            raise _disagree("what ends a message depends on what follows it", end, rest[:200])
+        return end, rest.removeprefix(end)
+
+    def _end_of_message(self, tail: str) -> str:
+        """The text of the special token that begins ``tail``, which follows the model's last message."""
+        specials = sorted(self._tokenizer.all_special_tokens, key=len, reverse=True)
+        added = [str(token) for token in self._tokenizer.added_tokens_decoder.values()]
+        for token in (*specials, *sorted(added, key=len, reverse=True)):
+            if token and tail.startswith(token):
+                return str(token)
+        raise ConfigError(
+            "the chat template ends a message of the model with no token of its own, so nothing tells when it is over",
+            tail=repr(tail[:200]),
+            fix="use a template that puts a special token after messages of the role assistant",
+        )
+
+    def _find_stop_ids(self) -> tuple[int, ...]:
+        own = self._tokenizer.eos_token_id
+        return tuple(dict.fromkeys((*self._end_ids[:1], *(() if own is None else (int(own),)))))
+
+    def _check_agreement(self) -> None:
+        """That tokenizer and template agree: message by message, and as a whole, the tokens are the same."""
+        first, said, answer = Message("user", "cab"), Message("assistant", "bad"), Message("user", "dab")
+        parts = (*self.opening((first,)), *self.completion(said.content), *self.following((answer,)))
+        whole = self.opening((first, said, answer))
+        if parts != whole:
+            raise _disagree(
+                "a conversation put together message by message is not the one that the chat template renders",
+                self._tokenizer.decode(list(parts)),
+                self._tokenizer.decode(list(whole)),
+                first_difference=_first_difference(parts, whole),
+            )
+
+
+def _first_difference(parts: Sequence[int], whole: Sequence[int]) -> str:
+    at = next((i for i, (a, b) in enumerate(zip(parts, whole, strict=False)) if a != b), min(len(parts), len(whole)))
+    return f"token {at}: {list(parts[at : at + 3])} instead of {list(whole[at : at + 3])}"
+
+
+def _disagree(what: str, parts: str, whole: str, **facts: object) -> ConfigError:
+    return ConfigError(
+        what,
+        by_message=repr(parts),
+        as_a_whole=repr(whole),
+        **facts,
+        fix="use a template that renders earlier messages the same whatever follows them, e.g. one that keeps reasoning",
+    )

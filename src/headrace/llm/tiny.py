@@ -1,0 +1,208 @@
+"""A tiny Llama over characters, made from nothing; and loading of models and tokenizers, tiny or not.
+
+Transformers takes seconds to import, so it is imported where it is needed.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headrace.core import seeding
+from headrace.core.errors import ConfigError
+from headrace.llm.config import ModelConfig
+
+PAD, UNKNOWN, SYSTEM, USER, ASSISTANT, END = "<pad>", "<unk>", "<system>", "<user>", "<assistant>", "<end>"
+_SPECIAL = (PAD, UNKNOWN, SYSTEM, USER, ASSISTANT, END)
+"""Ids 0 to 5."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<' + message['role'] + '>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ '<end>' }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+"""A token per role in front of a message, and one that ends those of the model: the fewest that can be told apart."""
+
+_PRINTABLE = string.printable.rstrip("\t\r\x0b\x0c")
+_INIT_STD = 0.02
+_MLP_RATIO = 3
+
+
+def make_tokenizer(characters: Iterable[str], context_tokens: int) -> Any:
+    """A Hugging Face tokenizer with one token per character, and one for each role.
+
+    Args:
+        characters: Those it knows; others become ``<unk>``.
+        context_tokens: Most tokens of a text, noted for those who ask.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    known = [*_SPECIAL, *sorted(set(characters))]
+    tokens = Tokenizer(models.WordLevel({token: index for index, token in enumerate(known)}, unk_token=UNKNOWN))
+    tokens.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokens.decoder = decoders.Fuse()
+    fast: Any = PreTrainedTokenizerFast  # untyped there
+    tokenizer = fast(
+        tokenizer_object=tokens,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        eos_token=END,
+        additional_special_tokens=[SYSTEM, USER, ASSISTANT],
+        model_max_length=context_tokens,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def make_model(config: ModelConfig, vocabulary: int, seed: int) -> torch.nn.Module:
+    """A Llama of the configured size, drawn from the stream ``model`` of ``seed``.
+
+    Global generators are as before afterwards.
+    """
+    from transformers import LlamaConfig
+
+    shape = LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        vocab_size=vocabulary,
+        hidden_size=config.hidden,
+        intermediate_size=_MLP_RATIO * config.hidden,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.heads,
+        head_dim=config.hidden // config.heads,
+        max_position_embeddings=config.context_tokens,
+        tie_word_embeddings=False,
+        pad_token_id=_SPECIAL.index(PAD),
+        bos_token_id=None,
+        eos_token_id=_SPECIAL.index(END),
+    )
+    model = _built(shape, config.dtype)
+    _draw(model, seed)
+    return model
+
+
+def make_model_folder(config: ModelConfig, env: object, folder: Path, seed: int) -> torch.nn.Module:
+    """Make ``folder`` what a model is loaded with: its configuration and tokenizer; the weights are published apart.
+
+    Args:
+        config: Describes a tiny model, or names a checkpoint.
+        env: Its ``alphabet``, if it has one that is not empty, is what a tiny model can read; otherwise printable ASCII.
+        folder: Made if missing.
+        seed: Of the run.
+
+    Returns:
+        The model, on the CPU.
+
+    Raises:
+        ConfigError: The checkpoint cannot be loaded.
+    """
+    if config.path is None:
+        characters = getattr(env, "alphabet", "") or _PRINTABLE
+        tokenizer = make_tokenizer(characters, config.context_tokens)
+        model = make_model(config, len(tokenizer), seed)
+    else:
+        tokenizer = load_tokenizer(Path(config.path))
+        model = load_model(Path(config.path), dtype=config.dtype)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(folder)
+    model.config.save_pretrained(folder)  # type: ignore[union-attr, operator]
+    return model
+
+
+def load_model(
+    folder: Path, tensors: Mapping[str, torch.Tensor] | None = None, *, dtype: str = "float32"
+) -> torch.nn.Module:
+    """The model of a Hugging Face folder, on the CPU, ready to train or to generate. Nothing is downloaded.
+
+    Args:
+        folder: Holds the configuration; without ``tensors`` the weights as well.
+        tensors: The weights, by the names of the model's state.
+        dtype: ``float32`` or ``bfloat16``.
+
+    Raises:
+        ConfigError: The folder holds no such model, or ``tensors`` are those of another one.
+    """
+    if tensors is None:
+        return _pretrained(folder, dtype)
+    from transformers import AutoConfig
+
+    model = _built(_attempt(folder, lambda: AutoConfig.from_pretrained(folder, local_files_only=True)), dtype)
+    try:
+        missing, unexpected = model.load_state_dict(dict(tensors), strict=False)
+    except RuntimeError as error:  # torch's word for another shape
+        raise _other_model(folder, problem=error) from error
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    lacking = [name for name in missing if name not in tied]
+    if lacking or unexpected:
+        raise _other_model(folder, missing=", ".join(lacking[:3]), unexpected=", ".join(unexpected[:3]))
+    return model
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a Hugging Face folder. Nothing is downloaded.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    from transformers import AutoTokenizer
+
+    return _attempt(folder, lambda: AutoTokenizer.from_pretrained(folder, local_files_only=True))
+
+
+def _pretrained(folder: Path, dtype: str) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        model: torch.nn.Module = _attempt(
+            folder,
+            lambda: AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True),
+        )
+    return model.eval()
+
+
+def _built(shape: Any, dtype: str) -> torch.nn.Module:
+    """A model of this configuration with weights that are still to be set."""
+    from transformers import AutoModelForCausalLM
+
+    from_config: Any = AutoModelForCausalLM.from_config  # untyped there
+    with torch.random.fork_rng(devices=[]):  # its own initialisation draws from the global generator
+        model: torch.nn.Module = from_config(shape, dtype=getattr(torch, dtype))
+    return model.eval()
+
+
+def _draw(model: torch.nn.Module, seed: int) -> None:
+    """Matrices from a normal distribution, gains 1, biases 0."""
+    draws = torch.Generator().manual_seed(seeding.integer(seed, "model"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=draws) * _INIT_STD)
+            else:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+
+
+def _attempt(folder: Path, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except (OSError, ValueError, KeyError) as error:  # what transformers raises for files that are missing or wrong
+        raise ConfigError(
+            f"{folder} holds no model that transformers can load",
+            problem=str(error).strip().partition("\n")[0],
+            fix="name a folder with config.json, the weights and a tokenizer, e.g. one made by save_pretrained",
+        ) from error
+
+
+def _other_model(folder: Path, **facts: object) -> ConfigError:
+    return ConfigError(
+        f"the weights do not fit the model in {folder}",
+        **{name: value for name, value in facts.items() if value},
+        fix="take the weights and config.json of the same model",
+    )

@@ -1,0 +1,169 @@
+"""Language-model runs of stand-ins: they end as declared, and whoever breaks one is named within seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+
+import pytest
+
+from headrace.core.errors import ConfigError
+from headrace.llm.launch.deciding import single_cast
+from headrace.llm.launch.place import read_endpoints
+from llm_launch_support import Launches, launches, llm_server
+from run_support import events
+
+__all__ = ["launches", "llm_server"]
+
+pytestmark = pytest.mark.process
+
+
+def assert_left_in_order(launches: Launches, summary) -> None:
+    """The summary was written, and no process of the run is left (which `no_leaks` sees too)."""
+    assert json.loads((launches.path / "summary.json").read_text()) == summary
+
+
+def test_a_run_goes_from_warm_start_to_summary(launches):
+    summary = launches.run()
+    assert summary["error"] is None
+    assert (summary["outcome"], summary["exit_code"], summary["steps"]) == ("completed", 0, 3)
+    assert summary["books"]["balanced"]
+    assert summary["books"]["trained"] == 24
+    assert summary["weights_sha256"] == "ab" * 32
+    assert summary["policy_lag"] == {"declared": 1.0, "mean": 0.0, "max": 0.0}
+    assert [point["win_rate"] for point in summary["evaluations"]] == [0.25, 0.75]
+    assert (summary["faults"], summary["restarts"], summary["alarms"]) == ({}, 0, [])
+    started = [event["component"] for event in events(launches.path, "started")]
+    assert started == ["supervisor", "warm-start", "inference", "trainer", "orchestrator"]
+    written = [json.loads(line) for line in (launches.path / "metrics.jsonl").read_text().splitlines()]
+    assert {"loss/mean", "train/win_rate", "eval/win_rate", "sft/loss"} <= {name for line in written for name in line}
+    assert list((launches.path / "tensorboard").iterdir())
+    endpoints = read_endpoints(launches.path / "endpoints.json")
+    assert endpoints is not None
+    assert endpoints.run_id == summary["run_id"]
+    assert "trainer: Step 3/3 | Loss 0.1000 | Off-Policy 0 max" in launches.texts("step")
+    assert_left_in_order(launches, summary)
+
+
+def test_the_twin_is_supervised_alike(launches):
+    summary = launches.run(run__schedule="inline", orchestrator__max_policy_lag=0)
+    assert (summary["outcome"], summary["steps"], summary["books"]["balanced"]) == ("completed", 3, True)
+    assert summary["weights_sha256"] == "cd" * 32
+
+
+@pytest.mark.parametrize("at", [-1, 1])
+def test_a_server_that_is_killed_is_started_again_and_the_run_completes(launches, tmp_path, at):
+    summary = launches.run(who="inference", fault="kill", at=at, once=str(tmp_path / "once"))
+    assert summary["outcome"] == "completed"
+    assert (summary["faults"], summary["restarts"]) == ({"died": 1}, 1)
+    (fault,) = events(launches.path, "fault")
+    assert fault["text"] == "inference killed by SIGKILL (often the out-of-memory killer)"
+
+
+def test_a_server_that_ends_with_0_is_a_fault_too(launches, tmp_path):
+    summary = launches.run(who="inference", fault="leave", at=1, once=str(tmp_path / "once"))
+    assert (summary["outcome"], summary["restarts"]) == ("completed", 1)
+    assert events(launches.path, "fault")[0]["text"] == "inference exit code 0"
+
+
+def test_a_server_that_is_frozen_is_replaced(launches, tmp_path):
+    summary = launches.run(
+        who="inference", fault="freeze", at=1, once=str(tmp_path / "once"), deadlines__generate_s=0.6
+    )
+    assert summary["outcome"] == "completed", summary["error"]
+    assert (summary["faults"], summary["restarts"]) == ({"stalled": 1}, 1)
+
+
+def test_a_server_that_keeps_dying_spends_its_budget(launches):
+    summary = launches.run(who="inference", fault="kill", at=0, supervision__inference_restarts=1)
+    assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("failed", 1, "inference")
+    assert summary["error"].startswith(
+        "[SUP-003] inference ended and is not started again: it ended again after 1 restart within 600 s\n"
+        "  last time: inference ended although nobody asked it to: killed by SIGKILL (often the out-of-memory killer)\n"
+    )
+    assert "inference is about to kill" in summary["error"]
+
+
+@pytest.mark.parametrize(
+    ("who", "fault", "at", "words"),
+    [
+        ("trainer", "kill", 1, "killed by SIGKILL"),
+        ("trainer", "leave", 1, "exit code 0"),
+        ("orchestrator", "fail", 1, "ValueError: corpus damaged, page 7"),
+        ("orchestrator", "fail", -1, "ValueError: corpus damaged, page 7"),
+        ("warm-start", "fail", 0, "ValueError: corpus damaged, page 7"),
+        ("inference", "refuse", -1, "[CFG-001] the tokenizer has no stop token"),
+    ],
+)
+def test_whoever_cannot_be_replaced_ends_the_run_by_name(launches, who, fault, at, words):
+    summary = launches.run(who=who, fault=fault, at=at)
+    assert (summary["outcome"], summary["culprit"]) == ("failed", who)
+    assert summary["exit_code"] == (2 if fault == "refuse" else 1)
+    assert words in summary["error"]
+    assert f"\n  last lines of {who}: \n    " in summary["error"]
+    assert_left_in_order(launches, summary)
+
+
+def test_an_environment_that_never_returns_is_found_by_its_deadline(launches):
+    summary = launches.run(who="orchestrator", fault="hang", at=1, deadlines__env_s=0.6)
+    assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("stalled", 3, "orchestrator")
+    assert summary["error"].startswith("[SUP-002] orchestrator was busy with env.step for ")
+    assert (launches.path / "stacks" / "orchestrator.0.txt").exists()
+
+
+def test_a_wait_that_came_to_nothing_is_blamed_on_the_end_of_the_chain(launches):
+    summary = launches.run(who="inference", fault="dawdle", at=1, deadlines__batch_s=1.0, deadlines__generate_s=30.0)
+    assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("stalled", 3, "inference")
+    first = summary["error"].splitlines()[0]
+    assert first.startswith("[SUP-002] trainer has waited ")
+    assert "for a batch of orchestrator" in first
+    assert "orchestrator has waited " in first
+    assert "for completions of inference" in first
+    assert "inference does nothing" in first
+    assert "gave up: trainer waited 1 s for orchestrator" in summary["error"]
+
+
+def test_output_without_end_holds_nobody_up(launches):
+    summary = launches.run(who="inference", fault="flood", at=1)
+    assert summary["outcome"] == "completed"
+    assert "line 19999 " in (launches.path / "logs" / "inference.log").read_text()
+    assert any("more than can be shown here" in text for text in launches.texts("log"))
+
+
+def test_an_interrupt_ends_in_order_and_the_trainer_saves(launches):
+    def interrupt(line):
+        if line.text.startswith("Step 2/"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    summary = launches.run(steps=100_000, on_line=interrupt)
+    assert (summary["outcome"], summary["exit_code"], summary["error"]) == ("interrupted", 130, None)
+    assert summary["books"]["balanced"]
+    assert list((launches.path / "checkpoints").iterdir())
+
+
+def test_a_run_ends_after_its_duration(launches):
+    summary = launches.run(steps=100_000, run__run_duration_s=0.1)
+    assert (summary["outcome"], summary["exit_code"]) == ("completed", 0)
+    assert summary["steps"] > 0
+
+
+def test_a_port_that_is_taken_is_named_before_anything_starts(launches):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError) as caught:
+            launches.run(inference__port=port)
+    assert str(caught.value) == (
+        f"[CFG-001] port {port} of 127.0.0.1 is taken by another program\n"
+        "  key: inference.port\n"
+        f"  fix: choose another (--inference.port {port + 1}), or 0 for one that is free"
+    )
+
+
+def test_a_warm_start_alone_is_a_run(launches):
+    summary = launches.run(cast=single_cast("warm-start", warm_start=False))
+    assert (summary["outcome"], summary["steps"], summary["sft"]) == ("completed", 0, {"steps": 3, "loss": 0.5})
+    assert (launches.path / "weights" / "0").is_dir()
