@@ -29,9 +29,16 @@ from headrace.llm.weights import tensors_sha256
 
 STATE, MANIFEST = "state.safetensors", "manifest.json"
 _FORMAT = "headrace rl checkpoint 1"
-_FREE = {"deadlines", "supervision", "checkpoint", "evaluation", "inference"}
-"""Sections that may differ between the run that is resumed and the one that resumes it."""
-_FREE_OF_RUN = {"run_duration_s", "directory", "schedule"}
+_FREE: dict[str, Any] = {
+    "deadlines": True,
+    "supervision": True,
+    "checkpoint": True,
+    "evaluation": True,
+    "inference": True,
+    "run": {"steps", "run_duration_s", "directory", "schedule"},
+    "trainer": {"threads", "device"},
+}
+"""What may differ between the run that is resumed and the one that resumes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +96,8 @@ class RLCheckpoint:
 
 
 def settings_that_count(config: RLConfig) -> dict[str, Any]:
-    """Those that decide what is learned: without deadlines, places, limits of time and how often something is looked at."""
-    settings = config.model_dump(mode="json", exclude=_FREE)
-    free = _FREE_OF_RUN | ({"steps"} if config.trainer.decay == "constant" else set())
-    settings["run"] = {key: value for key, value in settings["run"].items() if key not in free}
-    return settings
+    """Those that decide what a step learns: not deadlines, places, how long, nor how often something is looked at."""
+    return config.model_dump(mode="json", exclude=_FREE)
 
 
 def read_checkpoint(folder: Path, run_id: str) -> RLCheckpoint:

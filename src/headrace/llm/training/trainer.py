@@ -104,8 +104,7 @@ class Trainer:
         took_s = self._clock.now() - began_s
         lags = off_policy(batch)
         return {
-            "train/reward/mean": float(np.mean([sample.reward for sample in batch.samples])),
-            **batch.facts,
+            "train/effective/reward/mean": float(np.mean([sample.reward for sample in batch.samples])),
             **tally.metrics(masks=config.trainer.loss.kind == "icepop"),
             "optim/lr": rate,
             "off_policy/mean": float(lags.mean()),
