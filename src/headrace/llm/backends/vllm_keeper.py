@@ -19,7 +19,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from headrace.commands.tree import Tree, exit_in_words
-from headrace.core.errors import ChannelClosed, ComponentDied, ComponentError, ComponentStalled, ConfigError
+from headrace.core.errors import ChannelClosed, ComponentDied, ComponentStalled, ConfigError
 from headrace.ipc.child import ChildContext
 from headrace.llm import weights
 from headrace.llm.backends.vllm_client import VllmGenerator
@@ -27,6 +27,7 @@ from headrace.llm.backends.vllm_command import vllm_command
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import GenerationRequest, PublishedWeights
 from headrace.llm.payloads import Basics, InferencePayload
+from headrace.llm.serving import first_weights
 from headrace.supervision.messages import Done, Ready, Stop
 from headrace.telemetry.board import Activity, Board, Slot, State
 
@@ -62,25 +63,6 @@ def inference(context: ChildContext) -> None:
             asyncio.run(keeper.run())
         slot.set_state(State.STOPPING)
         context.control.send(Done({}), timeout_s=payload.basics.config.deadlines.stop_s)
-
-
-def first_weights(basics: Basics, version: int) -> PublishedWeights:
-    """What is served to begin with.
-
-    Raises:
-        ConfigError: Nothing was published yet.
-        HeadraceError: It is of another run, or damaged.
-    """
-    if version >= 0:
-        return weights.look(basics.weights / str(version), basics.run_id)
-    found = weights.newest(basics.weights, basics.run_id)
-    if found is None:
-        raise ConfigError(
-            "inference has no weights to serve",
-            folder=basics.weights,
-            fix="start it after the warm start, which publishes version 0",
-        )
-    return found
 
 
 def served_folder(basics: Basics, published: PublishedWeights) -> Path:
@@ -227,10 +209,10 @@ class Keeper:
         """Ask it to leave, then end what is left."""
         self._slot.enter(Activity.STOP)
         self._tree.signal(signal.SIGTERM)
-        self._left.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._config.deadlines.stop_s / 2):
                 while self._tree.ended() is None:
+                    self._left.clear()
                     await self._left.wait()
         self._tree.kill(KILL_S)
 
