@@ -6,6 +6,7 @@ between them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from headrace.envs.text.protocol import Message
 
 _STAND_IN = "abcba"
 """What the model is supposed to have said where only that which follows it is wanted. Letters, which any template keeps."""
+
+_CACHED = 4096
+"""Texts that are remembered as tokens."""
 
 
 class Renderer:
@@ -35,6 +39,9 @@ class Renderer:
                 fix="take that of an instruction-tuned model, or set chat_template in tokenizer_config.json",
             )
         self._tokenizer = tokenizer
+        # The same few answers are given again and again, and a template costs a tenth of a millisecond.
+        self._rendered = functools.lru_cache(_CACHED)(self._render)
+        self._encoded = functools.lru_cache(_CACHED)(self._ids)
         self._end_ids = self._ids(self._after_stand_in(())[0])
         self._stop_ids = self._find_stop_ids()
         self._check_agreement()
@@ -52,7 +59,7 @@ class Renderer:
 
     def opening(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Tokens of a conversation that the model is to answer, up to where its message begins."""
-        return self._ids(self._text(messages, prompt=True))
+        return self._rendered(None, tuple(messages))
 
     def following(self, messages: Sequence[Message], *, ended: bool = True) -> tuple[int, ...]:
         """Tokens that come after a message of the model, up to where its next message begins.
@@ -61,12 +68,11 @@ class Renderer:
             messages: What was said to it; at least one.
             ended: Whether its message has a stop token. False: it was cut, and what ends a message is put in front.
         """
-        end, rest = self._after_stand_in(messages)
-        return self._ids(rest if ended else end + rest)
+        return self._rendered(ended, tuple(messages))
 
     def completion(self, text: str) -> tuple[int, ...]:
         """Tokens with which a model would say ``text``, the stop token included. For examples to learn from."""
-        return (*self._ids(text), self._stop_ids[0])
+        return (*self._encoded(text), self._stop_ids[0])
 
     def text(self, ids: Sequence[int]) -> str:
         """What the model said, without the token that ended it.
@@ -75,6 +81,13 @@ class Renderer:
         """
         said = ids[:-1] if ids and ids[-1] in self._stop_ids else ids
         return str(self._tokenizer.decode(list(said), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _render(self, ended: bool | None, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        """An opening where ``ended`` is None, else what follows."""
+        if ended is None:
+            return self._ids(self._text(messages, prompt=True))
+        end, rest = self._after_stand_in(messages)
+        return self._ids(rest if ended else end + rest)
 
     def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
         turns = [{"role": message.role, "content": message.content} for message in messages]

@@ -84,7 +84,7 @@ def make_model(config: ModelConfig, vocabulary: int, seed: int) -> torch.nn.Modu
         bos_token_id=None,
         eos_token_id=_SPECIAL.index(END),
     )
-    model = _built(shape, config.dtype)
+    model = _built(shape, "float32")
     _draw(model, seed)
     return model
 
@@ -99,7 +99,7 @@ def make_model_folder(config: ModelConfig, env: object, folder: Path, seed: int)
         seed: Of the run.
 
     Returns:
-        The model, on the CPU.
+        The model, float32, on the CPU.
 
     Raises:
         ConfigError: The checkpoint cannot be loaded.
@@ -110,7 +110,8 @@ def make_model_folder(config: ModelConfig, env: object, folder: Path, seed: int)
         model = make_model(config, len(tokenizer), seed)
     else:
         tokenizer = load_tokenizer(Path(config.path))
-        model = load_model(Path(config.path), dtype=config.dtype)
+        model = load_model(Path(config.path))
+    model.config.dtype = getattr(torch, config.dtype)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(folder)
     model.config.save_pretrained(folder)  # type: ignore[union-attr, operator]
@@ -135,15 +136,29 @@ def load_model(
     from transformers import AutoConfig
 
     model = _built(_attempt(folder, lambda: AutoConfig.from_pretrained(folder, local_files_only=True)), dtype)
+    fill(model, tensors, folder)
+    return model
+
+
+def fill(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], source: Path) -> None:
+    """Give a model other weights; each is converted to the type the model has.
+
+    Args:
+        model: To be filled.
+        tensors: By the names of the model's state; of names that share a tensor one is enough.
+        source: Where they come from, for messages.
+
+    Raises:
+        ConfigError: They are those of another model.
+    """
     try:
         missing, unexpected = model.load_state_dict(dict(tensors), strict=False)
     except RuntimeError as error:  # torch's word for another shape
-        raise _other_model(folder, problem=error) from error
+        raise _other_model(source, problem=error) from error
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     lacking = [name for name in missing if name not in tied]
     if lacking or unexpected:
-        raise _other_model(folder, missing=", ".join(lacking[:3]), unexpected=", ".join(unexpected[:3]))
-    return model
+        raise _other_model(source, missing=", ".join(lacking[:3]), unexpected=", ".join(unexpected[:3]))
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -191,10 +206,13 @@ def _draw(model: torch.nn.Module, seed: int) -> None:
 
 def _attempt(folder: Path, load: Callable[[], Any]) -> Any:
     try:
+        if not folder.is_dir():  # transformers would take it for a name on a hub
+            raise FileNotFoundError("there is no such folder")
         return load()
     except (OSError, ValueError, KeyError) as error:  # what transformers raises for files that are missing or wrong
         raise ConfigError(
-            f"{folder} holds no model that transformers can load",
+            "there is no model that transformers can load",
+            folder=folder,
             problem=str(error).strip().partition("\n")[0],
             fix="name a folder with config.json, the weights and a tokenizer, e.g. one made by save_pretrained",
         ) from error
@@ -202,7 +220,8 @@ def _attempt(folder: Path, load: Callable[[], Any]) -> Any:
 
 def _other_model(folder: Path, **facts: object) -> ConfigError:
     return ConfigError(
-        f"the weights do not fit the model in {folder}",
+        "these weights are those of another model",
+        source=folder,
         **{name: value for name, value in facts.items() if value},
         fix="take the weights and config.json of the same model",
     )

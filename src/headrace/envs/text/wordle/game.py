@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ Refusal = Literal["unreadable", "length", "unknown", "repeated"]
 """Why a move was invalid: no guess was found; it has another length; it is not in the list; it was guessed before."""
 
 
+@functools.lru_cache(1 << 16)
 def feedback(secret: str, guess: str) -> str:
     """One of G, Y and X per letter of ``guess``, which is as long as ``secret``.
 

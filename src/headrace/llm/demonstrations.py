@@ -1,0 +1,109 @@
+"""Episodes that an environment's teacher shows, as tokens to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.core import seeding
+from headrace.core.errors import ConfigError
+from headrace.envs.text.protocol import Message, Problem, Transcript
+from headrace.llm.rendering import Renderer
+
+
+@dataclass(frozen=True, slots=True)
+class DemonstrationBatch:
+    """Whole episodes, padded on the right to the longest."""
+
+    token_ids: NDArray[np.int64]  # [B, T]
+    trained: NDArray[np.bool_]  # [B, T]
+    """Which of them the teacher said; the loss is made of these."""
+    tokens: int
+    """Without padding."""
+    cut: int
+    """Episodes that were longer than the context, and end where it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Teaching:
+    """Who shows what.
+
+    Args:
+        env: A `TextEnvironment` that is a `Teacher`; a `Novice` too if ``expert_fraction`` is below 1.
+        renderer: Of the model that learns.
+        expert_fraction: Share of episodes that the expert plays; the novice plays the others.
+        context_tokens: Longer episodes are cut.
+    """
+
+    env: Any
+    renderer: Renderer
+    expert_fraction: float
+    context_tokens: int
+
+    def check(self) -> None:
+        """Refuse what nobody can show.
+
+        Raises:
+            ConfigError: The environment has no expert, or no novice and one is wanted.
+        """
+        lacks = "demonstration" if not hasattr(self.env, "demonstration") else ""
+        if not lacks and self.expert_fraction < 1 and not hasattr(self.env, "attempt"):
+            lacks = "attempt"
+        if lacks:
+            raise ConfigError(
+                "the environment has no teacher for a supervised warm start",
+                environment=type(self.env).__name__,
+                lacking=f"the method {lacks}",
+                expert_fraction=self.expert_fraction,
+                fix="set sft.steps = 0"
+                if lacks == "demonstration"
+                else "set sft.expert_fraction = 1, or add the method",
+            )
+
+    def batch(self, seed: int, step: int, size: int) -> DemonstrationBatch:
+        """The episodes of one step, from ``seed`` and ``step`` alone.
+
+        Args:
+            seed: Of the run.
+            step: Counts from 0.
+            size: Episodes.
+        """
+        draws = seeding.generator(seed, "sft", step)
+        problems: Sequence[Problem] = self.env.dataset("train")
+        rows = []
+        for index in range(size):
+            problem = problems[int(draws.integers(len(problems)))]
+            show = self.env.demonstration if draws.random() < self.expert_fraction else self.env.attempt
+            rows.append(tokens_of(show(problem, seeding.integer(seed, "sft", step, index)), problem, self.renderer))
+        return _padded(rows, self.context_tokens, self.renderer.pad_id)
+
+
+def tokens_of(transcript: Transcript, problem: Problem, renderer: Renderer) -> tuple[list[int], list[bool]]:
+    """An episode as tokens, and which of them the player said. What was said to it after its last message is left out."""
+    ids = list(renderer.opening(problem.opening))
+    trained = [False] * len(ids)
+    told: list[Message] = []
+    for message in transcript[len(problem.opening) :]:
+        if message.role != "assistant":
+            told.append(message)
+            continue
+        between = renderer.following(tuple(told)) if told else ()
+        said = renderer.completion(message.content)
+        ids += (*between, *said)
+        trained += [False] * len(between) + [True] * len(said)
+        told = []
+    return ids, trained
+
+
+def _padded(rows: Sequence[tuple[list[int], list[bool]]], most: int, pad_id: int) -> DemonstrationBatch:
+    lengths = [min(len(ids), most) for ids, _ in rows]
+    token_ids = np.full((len(rows), max(lengths)), pad_id, np.int64)
+    trained = np.zeros(token_ids.shape, np.bool_)
+    for row, (length, (ids, said)) in enumerate(zip(lengths, rows, strict=True)):
+        token_ids[row, :length] = ids[:length]
+        trained[row, :length] = said[:length]
+    return DemonstrationBatch(token_ids, trained, sum(lengths), sum(len(ids) > most for ids, _ in rows))
