@@ -176,7 +176,8 @@ def _pretrained(folder: Path, dtype: str) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # it fills a log with itself, and leaves a thread behind
+    no_bar: Any = logging.disable_progress_bar  # untyped there
+    no_bar()  # it fills a log with itself, and leaves a thread behind
     with torch.random.fork_rng(devices=[]):
         model: torch.nn.Module = _attempt(
             folder,
