@@ -27,7 +27,9 @@ from headrace.supervision.messages import Done, Ready, Report, Stop
 from headrace.telemetry.board import Activity, Board, Slot, State
 from headrace.telemetry.waits import wait_readable
 
-TARGETS = Targets(**{name: f"llm_stand_ins:{name}" for name in ("warm_start", "inference", "orchestrator", "trainer", "twin")})
+TARGETS = Targets(
+    **{name: f"llm_stand_ins:{name}" for name in ("warm_start", "inference", "orchestrator", "trainer", "twin")}
+)
 BOOKS = {"failed": {}, "stale": 0, "cancelled": 0, "in_flight": 0, "filtered": {}, "pending": 0}
 LOOK_S = 0.5
 
@@ -130,6 +132,7 @@ def warm_start(context: ChildContext) -> None:
         own.slot.enter(Activity.WARM_START)
         own.basics.model.mkdir(exist_ok=True)
         (own.basics.weights / "0").mkdir(parents=True, exist_ok=True)
+        (own.basics.weights / "0" / "manifest.json").write_text("{}")
         own.tell("sft", step=3, loss=0.5)
         own.done(version=0)
 
@@ -152,17 +155,26 @@ def inference(context: ChildContext) -> None:
                     if fd == listener.fileno():
                         client, _ = listener.accept()
                         clients[client.fileno()] = client
+                    elif fd in clients and not _answer(own, clients[fd], served):
+                        clients.pop(fd).close()
                     elif fd in clients:
-                        if not clients[fd].recv(100):
-                            clients.pop(fd).close()
-                            continue
-                        own.misbehave(served)
                         served += 1
-                        own.slot.add("rows")
-                        clients[fd].sendall(b"word\n")
         finally:
             for client in clients.values():
                 client.close()
+
+
+def _answer(own: Part, client: socket.socket, served: int) -> bool:
+    """Whether the client is still there."""
+    try:
+        if not client.recv(100):
+            return False
+        own.misbehave(served)
+        own.slot.add("rows")
+        client.sendall(b"word\n")
+    except ConnectionError:  # it was told to stop while it waited
+        return False
+    return True
 
 
 def orchestrator(context: ChildContext) -> None:
@@ -171,7 +183,17 @@ def orchestrator(context: ChildContext) -> None:
         own.ready()
         steps, trained = own.config.run.steps, 0
         try:
-            own.tell("evaluation", version=0, step=0, problems=4, episodes=4, win_rate=0.25, mean_reward=0.5, low=0.1, high=0.5)
+            own.tell(
+                "evaluation",
+                version=0,
+                step=0,
+                problems=4,
+                episodes=4,
+                win_rate=0.25,
+                mean_reward=0.5,
+                low=0.1,
+                high=0.5,
+            )
             for step in range(own.config.env.kwargs.get("from", 0), steps):
                 own.misbehave(step)
                 _complete(own, context.payload.endpoint)
@@ -198,9 +220,10 @@ def _complete(own: Part, endpoint: str) -> None:
             try:
                 sock.sendall(b"prompt\n")
                 wait_readable(
-                    own.slot, [sock.fileno()], activity=Activity.WAIT_COMPLETIONS, on="inference", need=1, have=0,
+                    own.slot, [sock.fileno(), own.control.fileno()], activity=Activity.WAIT_COMPLETIONS, on="inference", need=1, have=0,
                     timeout_s=own.config.deadlines.generate_s * 4,
                 )  # fmt: skip
+                own.heed()
                 if sock.recv(100):
                     return
             except ConnectionError:
@@ -218,9 +241,9 @@ def trainer(context: ChildContext) -> None:
     with part(context) as own:
         own.misbehave(-1)
         own.ready()
-        step = own.config.env.kwargs.get("from", 0)
+        step = first = own.config.env.kwargs.get("from", 0)
         try:
-            for step in range(step, own.config.run.steps):
+            for step in range(first, own.config.run.steps):
                 own.wait(
                     Activity.WAIT_BATCH, "orchestrator", [context.fds["shipped"]], own.config.deadlines.batch_s,
                     lambda step=step: (own.basics.rollouts / f"batch-{step}").exists(),
@@ -231,7 +254,12 @@ def trainer(context: ChildContext) -> None:
                 (own.basics.weights / str(step + 1)).mkdir()
                 _wake(context.fds["published"])
                 own.slot.count("updates", step + 1)
-                own.tell("step", step=step + 1, version=step + 1, metrics={"loss/mean": 0.1, "off_policy/mean": 0.0, "off_policy/max": 0.0})
+                own.tell(
+                    "step",
+                    step=step + 1,
+                    version=step + 1,
+                    metrics={"loss/mean": 0.1, "off_policy/mean": 0.0, "off_policy/max": 0.0},
+                )
             own.done(version=own.config.run.steps, weights_sha256="ab" * 32)
         finally:
             own.slot.enter(Activity.CHECKPOINT)

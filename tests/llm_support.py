@@ -55,3 +55,55 @@ def _plain(whole: Batch) -> Any:
         for one in whole.samples
     ]  # fmt: skip
     return whole.run_id, whole.step, samples, dict(whole.facts), dict(whole.carry)
+
+
+def tiny_model(seed: int = 0, *, hidden: int = 16, layers: int = 2) -> Any:
+    """A Llama with weights from a seed, large enough that its distributions differ from token to token."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=96,
+        tie_word_embeddings=False,
+    )
+    with torch.random.fork_rng(devices=[]):
+        model = LlamaForCausalLM(shape)
+    draws = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=draws))
+    return model.eval()
+
+
+def alone_logprobs(model: Any, one: Sample, temperature: float = 1.0) -> Any:
+    """Log-probability of each token after those before it, with no other sample beside it; the first one has none; [T]."""
+    import torch
+
+    ids = torch.from_numpy(one.token_ids.astype(np.int64))
+    logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1] / temperature
+    logprobs = torch.log_softmax(logits, -1).gather(-1, ids[1:, None])[:, 0]
+    return torch.cat([logprobs.new_zeros(1), logprobs])
+
+
+def sampled_by(model: Any, whole: Batch, temperature: float = 1.0) -> Batch:
+    """The same batch, with the log-probabilities that ``model`` gives its tokens."""
+    import dataclasses
+
+    import torch
+
+    with torch.no_grad():
+        own = [
+            dataclasses.replace(
+                one,
+                logprobs=np.where(one.trained, alone_logprobs(model, one, temperature).numpy(), 0).astype(np.float32),
+            )
+            for one in whole.samples
+        ]
+    return dataclasses.replace(whole, samples=tuple(own))

@@ -80,16 +80,26 @@ def test_a_name_in_shared_memory_is_told():
     held.pop().close()
 
 
-def test_a_name_in_shared_memory_that_another_program_has_open_is_not_told(monkeypatch):
-    path = Path("/dev/shm") / f"headrace-test-{os.getpid()}"
-    holds = f"import sys; kept = open({str(path)!r}, 'wb'); print(flush=True); sys.stdin.read()"
+OPENS = "kept = open('/dev/shm/' + sys.argv[1], 'wb')"
+MAPS_AS_A_SEMAPHORE = """
+import _multiprocessing
+kept = _multiprocessing.SemLock(1, 1, 1, '/' + sys.argv[1].removeprefix('sem.'), False)
+"""
+
+
+@pytest.mark.parametrize("holds", [OPENS, MAPS_AS_A_SEMAPHORE], ids=["open", "mapped"])
+def test_a_name_in_shared_memory_that_another_program_holds_is_not_told(monkeypatch, holds):
+    path = Path("/dev/shm") / f"sem.headrace-test-{os.getpid()}"
+    code = f"import sys\n{holds}\nprint(flush=True)\nsys.stdin.read()"
     before = Holdings.now()
-    with subprocess.Popen([sys.executable, "-c", holds], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, path.name], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
         other.stdout.readline()
         seen = Holdings.now()
-        assert "shared_memory" in seen.since(before)  # of this family
+        assert str(path) in seen.since(before)["shared_memory"]  # of this family
         monkeypatch.setattr(leaks, "_family", list)
-        assert "shared_memory" not in seen.since(before)
+        assert str(path) not in seen.since(before).get("shared_memory", [])
         other.stdin.close()
     path.unlink()
 

@@ -9,6 +9,7 @@ import pytest
 from headrace.cli.main import main
 from headrace.core.clock import FakeClock
 from headrace.core.errors import ConfigError
+from headrace.llm.loading import describes_language_model
 from headrace.runtime.advisor import Plan, configured
 from headrace.runtime.config import load_config
 from headrace.runtime.planning import Reading, Readings, measure, short_run
@@ -18,7 +19,7 @@ from headrace.runtime.rehearsal import Pace
 from headrace.telemetry.board import Board
 
 
-@pytest.mark.parametrize("name", presets())
+@pytest.mark.parametrize("name", [name for name in presets() if not describes_language_model(name)])
 @pytest.mark.parametrize("plan", [Plan("inline"), Plan("lockstep"), Plan("async")])
 def test_every_preset_can_be_planned(name, plan):
     config = load_config(name)

@@ -10,6 +10,7 @@ import pytest
 import headrace.runtime.presets as presets_module
 from headrace.core.errors import ConfigError, EnvironmentNotBuilt
 from headrace.envs.building import build_copy
+from headrace.llm.loading import Source, describes_language_model, load_rl_config
 from headrace.runtime.config import load_config
 from headrace.runtime.presets import preset_folder, presets, resolve
 
@@ -17,6 +18,8 @@ NAMES = [
     "cage2-ppo", "cartpole-dqn", "cartpole-ppo", "fuelbreak-dqn", "halfcheetah-ppo", "hockey-demo", "hockey-td3",
     "lunarlander-dqn", "lunarlander-ppo", "pendulum-td3", "treasurehunt-iqn", "treasurehunt-iqn-small",
 ]  # fmt: skip
+LANGUAGE = ["reverse-text-grpo", "wordle-grpo"]
+"""Of language models: another kind of configuration."""
 MUJOCO = "halfcheetah-ppo"
 """Its environment needs a package that need not be there."""
 
@@ -26,6 +29,19 @@ def test_preset_loads_and_is_described(name):
     load_config(name)
     assert len(presets()[name].description) > 20
     assert not presets()[name].description.startswith("#")
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_language_model_preset_loads_and_is_described(name):
+    assert describes_language_model(name)
+    config = load_rl_config([Source(name)])
+    assert config.sft.steps
+    assert len(presets()[name].description) > 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_other_presets_are_not_taken_for_language_models(name):
+    assert not describes_language_model(name)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != MUJOCO])
@@ -46,7 +62,7 @@ def test_package_that_a_preset_needs_is_named_where_it_is_missing(monkeypatch):
 
 
 def test_no_preset_is_without_a_test():
-    assert set(presets()) == set(NAMES)
+    assert set(presets()) == {*NAMES, *LANGUAGE}
 
 
 def test_unknown_preset_names_the_nearest_and_lists_all():

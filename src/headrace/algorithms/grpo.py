@@ -127,11 +127,12 @@ def cispo_losses(tokens: Tokens, clip_low: float, clip_high: float) -> TokenLoss
 
 def icepop_losses(tokens: Tokens, low: float, high: float) -> TokenLosses:
     """The ratio itself, and nothing at all of a token whose ratio is outside of [low, high], whatever its advantage."""
-    ratio = (tokens.logprob - tokens.behaviour).exp()
+    log_ratio = tokens.logprob - tokens.behaviour
+    ratio = log_ratio.detach().exp()
     outside = (ratio < low) | (ratio > high)
-    # Not a product with 0: a ratio that overflowed would make it NaN.
-    loss = (-ratio * tokens.advantage).masked_fill(outside, 0.0)
-    return TokenLosses(loss, ratio.detach(), outside)
+    # Masked before it is a ratio: the gradient of one that overflowed is NaN, also times 0.
+    inside = log_ratio.masked_fill(outside, 0.0).exp()
+    return TokenLosses((-inside * tokens.advantage).masked_fill(outside, 0.0), ratio, outside)
 
 
 _LOSSES: Mapping[str, Callable[[Tokens, float, float], TokenLosses]] = {

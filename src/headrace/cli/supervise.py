@@ -16,6 +16,7 @@ from headrace.cli.drawing import NOTHING
 from headrace.cli.ending import typed
 from headrace.cli.unheard import going_on
 from headrace.commands.config import SuperviseConfig, load
+from headrace.commands.tree import end_adopted
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.errors import RunDirectoryError
 from headrace.core.files import write_whole
@@ -24,6 +25,7 @@ from headrace.runtime.rundir import RunDirectory
 
 _ELSEWHERE = "choose another --run-dir, or leave it out for a new one under run.directory"
 _NAME_WIDTH = 16
+_END_S = 5.0
 
 
 @click.command()
@@ -55,8 +57,11 @@ def _run(config: SuperviseConfig, run: RunDirectory, terminal: Terminal) -> dict
     # Should the fork server be killed, what it had started becomes ours, and not everybody's.
     adopt_orphans()
     places = launcher.Places(run.board_file, run.events_file, run.logs_dir, run.stacks_dir, run.summary_file)
-    with Interrupts() as interrupts:
-        summary = launcher.supervise(config, places, terminal, lambda: interrupts.count, MonotonicClock())
+    try:
+        with Interrupts() as interrupts:
+            summary = launcher.supervise(config, places, terminal, lambda: interrupts.count, MonotonicClock())
+    finally:
+        end_adopted(_END_S)
     return summary | {"run_dir": str(run.path)}
 
 

@@ -50,6 +50,8 @@ def train(config: str | None, run_dir: Path | None, resume: bool, quiet: bool, *
     checkpoint; CONFIG may be left out then, or be the run directory itself.
     """
     import_from_here()
+    if (named := _language_model(config, run_dir, resume=resume)) is not None:
+        return _train_language_model(named, given | {"run_dir": run_dir, "resume": resume, "quiet": quiet})
     overrides = overrides_of(given.pop("settings"), given)
     with _resumed(config, run_dir, overrides) if resume else _begun(config, run_dir, overrides) as session:
         if session.note is not None and not quiet:
@@ -59,6 +61,29 @@ def train(config: str | None, run_dir: Path | None, resume: bool, quiet: bool, *
     if summary.get("error"):
         click.echo(str(summary["error"]), err=True)
     return int(summary.get("exit_code", 0))
+
+
+def _language_model(config: str | None, run_dir: Path | None, *, resume: bool) -> tuple[str, ...] | None:
+    """The files that describe a language-model run, if that is what is meant; it has components of its own."""
+    from headrace.llm.loading import describes_language_model
+
+    if config is not None and not Path(config).is_dir():
+        return (config,) if describes_language_model(config) else None
+    own = Path(config) if config is not None else run_dir
+    if own is None or not resume or not describes_language_model(str(own / "config.toml")):
+        return None
+    return ()
+
+
+def _train_language_model(files: tuple[str, ...], given: dict[str, Any]) -> int:
+    from headrace.cli.rl import run_language_model
+
+    if given.pop("collectors") is not None:
+        raise ConfigError(
+            "a language-model run has no collectors",
+            fix="leave --collectors out; orchestrator.* says how many rollouts",
+        )
+    return run_language_model("rl", tuple(word for file in files for word in ("@", file)), given | {"dry_run": False})
 
 
 def _begun(config: str | None, run_dir: Path | None, overrides: dict[str, object]) -> Session:

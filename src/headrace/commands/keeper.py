@@ -149,7 +149,7 @@ class Keeper:
     def _look(self) -> None:
         """Look for its signs outside of its output."""
         now_s = time.monotonic()
-        self._vigil.note_stopped(self._tree.stopped(), now_s)
+        self._vigil.note_stopped(now_s, stopped=self._tree.stopped())
         ready, progress = self._probers
         seen: Seen | None = None
         if self._vigil.ready_s is None:
@@ -166,6 +166,7 @@ class Keeper:
     def _judge(self) -> None:
         now_s = time.monotonic()
         judgement = self._vigil.judge(now_s)
+        self._say_ready()
         line = self._output.failed_by
         if line is not None:
             self._fail(
@@ -177,11 +178,13 @@ class Keeper:
             )
         if judgement in LOST:
             self._fail(self._lost(judgement, now_s))
+        self._display.show(judgement, self._vigil.signs)
+
+    def _say_ready(self) -> None:
         if self._vigil.ready_s is not None and not self._said_ready:
             self._said_ready = True
             after_s = round(self._vigil.ready_s - self._vigil.started_s, 3)
             self._control.send(Ready({"after_s": after_s}), LAST_WORDS_S)
-        self._display.show(judgement, self._vigil.signs)
 
     def _lost(self, judgement: Judgement, now_s: float) -> ComponentStalled:
         facts: dict[str, object] = {"last_look": self._last_failure} if self._last_failure else {}
@@ -193,6 +196,7 @@ class Keeper:
     def _on_end(self, code: int) -> None:
         """It has ended by itself."""
         self._end_rest()
+        self._say_ready()  # it may have been, for a moment
         if code == 0 and self._process.lifetime == "until-done":
             self._output.pass_all_on(self._control)
             self._control.send(Done({"lines": self._output.lines}), LAST_WORDS_S)

@@ -19,6 +19,8 @@ from headrace.ipc.channel import Deadline
 _MOST_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 16
 _SHOWN = 200
+_OWN_LIMIT_S = 0.5
+"""What a look is given beyond its own limit, so that it can tell itself what it waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,8 @@ def _short(error: Exception) -> str:
 class Prober:
     """Takes one look at a time, in a thread of its own; whoever asked is woken through a descriptor.
 
-    A look that takes longer than it may is given up: it counts as no, and another may be asked for.
+    A look that takes longer than it may is given up: it counts as no. The next one waits for its end, so that looks that
+    hang for good do not pile up.
 
     Args:
         look: What is done; it bounds itself, but files on a lost network share may not let it.
@@ -147,6 +150,7 @@ class Prober:
         self._due: Deadline | None = None
         """Of the look that goes on; None: there is none."""
         self._next = Deadline(0.0)
+        self._thread: threading.Thread | None = None
 
     def turn(self) -> Seen | None:
         """Begin a look if it is time to; what the last one has found, once."""
@@ -157,14 +161,15 @@ class Prober:
                 seen, self._due = result, None
         if self._due is not None and self._due.passed:
             seen, self._due = Seen(good=False, why=f"a look took longer than {self._limit_s:g} s"), None
-        if self._due is None and self._next.passed:
+        if self._due is None and self._next.passed and (self._thread is None or not self._thread.is_alive()):
             self._begin()
         return seen
 
     def _begin(self) -> None:
         self._number += 1
-        self._due, self._next = Deadline(self._limit_s + 0.5), Deadline(self._every_s)
-        threading.Thread(target=self._work, args=(self._number,), daemon=True).start()
+        self._due, self._next = Deadline(self._limit_s + _OWN_LIMIT_S), Deadline(self._every_s)
+        self._thread = threading.Thread(target=self._work, args=(self._number,), daemon=True)
+        self._thread.start()
 
     def _work(self, number: int) -> None:
         try:

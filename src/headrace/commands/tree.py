@@ -70,7 +70,9 @@ class Tree:
             if pid != self.pid and stat_fields(pid)[STATE : STATE + 1] == ["Z"]:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
-        return self._process.poll()  # asks once, and waits for nothing
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=0.0)
+        return self._process.returncode
 
     def signal(self, number: int) -> None:
         """Send a signal to its process group, and let it go on if it is stopped, so that it can heed it."""
@@ -106,6 +108,17 @@ class Tree:
         """Give the descriptors back."""
         os.close(self.output_fd)
         os.close(self.pidfd)
+
+
+def end_adopted(within_s: float) -> None:
+    """Kill every process that this one is the parent of, and theirs; for one that adopts orphans and starts no others."""
+    deadline = Deadline(within_s)
+    while (left := _children()) and not deadline.passed:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+        poll_fds({}, _LOOK_S)
 
 
 def exit_in_words(code: int) -> str:

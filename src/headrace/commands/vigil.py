@@ -82,7 +82,7 @@ class Vigil:
             self.note_progress(now_s)
         return grown
 
-    def note_stopped(self, stopped: bool, now_s: float) -> None:
+    def note_stopped(self, now_s: float, *, stopped: bool) -> None:
         """Whether the system says that it is stopped by a signal."""
         if not stopped:
             self._stopped_s = None

@@ -16,11 +16,11 @@ HeadraceError
     RestartBudgetSpent   SUP-003  it kept dying
     ChannelClosed        SUP-004  the other end of a channel is gone
     EpisodeNotRestored   SUP-005  a resumed run could not bring an environment back into its episode
+    StaleWeights         LLM-001  a server does not serve the weights that were published
   VectorMisused          VEC-001  a call that this vector environment cannot answer now, or with these arguments
   UnknownAttribute       VEC-002  no layer of an environment has this attribute
   DataLossError          DAT-001  the books do not balance
   SnapshotCorrupt        DAT-002  weights did not match their checksum
-  StaleWeights           LLM-001  a server does not serve the weights that were published
   NothingToTrain         LLM-002  rollouts are made, and none of them can be trained on
   RecordDamaged          REC-001  the record, or a part of it that is needed, is missing or damaged
   ReplayDiffers          REC-002  what was computed again is not what the record says
@@ -191,7 +191,7 @@ class SnapshotCorrupt(HeadraceError):
     code = "DAT-002"
 
 
-class StaleWeights(HeadraceError):
+class StaleWeights(ComponentError):
     """A server says, or shows, that it does not serve the weights that were published."""
 
     code = "LLM-001"

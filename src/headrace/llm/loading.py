@@ -151,7 +151,8 @@ def _refuse_contradiction(stated: dict[str, tuple[object, Source]], table: _Tabl
         if before[0] != value:
             raise ConfigError(
                 f"two files say different things about {key}",
-                **{before[1].name: repr(before[0]), source.name: repr(value)},
+                first=f"{before[0]!r} in {before[1].name}",
+                second=f"{value!r} in {source.name}",
                 fix="say it in one of them, or in a file for the whole run (@ FILE)",
             )
 

@@ -84,7 +84,8 @@ class Holdings:
         """
         added = {kind.name: getattr(self, kind.name) - getattr(before, kind.name) for kind in fields(self)}
         if added["shared_memory"]:  # rarely, and the open files of a whole machine take long to look through
-            added["shared_memory"] -= _open_elsewhere()
+            elsewhere = _open_elsewhere()
+            added["shared_memory"] = {name for name in added["shared_memory"] if _inode(name) not in elsewhere}
         return {kind: sorted(map(str, things)) for kind, things in added.items() if things}
 
 
@@ -261,16 +262,28 @@ def _names() -> Iterator[str]:
         yield from map(str, _SHARED_MEMORY.iterdir())
 
 
-def _open_elsewhere() -> set[str]:
-    """Files in /dev/shm that processes outside of this family have open or mapped, as far as they may be seen."""
+def _open_elsewhere() -> set[int | None]:
+    """Inodes in /dev/shm that processes outside of this family have open or mapped, as far as they may be seen.
+
+    Not names: a semaphore is mapped under the one that it has before it is given its own. With None, for those that are
+    gone by now.
+    """
     ours = {os.getpid(), *(process.pid for process in _family())}
-    found: set[str] = set()
+    found: set[int | None] = {None}
     for pid in set(_process_numbers()) - ours:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-                found.update(line.split(maxsplit=5)[5:])
+                if f" {_SHARED_MEMORY}/" in line:
+                    found.add(int(line.split(maxsplit=5)[4]))
         with contextlib.suppress(OSError):
             for entry in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
-                    found.add(str(entry.readlink()))
+                    if str(entry.readlink()).startswith(f"{_SHARED_MEMORY}/"):
+                        found.add(entry.stat().st_ino)
     return found
+
+
+def _inode(name: str) -> int | None:
+    with contextlib.suppress(OSError):
+        return Path(name).stat().st_ino
+    return None

@@ -91,7 +91,8 @@ class Engine:
         self._sessions = Sessions(kept)
         self._waiting: deque[Job] = deque()
         self._ids: set[str] = set()
-        self._wrong_weights = ""
+        self.wrong_weights = ""
+        """What is wrong with the weights in memory, if a load went wrong in the middle."""
 
     @property
     def running(self) -> int:
@@ -134,8 +135,8 @@ class Engine:
             self._waiting.append(Job(request, place, on_done, self.counts.passes))
 
     def _objection(self, request: GenerationRequest) -> Failure | None:
-        if self._wrong_weights:
-            return Failure("weights", self._wrong_weights)
+        if self.wrong_weights:
+            return Failure("weights", self.wrong_weights)
         if request.id in self._ids:
             return Failure("refused", f"a request called {request.id!r} is in flight already", may_retry=False)
         return refusal(request, self.limits, self.vocabulary)
@@ -286,15 +287,15 @@ class Engine:
         self._sessions.clear()
         in_memory = put(self._model, tensors)
         if in_memory != published.sha256:
-            self._wrong_weights = f"the weights in memory are not those of version {published.version}"
+            self.wrong_weights = f"the weights in memory are not those of version {published.version}"
             raise ComponentError(
-                self._wrong_weights,
+                self.wrong_weights,
                 published=published.sha256,
                 in_memory=in_memory,
                 folder=published.folder,
                 fix="load them again, or start the server again; until then it refuses every request",
             )
-        self._wrong_weights = ""
+        self.wrong_weights = ""
         self.served = ServedWeights(version=published.version, sha256=in_memory)
         self.counts.updates += 1
         return self.served

@@ -17,6 +17,10 @@ OnDone = Callable[[int, Completion | Failure], None]
 """Called with the place of a request in its call, and its answer."""
 
 
+_WORTH = 4
+"""Of a prompt, at least one token in so many must be there already."""
+
+
 @dataclass(slots=True)
 class Job:
     """A request on its way."""
@@ -82,10 +86,14 @@ class Rows:
         self._stops[row, : len(stop_ids)] = stop_ids
 
     def common(self, kept: int, prompt_ids: Sequence[int]) -> int:
-        """Tokens of a prompt that a kept row holds; its last is never among them, since it has to be passed again."""
+        """First tokens of a prompt that a kept row holds; 0 if they are too few to be worth a copy.
+
+        The last is never among them: it has to be passed again, for what comes after it.
+        """
         reach = min(int(self.cached[kept]), len(prompt_ids) - 1)
         same = self.tokens[kept, :reach] == np.asarray(prompt_ids[:reach])
-        return reach if same.all() else int(same.argmin())
+        held = reach if same.all() else int(same.argmin())
+        return held if held * _WORTH >= len(prompt_ids) else 0
 
     def span(self, first: int, device: torch.device) -> Span:
         """What rows from ``first`` on have not in the cache yet."""

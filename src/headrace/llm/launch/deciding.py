@@ -132,13 +132,13 @@ class Course:
         self._complete.add(component)
         return []
 
-    def ended(self, component: str, expected: bool, decision: Instruction) -> list[Step]:
+    def ended(self, component: str, decision: Instruction, *, expected: bool) -> list[Step]:
         """A component has ended.
 
         Args:
             component: Which.
-            expected: Whether it had been asked to, or had completed its work.
             decision: What its restart budget allows.
+            expected: Whether it had been asked to, or had completed its work.
         """
         if not expected and isinstance(decision, Restart) and self._may_return(component):
             return [BeginAgain(component)]

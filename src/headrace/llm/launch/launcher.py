@@ -258,7 +258,7 @@ class Launcher:
             self._say("fault", event.id, f"{event.id} {event.how}", pid=event.pid, tell=True, error=error, what=kind)
         self._exited[event.id] = event
         decision = Nothing(event.id) if event.expected else self._supervisor.decide(event)
-        steps = self._course.ended(event.id, event.expected, decision)
+        steps = self._course.ended(event.id, decision, expected=event.expected)
         if event.id == TRAINER and len(self._training_s) == 1:
             self._training_s.append(self._clock.now())
         self._follow(steps)

@@ -65,7 +65,8 @@ def _root(flow: Flow, chain: list[str]) -> Root:
 
 def _state_of(view: SlotView, flow: Flow) -> str:
     if view.state in ALIVE:
-        doing = "does nothing" if view.activity in IDLE else "has been inside"
-        return f"{view.id} {doing} ({place(view)}, {times(view, flow)})"
+        if view.activity in IDLE:
+            return f"{view.id} has had nothing to do for {times(view, flow)} ({place(view)})"
+        return f"{view.id} has been inside {place(view)} for {times(view, flow)}"
     how = {State.EMPTY: "was never started", State.FAILED: "has failed"}.get(view.state, "has ended")
     return f"{view.id} {how}"

@@ -86,7 +86,7 @@ class Collecting:
         self._kept: dict[int, Group] = {}
         self._filtered_in_row: Counter[str] = Counter()
         self._failed_in_row: Counter[str] = Counter()
-        self._told: set[tuple[str, str]] = set()
+        self._told: set[tuple[str, str, str]] = set()
 
     @property
     def kept(self) -> int:
@@ -167,11 +167,12 @@ class Collecting:
         """See `RolloutNotes.attempt_failed`."""
         if spec.group >= 0:
             self.books.attempt_failed(spec.id, failure.reason)
-        key = (failure.reason, failure.detail)
+        kind = "retry" if again else "failed"
+        key = (kind, failure.reason, failure.detail)
         if key not in self._told and len(self._told) < _TOLD_FAILURES:
             self._told.add(key)
             facts = {"rollout": spec.id, "problem": spec.problem.id, "reason": failure.reason, "text": failure.detail}
-            self._tell("retry" if again else "failed", facts)
+            self._tell(kind, facts)
 
     def tokens(self, spec: RolloutSpec, versions: Sequence[int]) -> None:
         """See `RolloutNotes.tokens`."""

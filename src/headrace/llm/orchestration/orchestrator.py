@@ -15,12 +15,12 @@ from headrace.core.errors import ComponentStalled, DataLossError, StaleWeights
 from headrace.envs.text.protocol import TextEnvironment
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import Batch, Completion, Failure, Generator, PublishedWeights
-from headrace.llm.orchestration import evaluation
 from headrace.llm.orchestration.books import RolloutBooks
 from headrace.llm.orchestration.collecting import Collecting, Tell
+from headrace.llm.orchestration.examining import Examiner
 from headrace.llm.orchestration.gatherer import Gatherer
 from headrace.llm.orchestration.groups import Advantages, samples_of
-from headrace.llm.orchestration.policies import PolicySource, serve
+from headrace.llm.orchestration.policies import PolicySource, Serving
 from headrace.llm.orchestration.presence import Presence, Wait
 from headrace.llm.orchestration.problems import Problems, build_curriculum, check_split
 from headrace.llm.orchestration.rollout import RolloutPlayer, TextRenderer
@@ -30,6 +30,7 @@ from headrace.llm.orchestration.wakeup import Wakeup
 from headrace.telemetry.board import Activity
 
 _LOOK_S = 0.5  # most seconds between two looks for a policy, whether or not anybody said that there is one
+_PATIENCE = 0.9  # share of a rollout's time in which something must be answered: later, all would have failed by theirs
 _LEAVE_S = 5.0  # for rollouts that were cancelled to notice
 
 
@@ -79,8 +80,9 @@ class Orchestrator:
             answered=self._answered,
         )
         train = around.environment.dataset("train")
-        self._held_out = around.environment.dataset("eval")
-        check_split(train, self._held_out)
+        held_out = around.environment.dataset("eval")
+        if not getattr(around.environment, "evaluates_seen", False):  # the environment's own word that it is meant so
+            check_split(train, held_out)
         problems = Problems(train, config.run.seed, build_curriculum(section.curriculum, [one.id for one in train]))
         self._collecting = Collecting(config, problems, self.books, self._gatherer, around.tell, self._wakeup.set)
         self._player = RolloutPlayer(
@@ -93,14 +95,24 @@ class Orchestrator:
         )
         self._collecting.player = self._player
         self._policy: PublishedWeights | None = None
-        self._last_evaluated: int | None = carry["last_evaluated"] if carry else None
-        self._best: float | None = carry["best_win_rate"] if carry else None
+        self._times = Times()
+        self._serving = Serving(
+            generator=around.generator,
+            server=around.server,
+            timeout_s=config.deadlines.weights_s,
+            tolerance=config.supervision.probe_tolerance,
+            presence=around.presence,
+            times=self._times,
+        )
+        self._examiner = Examiner(config, held_out, self._player, self._serving, around.tell, self._wakeup)
         if carry:
             self._collecting.restore(carry["collecting"], int(carry["step"]))
+            self._examiner.restore(carry["evaluation"])
         self._stopping = False
         self._news = True
-        self._times = Times()
-        self._looked_s = self._answered_s = self._policy_since_s = 0.0
+        self._looked_s = self._policy_since_s = 0.0
+        self._unanswered_since_s: float | None = None
+        self._patience_s = _PATIENCE * section.rollout_timeout_s
 
     @property
     def step(self) -> int:
@@ -126,7 +138,7 @@ class Orchestrator:
             ComponentStalled: Nothing came from a component in time; it is named.
             ComponentError: The server refused a policy.
         """
-        self._looked_s = self._answered_s = self._policy_since_s = asyncio.get_running_loop().time()
+        self._looked_s = self._policy_since_s = asyncio.get_running_loop().time()
         try:
             while self._policy is None and not self._stopping:
                 await self._go_on()
@@ -143,6 +155,7 @@ class Orchestrator:
     async def _go_on(self) -> None:
         """Do what can be done, or wait until something may be."""
         collecting = self._collecting
+        self._check_answers()  # first: who answers nothing makes every rollout fail
         if collecting.fatal is not None:
             raise collecting.fatal
         newer = self._newer_policy()
@@ -172,96 +185,16 @@ class Orchestrator:
     async def _take(self, published: PublishedWeights) -> None:
         """Have it served and, where it is due, evaluated. No group is begun meanwhile."""
         self._collecting.paused = True
-        await self._serve(published)
+        await self._serving.serve(published, have=self._collecting.version)
         self._policy = published
         self._collecting.version = published.version
         self._around.presence.count("version", published.version)
-        section, steps = self._config.evaluation, self._config.run.steps
-        if self._held_out and evaluation.is_due(published.version, self._last_evaluated, steps, section.every_steps):
-            await self._evaluate(published)
-            self._last_evaluated = published.version
+        self._unanswered_since_s = None
+        await self._examiner.examine(published, self._goes_on)
+        self._news = True  # the examiner took wake-ups
         self._collecting.paused = False
-        self._answered_s = self._policy_since_s = asyncio.get_running_loop().time()
-
-    async def _serve(self, published: PublishedWeights) -> None:
-        limit_s = self._config.deadlines.weights_s
-        wait = Wait(
-            activity=Activity.WAIT_WEIGHTS,
-            on=self._around.server,
-            need=published.version,
-            have=self._collecting.version,
-            timeout_s=limit_s,
-        )
-        with self._around.presence.waiting(wait), self._times.of("time/broadcast_weights"):
-            difference = await serve(
-                self._around.generator,
-                published,
-                server=self._around.server,
-                timeout_s=limit_s,
-                tolerance=self._config.supervision.probe_tolerance,
-            )
-        self._times.most("weights/probe_difference", difference)
-
-    async def _evaluate(self, published: PublishedWeights) -> None:
-        """Evaluate; once more if a server that started again answered with another version."""
-        try:
-            result = evaluation.result_of(await self._evaluation_rollouts(), published.version)
-        except StaleWeights as error:
-            facts = {"version": published.version, "step": published.version}
-            self._around.tell("alarm", {"kind": "evaluation_repeated", "text": error.what, **facts})
-            await self._serve(published)
-            result = evaluation.result_of(await self._evaluation_rollouts(), published.version)
-        if self._stopping:
-            return
-        if result is None:
-            text = f"no rollout of the evaluation of version {published.version} was completed"
-            self._around.tell("alarm", {"kind": "evaluation_failed", "text": text, "step": published.version})
-            return
-        self._around.tell("evaluation", result.facts())
-        self._compare(result)
-
-    async def _evaluation_rollouts(self) -> list[Any]:
-        limit_s = self._config.deadlines.evaluate_s
-        todo = evaluation.specs(self._held_out, self._config.evaluation)
-        at_once = self._config.orchestrator.groups_per_step * self._config.orchestrator.group_size
-        wait = Wait(
-            activity=Activity.WAIT_COMPLETIONS, on=self._around.server, need=len(todo), timeout_s=limit_s
-        )  # fmt: skip
-        self._answered_s = asyncio.get_running_loop().time()
-        playing = asyncio.ensure_future(evaluation.play_all(todo, self._player, self._gatherer, at_once))
-        with self._around.presence.waiting(wait), self._times.of("time/evaluate"):
-            try:
-                async with asyncio.timeout(limit_s):
-                    return await self._unless_stopped(playing)
-            except TimeoutError:
-                raise ComponentStalled(
-                    f"an evaluation was not complete after {limit_s:g} s",
-                    waits_for=self._around.server,
-                    rollouts=len(todo),
-                    fix="raise deadlines.evaluate_s, or evaluate fewer problems",
-                ) from None
-
-    async def _unless_stopped(self, playing: asyncio.Future[list[Any]]) -> list[Any]:
-        """What is played; nothing if the run is stopped, or cannot go on, before it is complete."""
-        playing.add_done_callback(lambda _: self._wakeup.set())
-        try:
-            while not playing.done() and not self._stopping:
-                await self._wakeup.wait(_LOOK_S)
-                self._check_answers()
-        finally:
-            self._news = True  # the wake-ups were taken here
-            if not playing.done():
-                playing.cancel()
-                await asyncio.wait({playing}, timeout=_LEAVE_S)
-        return [] if playing.cancelled() else playing.result()
-
-    def _compare(self, result: evaluation.Result) -> None:
-        drop = self._config.evaluation.alarm_drop
-        if self._best is not None and result.win_rate < self._best - drop:
-            text = f"the evaluation fell to {result.win_rate:.1%} wins, from {self._best:.1%} at best"
-            facts = {"win_rate": result.win_rate, "best": self._best, "step": result.step}
-            self._around.tell("alarm", {"kind": "evaluation_fell", "text": text, **facts})
-        self._best = result.win_rate if self._best is None else max(self._best, result.win_rate)
+        self._unanswered_since_s = None
+        self._policy_since_s = asyncio.get_running_loop().time()
 
     async def _ship(self) -> None:
         collecting = self._collecting
@@ -301,8 +234,7 @@ class Orchestrator:
             "step": self.step,
             "collecting": self._collecting.state(),
             "books": self.books.to_json(),
-            "last_evaluated": self._last_evaluated,
-            "best_win_rate": self._best,
+            "evaluation": self._examiner.state(),
         }
 
     async def _wait(self) -> None:
@@ -310,7 +242,6 @@ class Orchestrator:
         loop = asyncio.get_running_loop()
         if self._collecting.running:
             self._policy_since_s = loop.time()
-            self._check_answers()
             with self._around.presence.waiting(self._completions()), self._times.of("time/wait_for_completions"):
                 await self._wakeup.wait(_LOOK_S)
             return
@@ -323,7 +254,7 @@ class Orchestrator:
             raise self._late(self._around.trainer, limit_s, f"version {have + 1} of the policy")
         with self._around.presence.waiting(wait), self._times.of("time/wait_for_policy"):
             await self._wakeup.wait(_LOOK_S)
-        self._answered_s = loop.time()
+        self._unanswered_since_s = None
 
     def _completions(self) -> Wait:
         return Wait(
@@ -331,23 +262,24 @@ class Orchestrator:
             on=self._around.server,
             need=self._config.orchestrator.groups_per_step,
             have=self._collecting.kept,
-            timeout_s=self._config.deadlines.generate_s,
+            timeout_s=self._patience_s,
         )
 
+    def _goes_on(self) -> bool:
+        self._check_answers()
+        return not self._stopping
+
     def _check_answers(self) -> None:
-        """Nobody asked for anything, or something was answered, within the limit."""
+        """In almost the time that a whole rollout may take, something was answered; failures are no answers."""
         now_s = asyncio.get_running_loop().time()
-        limit_s = self._config.deadlines.generate_s
-        if not self._gatherer.outstanding:
-            self._answered_s = now_s
-        elif now_s - self._answered_s >= limit_s:
-            raise self._late(
-                self._around.server, limit_s, f"any of the {self._gatherer.outstanding} completions it was asked for"
-            )
+        if self._unanswered_since_s is None:
+            self._unanswered_since_s = now_s if self._gatherer.outstanding else None
+        elif now_s - self._unanswered_since_s >= self._patience_s:
+            raise self._late(self._around.server, self._patience_s, "any of the completions it was asked for")
 
     def _answered(self, answer: Completion | Failure) -> None:
         if isinstance(answer, Completion):
-            self._answered_s = asyncio.get_running_loop().time()
+            self._unanswered_since_s = None
 
     def _late(self, whom: str, limit_s: float, what: str) -> ComponentStalled:
         return ComponentStalled(

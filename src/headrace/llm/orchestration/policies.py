@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.core.errors import StaleWeights
 from headrace.llm.messages import Generator, PublishedWeights
+from headrace.llm.orchestration.presence import Presence, Wait
+from headrace.llm.orchestration.times import Times
+from headrace.telemetry.board import Activity
 
 
 class PolicySource(Protocol):
@@ -72,3 +76,35 @@ def probe_difference(published: Sequence[float], served: Sequence[float]) -> flo
         return math.inf
     differences = [abs(one - other) for one, other in zip(published, served, strict=True)]
     return max((math.inf if math.isnan(value) else value for value in differences), default=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """Has one server serve policies, shows that on the board, and measures it."""
+
+    generator: Generator
+    server: str
+    """Its id."""
+    timeout_s: float
+    tolerance: float
+    presence: Presence
+    times: Times
+
+    async def serve(self, published: PublishedWeights, *, have: int) -> None:
+        """See `serve`; ``have`` is the version that is served so far."""
+        wait = Wait(
+            activity=Activity.WAIT_WEIGHTS,
+            on=self.server,
+            need=published.version,
+            have=have,
+            timeout_s=self.timeout_s,
+        )
+        with self.presence.waiting(wait), self.times.of("time/broadcast_weights"):
+            difference = await serve(
+                self.generator,
+                published,
+                server=self.server,
+                timeout_s=self.timeout_s,
+                tolerance=self.tolerance,
+            )
+        self.times.most("weights/probe_difference", difference)

@@ -31,8 +31,13 @@ class TextRenderer(Protocol):
         """Everything in front of the first token of the model."""
         ...
 
-    def following(self, messages: Sequence[Message]) -> Sequence[int]:
-        """Everything between the model's last token of one message and its first of the next."""
+    def following(self, messages: Sequence[Message], *, ended: bool = True) -> Sequence[int]:
+        """Everything between the model's last token of one message and its first of the next.
+
+        Args:
+            messages: What was said to it; at least one.
+            ended: Whether its message has a stop token.
+        """
         ...
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -173,6 +178,9 @@ class RolloutPlayer:
             reply = self._ask(spec, "step", Reply, rollout.transcript)
             if isinstance(reply, Failure):
                 return reply
+            if not (reply.done or reply.messages):
+                what = f"step() of problem {spec.problem.id} said nothing, and that the episode is not over"
+                return Failure("environment", what)
             if self._over(rollout, reply):
                 return self._judged(rollout)
 
@@ -184,7 +192,8 @@ class RolloutPlayer:
         if rollout.turns >= self.config.env.max_turns:
             rollout.cut = "turns"
             return True
-        following = self.renderer.following(reply.messages)
+        ended = rollout.token_ids[-1] in self.renderer.stop_ids
+        following = self.renderer.following(reply.messages, ended=ended)
         if len(rollout.token_ids) + len(following) >= self.config.model.context_tokens:
             rollout.cut = "context"
             return True

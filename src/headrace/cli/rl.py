@@ -1,0 +1,186 @@
+"""``headrace rl``, ``headrace trainer``, ``headrace orchestrator``, ``headrace inference``, ``headrace sft``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from headrace.cli import early
+from headrace.cli.rlargs import overrides_of, parse
+from headrace.cli.rlview import ending, make_printer, opening
+from headrace.cli.train import import_from_here
+from headrace.cli.unheard import going_on
+from headrace.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.llm.config import RLConfig
+    from headrace.llm.launch.launcher import Launch
+
+_FREE = {"ignore_unknown_options": True, "allow_extra_args": True}
+_OPTIONS = (
+    click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[@ FILE]... [--SECTION.KEY VALUE]..."),
+    click.option("--steps", type=int, metavar="N", help="Steps of the trainer after which the run ends."),
+    click.option("--seed", type=int, metavar="S", help="Every random stream is derived from it."),
+    click.option("--schedule", type=click.Choice(["inline", "async"]), help="One process, or three."),
+    click.option("--run-duration", type=float, metavar="SECONDS", help="Seconds after which the run ends."),
+    click.option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the run is kept."),
+    click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, from its newest checkpoint."),
+    click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key; repeatable."),
+    click.option("--quiet", is_flag=True, help="Print nothing but the summary at the end."),
+    click.option("--dry-run", is_flag=True, help="Print the effective configuration, or write it to --run-dir."),
+)
+
+
+def _with_options(command: Callable[..., int]) -> Callable[..., int]:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command(context_settings=_FREE)
+@_with_options
+def rl(words: tuple[str, ...], **given: Any) -> int:
+    """Train a language model by reinforcement: inference, orchestrator and trainer, supervised.
+
+    @ FILE is a TOML file or a preset; later ones are laid over earlier ones. --trainer @ FILE, --orchestrator @ FILE and
+    --inference @ FILE hold that component's keys. --SECTION.KEY VALUE changes one.
+    """
+    return run_language_model("rl", words, given)
+
+
+@click.command(context_settings=_FREE)
+@_with_options
+def sft(words: tuple[str, ...], **given: Any) -> int:
+    """Make model and tokenizer, and train on episodes that the environment's teacher shows; nothing else.
+
+    The run directory that it leaves can be named in sft.checkpoint of a later run.
+    """
+    return run_language_model("sft", words, given)
+
+
+@click.command(context_settings=_FREE)
+@_with_options
+def trainer(words: tuple[str, ...], **given: Any) -> int:
+    """Start the trainer alone, in the run directory that it shares with the other two."""
+    return run_alone("trainer", words, given)
+
+
+@click.command(context_settings=_FREE)
+@_with_options
+@click.option("--url", metavar="URL", help="Of the inference server; default: what endpoints.json says.")
+def orchestrator(words: tuple[str, ...], **given: Any) -> int:
+    """Start the orchestrator alone, in the run directory that it shares with the other two."""
+    return run_alone("orchestrator", words, given)
+
+
+@click.command(context_settings=_FREE)
+@_with_options
+def inference(words: tuple[str, ...], **given: Any) -> int:
+    """Start the inference server alone, in the run directory that it shares with the other two."""
+    return run_alone("inference", words, given)
+
+
+def run_language_model(command: str, words: tuple[str, ...], given: dict[str, Any]) -> int:
+    """A whole run, or its warm start alone."""
+    import_from_here()
+    config, name = _configuration(command, words, given)
+    if config is None:
+        return _resumed(None, given)
+    if given["dry_run"]:
+        return _dry_run(config, given["run_dir"])
+    if given["resume"]:
+        return _resumed(config, given)
+    with early.importing():
+        from headrace.llm.launch.starting import begin
+    what = begin(config, given["run_dir"], name, only_warm_start=command == "sft")
+    return _launch(what, quiet=given["quiet"], is_new=True)
+
+
+def run_alone(component: str, words: tuple[str, ...], given: dict[str, Any]) -> int:
+    """One component."""
+    import_from_here()
+    config, _ = _configuration(component, words, given)
+    if given["run_dir"] is None:
+        raise ConfigError(
+            f"headrace {component} does not say which run it belongs to",
+            fix="add --run-dir DIR, the same for all three",
+        )
+    with early.importing():
+        from headrace.llm.launch.alone import begin_alone, warm_started
+        from headrace.llm.launch.place import LanguageRun
+    if config is None:
+        config = LanguageRun.open(given["run_dir"]).read_rl_config()
+    if given["dry_run"]:
+        return _dry_run(config, None)
+    what = begin_alone(component, config, given["run_dir"], url=given.get("url"), resume=given["resume"])
+    with what.place, warm_started(what) as ready:
+        return _launch(ready, quiet=given["quiet"], is_new=False)
+
+
+def _configuration(command: str, words: tuple[str, ...], given: dict[str, Any]) -> tuple[RLConfig | None, str]:
+    """The configuration, and what the run is called after; None where a run's own is meant."""
+    from headrace.llm.loading import load_rl_config
+
+    sources, dotted = parse(words, command)
+    overrides = overrides_of(given["settings"], given, dotted)
+    if not sources and (given["resume"] or command not in {"rl", "sft"}):
+        if overrides and given["run_dir"] is not None:
+            from headrace.llm.loading import Source
+
+            return load_rl_config([Source(str(given["run_dir"] / "config.toml"))], overrides), command
+        return None, command
+    if not sources:
+        raise ConfigError(
+            "no configuration is named, so nothing says what to train",
+            fix=f"headrace {command} @ FILE, or @ the name of a preset (headrace list)",
+        )
+    whole = [source for source in sources if source.component is None]
+    return load_rl_config(sources, overrides), Path((whole or sources)[-1].name).stem
+
+
+def _dry_run(config: RLConfig, folder: Path | None) -> int:
+    from headrace.llm.loading import write_effective
+    from headrace.runtime.config import dump_toml
+
+    if folder is None:
+        click.echo(dump_toml(config), nl=False)
+        return 0
+    for path in write_effective(config, folder):
+        click.echo(path)
+    return 0
+
+
+def _resumed(config: RLConfig | None, given: dict[str, Any]) -> int:
+    if given["run_dir"] is None:
+        raise ConfigError("--resume does not say which run to go on with", fix="add --run-dir RUN")
+    with early.importing():
+        from headrace.llm.launch.starting import resume
+    return _launch(resume(given["run_dir"], config), quiet=given["quiet"], is_new=False)
+
+
+def _launch(what: Launch, *, quiet: bool, is_new: bool) -> int:
+    from headrace.llm.launch.launcher import launch
+
+    with what.place:
+        try:
+            show = None if quiet else going_on(make_printer())
+            if not quiet:
+                going_on(click.echo)(opening(what))
+            summary = launch(what, show)
+        except BaseException:  # passed on; but what the run has left is told first
+            found = None
+            with contextlib.suppress(Exception):
+                found = what.place.read_summary()
+            if found is not None:
+                click.echo(ending(found, what.place.path))
+            if is_new:
+                what.place.discard_if_empty()
+            raise
+        going_on(click.echo)(ending(summary, what.place.path))
+    if summary["error"]:
+        click.echo(str(summary["error"]), err=True)
+    return int(summary["exit_code"])

@@ -1,0 +1,179 @@
+"""How a language-model run begins, or goes on: its directory, its id, who takes part, where it resumes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from headrace.core.errors import ConfigError, RunDirectoryError
+from headrace.core.files import write_whole
+from headrace.llm.config import RLConfig, RLDeadlinesConfig, RLSupervisionConfig
+from headrace.llm.launch.deciding import Cast, full_cast, single_cast
+from headrace.llm.launch.launcher import Launch
+from headrace.llm.launch.place import Endpoints, LanguageRun, new_run_id, read_endpoints, write_endpoints
+from headrace.llm.launch.summary import Tally
+from headrace.llm.loading import differences
+from headrace.llm.payloads import WARM_START
+from headrace.runtime.config import dump_toml
+from headrace.telemetry.board import Board
+from headrace.telemetry.events import read_events
+from headrace.telemetry.metrics import cut_metrics
+
+MAY_CHANGE = frozenset(
+    {
+        "run.steps", "run.run_duration_s", "run.directory", "inference.host", "inference.port", "inference.url",
+        "inference.threads", "inference.device", "inference.slots", "inference.max_waiting", "inference.command",
+        "trainer.threads", "trainer.device", "checkpoint.every_steps", "checkpoint.keep",
+        *(f"deadlines.{name}" for name in RLDeadlinesConfig.model_fields),
+        *(f"supervision.{name}" for name in RLSupervisionConfig.model_fields),
+    }
+)  # fmt: skip
+"""Keys that change nothing of what is learned, so that a run may go on, or be shared, with other values."""
+MARK = "manifest.json"
+"""A checkpoint that lacks it was not finished."""
+
+
+def begin(config: RLConfig, path: Path | None, name: str, *, only_warm_start: bool = False) -> Launch:
+    """Make the directory of a new run.
+
+    Args:
+        config: Of the run.
+        path: The run directory; None: a new one under ``run.directory``.
+        name: What it is called after.
+        only_warm_start: Whether the run ends with it (``headrace sft``).
+
+    Raises:
+        RunDirectoryError: It belongs to a live or an earlier run, or cannot be written.
+    """
+    place = LanguageRun.create_as(name, path, config, config.run.directory)
+    cast = single_cast(WARM_START, warm_start=False) if only_warm_start else cast_of(config, warm_start=True)
+    run_id = new_run_id()
+    write_endpoints(place.endpoints_file, Endpoints(run_id))
+    return Launch(config, place, cast, run_id, place.path)
+
+
+def cast_of(config: RLConfig, *, warm_start: bool) -> Cast:
+    """Who takes part in a whole run of this configuration."""
+    serves = config.inference.backend != "external"
+    return full_cast(warm_start=warm_start, inference=serves, inline=config.run.schedule == "inline")
+
+
+def resume(path: Path, config: RLConfig | None) -> Launch:
+    """Go on with the run in a directory, from its newest checkpoint.
+
+    Args:
+        path: The run directory.
+        config: What is given this time; None: the run's own.
+
+    Raises:
+        ConfigError: What is given would change what is learned, or there is nothing to do.
+        RunDirectoryError: It is alive, has left nothing to go on from, or cannot be written.
+    """
+    place = LanguageRun.resume(path)
+    try:
+        before = place.read_rl_config()
+        config = config or before
+        _refuse_changes(before, config)
+        run_id = _run_id(place)
+        checkpoint = newest_checkpoint(place.checkpoints_dir)
+        if checkpoint is None:
+            raise RunDirectoryError(
+                f"{path} has no checkpoint to go on from",
+                looked_in=place.checkpoints_dir,
+                fix="begin a new run in another directory",
+            )
+        step = int(checkpoint.name)
+        _require_work(place, config, step)
+        tally = _history(place, step)
+        sessions = _prepare(place, config, step)
+        began_s = max((float(event.get("t_s") or 0.0) for event in read_events(place.events_file)), default=0.0)
+    except BaseException:
+        place.close()
+        raise
+    what = Launch(config, place, cast_of(config, warm_start=False), run_id, place.path)
+    return replace(what, resume=checkpoint.absolute(), tally=tally, sessions=sessions, began_s=began_s)
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest one that was finished; None if there is none."""
+    found = [path for path in folder.glob("*") if path.name.isdigit() and (path / MARK).is_file()]
+    return max(found, key=lambda path: int(path.name), default=None)
+
+
+def _refuse_changes(before: RLConfig, config: RLConfig) -> None:
+    changed = differences(config, before, MAY_CHANGE)
+    if changed:
+        raise ConfigError(
+            "a run goes on as it began, and this would change what is learned",
+            **changed,
+            fix="leave these keys out, or begin a new run",
+        )
+
+
+def _run_id(place: LanguageRun) -> str:
+    found = read_endpoints(place.endpoints_file)
+    if found is not None:
+        return found.run_id
+    with Board.open(place.board_file) as board:
+        return board.header.run_id
+
+
+def _require_work(place: LanguageRun, config: RLConfig, step: int) -> None:
+    summary = place.read_summary()
+    if summary is not None and summary.get("outcome") == "completed" and step >= config.run.steps:
+        raise ConfigError(
+            f"nothing to do: the run has its {config.run.steps:,} steps",
+            run=place.path,
+            fix="raise run.steps (--steps N)",
+        )
+
+
+def _history(place: LanguageRun, step: int) -> Tally:
+    """What earlier sessions told of the part that is gone on with."""
+    tally = Tally(steps=step)
+    for event in read_events(place.events_file):
+        match event.get("kind"):
+            case "evaluated" if int(event.get("step") or 0) <= step:
+                told = ("version", "step", "problems", "episodes", "win_rate", "mean_reward", "low", "high")
+                tally.evaluations.append({name: event[name] for name in told if name in event})
+            case "fault" if event.get("component") != "supervisor":
+                tally.count_fault(str(event.get("what", "died")))
+            case "restarted":
+                tally.restarts += 1
+    return tally
+
+
+def _prepare(place: LanguageRun, config: RLConfig, step: int) -> int:
+    """Put aside what is of the past, or would be taken for the future; the number of this session."""
+    earlier = place.path / "earlier"
+    try:
+        earlier.mkdir(exist_ok=True)
+        number = 1 + max((_number(path) for path in earlier.iterdir()), default=0)
+        write_whole(earlier / f"config-{number}.toml", [place.config_file.read_bytes()])
+        write_whole(place.config_file, [dump_toml(config).encode()])
+        if place.summary_file.exists():
+            place.summary_file.rename(earlier / f"summary-{number}.json")
+        aside = earlier / f"beyond-{number}"
+        for path in [*_beyond(place.checkpoints_dir, step), *_beyond(place.weights_dir, step)]:
+            target = aside / path.parent.name
+            target.mkdir(parents=True, exist_ok=True)
+            path.rename(target / path.name)
+        cut_metrics(place.metrics_file, step, earlier / f"metrics-{number}.jsonl")
+    except OSError as error:
+        raise RunDirectoryError(
+            f"the run directory {place.path} cannot be written",
+            problem=f"{type(error).__name__}: {error}",
+            fix="make room on its disk, or make it writable",
+        ) from None
+    return number + 1
+
+
+def _beyond(folder: Path, step: int) -> list[Path]:
+    """What was made after the checkpoint: of a past that is forgotten."""
+    return [path for path in folder.glob("*") if path.name.isdigit() and int(path.name) > step]
+
+
+def _number(path: Path) -> int:
+    found = re.search(r"-(\d+)(\.\w+)?$", path.name)
+    return int(found[1]) if found is not None else 0

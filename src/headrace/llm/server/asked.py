@@ -1,0 +1,173 @@
+"""What clients of OpenAI's routes may ask for, and what that is in requests of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from headrace.core import seeding
+from headrace.llm.messages import GenerationRequest
+from headrace.llm.server.errors import ApiError
+from headrace.llm.server.texts import Texts
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (None, 1),
+    "frequency_penalty": (None, 0),
+    "logit_bias": (None, {}),
+    "min_p": (None, 0),
+    "presence_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+    "response_format": (None, {"type": "text"}),
+    "suffix": (None, ""),
+    "tools": (None, []),
+    "top_k": (None, -1, 0),
+    "top_logprobs": (None, 0),
+}
+"""Settings that would change what is generated and that we do not have, with the values that change nothing."""
+
+
+class StreamOptions(BaseModel):
+    """How a stream is sent."""
+
+    include_usage: bool | None = False
+
+
+class AskedBody(BaseModel):
+    """What both routes take. Unknown settings are allowed, since clients send many that change nothing."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    model: str
+    n: int | None = Field(default=1, ge=1, le=1024)
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=1.0, ge=0, allow_inf_nan=False)
+    top_p: float | None = Field(default=1.0, gt=0, le=1)
+    seed: int | None = Field(default=None, ge=0)
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] = []
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    session: str = ""
+    """Ours: see `GenerationRequest.session`; only where one completion is asked for."""
+    timeout_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Ours."""
+    return_token_ids: bool | None = False
+    """vLLM's."""
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts that end a completion, and are no part of it."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class CompletionsBody(AskedBody):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: int | None = Field(default=None, ge=0, le=1)
+    """Alternatives are not kept, so 1 is answered as 0: the log-probability of what was drawn."""
+    echo: bool | None = False
+
+
+class TextPart(BaseModel):
+    """A piece of a message."""
+
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """A message."""
+
+    model_config = ConfigDict(strict=True)
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart]
+
+    def plain(self) -> dict[str, str]:
+        """As templates take it."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+
+
+class ChatBody(AskedBody):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = False
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked for, in requests of the engine: ``n`` for each prompt, one prompt after the other."""
+
+    requests: list[GenerationRequest]
+    prompts: list[list[int]]
+    """One per prompt."""
+    body: AskedBody
+    logprobs: bool
+    echo: bool = False
+
+
+def refuse_unknown_settings(body: AskedBody) -> None:
+    """Rather than generate something else than was asked for.
+
+    Raises:
+        ApiError: A setting is in use that we do not have.
+    """
+    for name, value in (body.model_extra or {}).items():
+        if name in _NEUTRAL and value not in _NEUTRAL[name]:
+            raise ApiError(400, f"{name} is not supported", param=name, code="unsupported")
+
+
+def asked_completions(body: CompletionsBody, texts: Texts, seed: int) -> Asked:
+    """Of ``/v1/completions``; ``seed`` is taken where the client gives none."""
+    if body.echo and body.logprobs is not None:
+        raise ApiError(400, "echo together with logprobs is not supported; POST /score scores a text", param="echo")
+    prompts = _prompts(body.prompt, texts)
+    if not prompts:
+        raise ApiError(400, "prompt: there is none", param="prompt", code="empty")
+    requests = _requests(body, prompts, body.max_tokens or 16, texts, seed)
+    return Asked(requests, prompts, body, body.logprobs is not None, bool(body.echo))
+
+
+def asked_chat(body: ChatBody, texts: Texts, seed: int, context_tokens: int) -> Asked:
+    """Of ``/v1/chat/completions``; ``seed`` is taken where the client gives none."""
+    if not texts.chats:
+        raise ApiError(400, "the model has no chat template; use /v1/completions", code="no_chat_template")
+    prompts = [texts.chat([message.plain() for message in body.messages])]
+    most = body.max_completion_tokens or body.max_tokens or context_tokens
+    return Asked(_requests(body, prompts, most, texts, seed), prompts, body, bool(body.logprobs))
+
+
+def _prompts(prompt: str | Sequence[Any], texts: Texts) -> list[list[int]]:
+    if isinstance(prompt, str):
+        return [texts.encode(prompt)]
+    if prompt and isinstance(prompt[0], int):
+        return [list(prompt)]
+    return [texts.encode(one) if isinstance(one, str) else list(one) for one in prompt]
+
+
+def _requests(body: AskedBody, prompts: list[list[int]], most: int, texts: Texts, seed: int) -> list[GenerationRequest]:
+    samples = body.n or 1
+    count = len(prompts) * samples
+    base = seed if body.seed is None else body.seed
+    return [
+        GenerationRequest(
+            id=str(place),
+            prompt_ids=tuple(prompts[place // samples]),
+            max_tokens=most,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_p=body.top_p or 1.0,
+            stop_ids=(*texts.stop_ids, *body.stop_token_ids),
+            seed=seeding.integer(base, "choice", place),
+            session=body.session if count == 1 else "",
+        )
+        for place in range(count)
+    ]

@@ -1,0 +1,153 @@
+"""OpenAI's routes: models, completions, chat completions; whole or as a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from headrace.llm.messages import Failure
+from headrace.llm.server.answered import Wording
+from headrace.llm.server.asked import (
+    Asked,
+    AskedBody,
+    ChatBody,
+    CompletionsBody,
+    asked_chat,
+    asked_completions,
+    refuse_unknown_settings,
+)
+from headrace.llm.server.driver import Call, Driver
+from headrace.llm.server.errors import ApiError
+from headrace.llm.server.following import Follower, Piece
+from headrace.llm.server.texts import Texts
+from headrace.llm.server.waiting import answers, unless_gone
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIRoutes:
+    """Handlers.
+
+    Args:
+        driver: Of the engine.
+        texts: Of its model.
+        names: By which clients may call the model; the first is the one it gives itself.
+        timeout_s: For calls that do not say.
+    """
+
+    driver: Driver
+    texts: Texts
+    names: tuple[str, ...]
+    timeout_s: float
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    async def models(self, request: Request) -> Response:
+        """``GET /v1/models``."""
+        del request
+        facts = {"object": "model", "created": 0, "owned_by": "headrace"}
+        longest = self.driver.engine.limits.context_tokens
+        listed = [{"id": name, **facts, "max_model_len": longest} for name in self.names]
+        return JSONResponse({"object": "list", "data": listed})
+
+    async def completions(self, request: Request) -> Response:
+        """``POST /v1/completions``."""
+        number = next(self._numbers)
+        body = self._checked(await request.body(), CompletionsBody)
+        assert isinstance(body, CompletionsBody)
+        asked = asked_completions(body, self.texts, number)
+        return await self._answered(request, asked, f"cmpl-{number}")
+
+    async def chat(self, request: Request) -> Response:
+        """``POST /v1/chat/completions``."""
+        number = next(self._numbers)
+        body = self._checked(await request.body(), ChatBody)
+        assert isinstance(body, ChatBody)
+        asked = asked_chat(body, self.texts, number, self.driver.engine.limits.context_tokens)
+        return await self._answered(request, asked, f"chatcmpl-{number}")
+
+    def _checked(self, data: bytes, kind: type[AskedBody]) -> AskedBody:
+        try:
+            body = kind.model_validate_json(data)
+        except ValidationError as error:
+            raise ApiError.of_validation(error) from None
+        if body.model not in self.names:
+            served = ", ".join(self.names)
+            raise ApiError(
+                404, f"there is no model {body.model!r} here, but {served}", param="model", code="model_not_found"
+            )
+        refuse_unknown_settings(body)
+        return body
+
+    async def _answered(self, request: Request, asked: Asked, answer_id: str) -> Response:
+        wording = Wording(asked, self.texts, answer_id, int(datetime.now(tz=UTC).timestamp()))
+        call = self.driver.submit(asked.requests)
+        refused = next((answer for answer in call.answers if isinstance(answer, Failure)), None)
+        if refused is not None:
+            self.driver.abandon(call)
+            raise ApiError.of_failure(refused)
+        timeout_s = asked.body.timeout_s or self.timeout_s
+        follower = Follower(self.driver, call, self.texts, asked.body.stops)
+        if asked.body.stream:
+            return StreamingResponse(_events(follower, wording, timeout_s), media_type="text/event-stream")
+        if asked.body.stops:
+            pieces = await unless_gone(request, asyncio.ensure_future(_joined(follower, timeout_s)), timeout_s)
+        else:
+            pieces = await self._whole(request, call, timeout_s)
+        return JSONResponse(wording.whole(pieces))
+
+    async def _whole(self, request: Request, call: Call, timeout_s: float) -> list[Piece]:
+        pieces = []
+        for place, answer in enumerate(await answers(self.driver, request, call, timeout_s)):
+            if isinstance(answer, Failure):
+                raise ApiError.of_failure(answer)
+            text = self.texts.decode(answer.token_ids)
+            facts = (answer.token_ids, answer.logprobs, answer.versions, answer.finish_reason)
+            pieces.append(Piece(place, text, *facts))
+        return pieces
+
+
+async def _joined(follower: Follower, timeout_s: float) -> list[Piece]:
+    """All there is of each choice."""
+    parts: dict[int, list[Piece]] = {}
+    async for pieces in follower.pieces(timeout_s):
+        for piece in pieces:
+            parts.setdefault(piece.place, []).append(piece)
+    return [_one(parts[place]) for place in sorted(parts)]
+
+
+def _one(parts: Sequence[Piece]) -> Piece:
+    return Piece(
+        parts[0].place,
+        "".join(part.text for part in parts),
+        tuple(token for part in parts for token in part.token_ids),
+        tuple(logprob for part in parts for logprob in part.logprobs),
+        tuple(version for part in parts for version in part.versions),
+        parts[-1].finish_reason,
+    )
+
+
+async def _events(follower: Follower, wording: Wording, timeout_s: float) -> AsyncIterator[bytes]:
+    """Server-sent events; an error in the middle is the last one before the end."""
+    for opening in wording.opening():
+        yield _event(opening)
+    try:
+        async for pieces in follower.pieces(timeout_s):
+            for piece in pieces:
+                yield _event(wording.chunk(piece))
+        last = wording.last()
+        if last is not None:
+            yield _event(last)
+    except ApiError as error:
+        yield _event(error.body())
+    yield b"data: [DONE]\n\n"
+
+
+def _event(content: object) -> bytes:
+    return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"

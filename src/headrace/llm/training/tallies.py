@@ -1,0 +1,63 @@
+"""What is counted over the passes of one step, and what is reported of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from headrace.algorithms.grpo import TokenLosses, Tokens, fully_held, mismatch_kl
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over trained tokens."""
+
+    tokens: int = 0
+    entropy: float = 0.0
+    held: int = 0
+    samples_held: int = 0
+    ratio_max: float = 0.0
+    kl: float = 0.0
+    compared: int = 0
+    mismatch: float = 0.0
+    mismatch_max: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+
+    def add(self, tokens: Tokens, found: TokenLosses, entropy: Tensor, kl: Tensor | None) -> None:
+        """Count a pass."""
+        self.tokens += len(tokens.logprob)
+        self.entropy += float(entropy.detach().double().sum())
+        self.held += int(found.held.sum())
+        self.samples_held += fully_held(found.held, tokens)
+        self.ratio_max = max(self.ratio_max, float(found.ratio.max()))
+        if kl is not None:
+            self.kl += float(kl.detach().double().sum())
+
+    def compare(self, tokens: Tokens) -> None:
+        """Count what sampler and trainer disagree about; before the first gradient step, which would add to it."""
+        mismatch = mismatch_kl(tokens.behaviour, tokens.logprob)
+        self.compared += len(mismatch)
+        self.mismatch += float(mismatch.sum())
+        self.mismatch_max = max(self.mismatch_max, float(mismatch.max()))
+
+    def metrics(self, *, masks: bool) -> dict[str, float]:
+        """Means, by metric name.
+
+        Args:
+            masks: Whether tokens that were held were masked, not clipped.
+        """
+        held = self.held / self.tokens
+        return {
+            "loss/mean": sum(self.losses) / len(self.losses),
+            "optim/grad_norm": sum(self.norms) / len(self.norms),
+            "entropy/mean": self.entropy / self.tokens,
+            "mismatch_kl/mean": self.mismatch / self.compared,
+            "mismatch_kl/max": self.mismatch_max,
+            "is_clipped/mean": 0.0 if masks else held,
+            "is_masked/mean": held if masks else 0.0,
+            "is_masked/samples": float(self.samples_held) if masks else 0.0,
+            "importance_ratio/max": self.ratio_max,
+            "initial_kl/mean": self.kl / self.tokens,
+        }

@@ -1,0 +1,23 @@
+"""One component of a language-model run of stand-ins, as a program: ``llm_alone.py COMPONENT RUN``."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from headrace.llm.launch.alone import begin_alone, warm_started
+from headrace.llm.launch.launcher import launch
+from headrace.llm.loading import load_rl_config
+from llm_stand_ins import TARGETS
+
+
+def main(component: str, run: Path) -> int:
+    config = load_rl_config([], {"run.steps": 2})
+    what = begin_alone(component, config, run, url=None, resume=False)
+    with what.place, warm_started(what) as ready:
+        return int(launch(replace(ready, targets=TARGETS, preload=()))["exit_code"])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

@@ -1,0 +1,157 @@
+"""Language-model runs that go on from a checkpoint, and components that are started alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from headrace.cli.main import main
+from headrace.core.errors import ConfigError, RunDirectoryError
+from headrace.llm.launch import launcher
+from headrace.llm.launch.alone import begin_alone
+from headrace.llm.launch.launcher import launch
+from headrace.llm.launch.place import LanguageRun, read_endpoints
+from headrace.llm.launch.starting import begin, resume
+from headrace.llm.loading import load_rl_config
+from llm_launch_support import Launches, launches, llm_server
+from llm_stand_ins import TARGETS
+from run_support import events
+
+__all__ = ["launches", "llm_server"]
+
+pytestmark = pytest.mark.process
+
+LIMIT_S = 60.0  # bounds a failure
+
+
+@pytest.fixture
+def stand_ins(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> Launches:
+    """Every launch is of stand-ins."""
+    monkeypatch.setattr(launcher, "Targets", lambda: TARGETS)
+    init = launcher.Launch.__init__
+
+    def with_stand_ins(self, *args, **more):
+        init(self, *args, **{"targets": TARGETS, **more})
+
+    monkeypatch.setattr(launcher.Launch, "__init__", with_stand_ins)
+    return launches
+
+
+def go(what, on_line=None):
+    with what.place:
+        return launch(what, on_line)
+
+
+def test_an_interrupted_run_goes_on_where_its_trainer_saved(stand_ins, tmp_path):
+    run = tmp_path / "run"
+    config = load_rl_config([], {"run.steps": 4, "env.kwargs": {"who": "trainer", "fault": "fail", "at": 2}})
+    first = go(begin(config, run, "x"))
+    assert (first["outcome"], first["steps"]) == ("failed", 2)
+    (run / "weights" / "7").mkdir()  # of a past that is forgotten
+    again = load_rl_config([], {"run.steps": 5, "env.kwargs": {"who": "trainer", "fault": "fail", "at": 2}})
+    with LanguageRun.resume(run) as place:
+        (place.path / "config.toml").write_text(
+            (place.path / "config.toml").read_text().replace("at = 2", "at = 77\nfrom = 2")
+        )
+    with pytest.raises(ConfigError, match="would change what is learned"):
+        resume(run, again)
+    what = resume(run, None)
+    assert what.resume == run / "checkpoints" / "2"
+    assert (what.run_id, what.sessions) == (first["run_id"], 2)
+    second = go(what)
+    assert (second["outcome"], second["steps"], second["sessions"]) == ("completed", 4, 2), second["error"]
+    assert second["run_id"] == first["run_id"]
+    assert not (run / "weights" / "7").exists()
+    assert (run / "earlier" / "beyond-1" / "weights" / "7").is_dir()
+    assert [event["component"] for event in events(run, "started")].count("warm-start") == 1
+    assert second["evaluations"][0]["win_rate"] == 0.25
+    (run / "checkpoints" / "4").mkdir()
+    (run / "checkpoints" / "4" / "manifest.json").touch()
+    with pytest.raises(ConfigError, match="nothing to do: the run has its 4 steps"):
+        resume(run, None)
+    assert not LanguageRun.open(run).is_live()
+
+
+def test_a_run_without_a_checkpoint_cannot_be_gone_on_with(stand_ins, tmp_path):
+    config = load_rl_config([], {"env.kwargs": {"who": "warm-start", "fault": "fail"}})
+    go(begin(config, tmp_path / "run", "x"))
+    with pytest.raises(RunDirectoryError, match="has no checkpoint to go on from"):
+        resume(tmp_path / "run", None)
+
+
+def test_components_started_alone_find_each_other(tmp_path):
+    """Each has a launcher of its own; the server serves until it is told to stop."""
+    run = tmp_path / "run"
+    script = Path(__file__).parents[1] / "llm_alone.py"
+    with ExitStack() as stack:
+        programs = {}
+        for name in ("trainer", "orchestrator", "inference"):
+            programs[name] = subprocess.Popen([sys.executable, str(script), name, str(run)])
+            stack.callback(programs[name].kill)
+        assert programs["trainer"].wait(timeout=LIMIT_S) == 0
+        assert programs["orchestrator"].wait(timeout=LIMIT_S) == 0
+        programs["inference"].terminate()
+        assert programs["inference"].wait(timeout=LIMIT_S) == 130
+    trained, shipped, served = (
+        json.loads((run / "alone" / name / "summary.json").read_text())
+        for name in ("trainer", "orchestrator", "inference")
+    )
+    assert (trained["outcome"], trained["steps"]) == ("completed", 2)
+    assert (shipped["outcome"], shipped["books"]["balanced"]) == ("completed", True)
+    assert served["outcome"] == "interrupted"
+    endpoints = read_endpoints(run / "endpoints.json")
+    assert endpoints is not None
+    assert {trained["run_id"], shipped["run_id"], served["run_id"]} == {endpoints.run_id}
+    warm = [event["component"] for name in programs for event in events(run / "alone" / name, "started")]
+    assert warm.count("warm-start") == 1
+
+
+def test_a_component_that_was_told_something_else_is_refused(stand_ins, tmp_path):
+    config = load_rl_config([])
+    with begin_alone("trainer", config, tmp_path / "run", url=None, resume=False).place:
+        other = load_rl_config([], {"model.hidden": 32, "inference.port": 8001})
+        with pytest.raises(ConfigError) as caught:
+            begin_alone("inference", other, tmp_path / "run", url=None, resume=False)
+        assert "model.hidden: 32 here, 64 there" in str(caught.value)
+        with pytest.raises(RunDirectoryError, match="in use by a run that is alive"):
+            begin_alone("trainer", config, tmp_path / "run", url=None, resume=False)
+
+
+def test_the_command_prints_every_components_lines_and_the_summary(stand_ins, tmp_path):
+    run = tmp_path / "run"
+    words = ["rl", "@", "wordle-grpo", "--run-dir", str(run), "--steps", "2", "--env.kwargs", "{}"]
+    done = CliRunner().invoke(main, words, standalone_mode=False)
+    assert done.return_value == 0, done.output
+    lines = done.output.splitlines()
+    assert lines[0] == f"run           {run}"
+    assert f"  trainer       {run}/logs/trainer.log" in lines
+    assert any(line.endswith("trainer       Step 2/2 | Loss 0.1000 | Off-Policy 0 max") for line in lines)
+    assert any("orchestrator  evaluation of version 2: 75.0 % won" in line for line in lines)
+    assert "  books         requested 16 = completed 16; completed 16 = trained 16" in lines
+
+
+def test_train_recognises_a_language_model(stand_ins, tmp_path):
+    words = [
+        "train",
+        "wordle-grpo",
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--steps",
+        "2",
+        "--quiet",
+        "--set",
+        "env.kwargs={}",
+    ]
+    done = CliRunner().invoke(main, words, standalone_mode=False)
+    assert done.return_value == 0, done.output
+    assert done.output.startswith("completed after ")
+    with pytest.raises(ConfigError, match="a language-model run has no collectors"):
+        CliRunner().invoke(
+            main, ["train", "wordle-grpo", "--collectors", "2"], standalone_mode=False, catch_exceptions=False
+        )

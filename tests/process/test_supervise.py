@@ -1,0 +1,347 @@
+"""`headrace supervise` against real programs that fail in real ways: each is named, and nothing of any of them is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.monitor.doctor import diagnose
+from headrace.monitor.reader import read_run
+from supervise_support import Command, number_in, run_file, running, triple, wait_until_gone
+
+pytestmark = pytest.mark.process
+
+PYTHON = sys.executable
+
+FLOOD = "import sys; [sys.stdout.write('x' * 100_000) for _ in range(100)]; print(); print('flooded')"
+DETACHED = """
+import os, sys
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        print(os.getpid(), file=open("grandchild", "w"))
+        os.execvp("sleep", ["sleep", "1000"])
+    os._exit(0)
+os.wait()
+while not os.path.exists("grandchild"): pass
+sys.exit(7)
+"""
+
+ZOO = f"""
+[run]
+run_duration_s = 100.0
+[process.never_ready]
+command = "sleep 1000"
+ready = {{ http = "http://127.0.0.1:9/health", start_s = 1.5 }}
+[process.behind]
+command = "sleep 1000"
+needs = ["never_ready"]
+[process.leaves]
+command = ['sh', '-c', 'echo up; exit 0']
+ready = {{ log = "up" }}
+[process.killed]
+command = ['sh', '-c', 'echo up; kill -9 $$']
+ready = {{ log = "up" }}
+[process.stopped]
+command = ['sh', '-c', 'echo up; kill -STOP $$']
+ready = {{ log = "up" }}
+stopped_s = 1.0
+[process.silent]
+command = ['sh', '-c', 'echo up; while :; do echo busy with nothing; sleep 0.1; done']
+ready = {{ log = "up" }}
+progress = {{ log = 'step', progress_s = 1.5 }}
+[process.stuck]
+command = ['sh', '-c', 'echo up; while :; do echo step 5; sleep 0.1; done']
+ready = {{ log = "up" }}
+progress = {{ log = 'step (\\d+)', progress_s = 1.5 }}
+[process.files]
+command = ['sh', '-c', 'for i in 1 2 3; do touch batch-$i; sleep 0.5; done; sleep 1000']
+ready = {{ file = "batch-*" }}
+progress = {{ file = "batch-*", progress_s = 2.0 }}
+[process.flood]
+command = ['{PYTHON}', '-c', "{FLOOD}"]
+lifetime = "until-done"
+ready = {{ log = "flooded" }}
+[process.open_end]
+command = "sleep 1000"
+lifetime = "until-done"
+[process.stubborn]
+command = ['sh', '-c', 'trap "" TERM; echo up; while :; do sleep 0.1; done']
+ready = {{ log = "up" }}
+stop_s = 0.5
+[process.parent]
+command = ['{PYTHON}', '-c', '''{DETACHED}''']
+ready = {{ log = "up" }}
+[process.pattern]
+command = ['sh', '-c', 'echo up; echo RuntimeError: CUDA out of memory; sleep 1000']
+ready = {{ log = "up" }}
+fail_pattern = "CUDA out of memory"
+[process.again]
+command = ['sh', '-c', 'echo up; if [ -e begun ]; then exit 0; fi; touch begun; exit 3']
+lifetime = "until-done"
+ready = {{ log = "up" }}
+restart = {{ max = 1, backoff_s = 0.0 }}
+[process.missing]
+command = "no-such-program --at-all"
+[process.polite]
+command = ['sh', '-c', 'trap "echo leaving; exit 0" INT; echo up; while :; do sleep 0.05; done']
+ready = {{ log = "up" }}
+stop_signal = "SIGINT"
+"""
+
+FAULTY = {
+    "never_ready", "behind", "leaves", "killed", "stopped", "silent", "stuck", "files", "parent", "pattern", "again",
+    "missing",
+}  # fmt: skip
+READY = ("stubborn is ready", "polite is ready", "flood is done", "again is done")
+
+
+def not_essential(text):
+    """Every process of a file made one the run goes on without."""
+    return text.replace("\ncommand = ", "\nessential = false\ncommand = ")
+
+
+def seen_enough(watched):
+    """Ends the zoo once everybody in it has done what it is there for."""
+    told = "\n".join(watched.said)
+    left_out = FAULTY - {"behind", "again"}
+    gone = "behind cannot be started" in told and all(f"goes on without {name}:" in told for name in left_out)
+    return int(gone and all(text in told for text in READY))
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory):
+    return run_file(tmp_path_factory.mktemp("zoo"), not_essential(ZOO), seen_enough)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("never_ready", "never_ready is not ready after 1."),
+        ("behind", "behind cannot be started: it needs never_ready, which is not ready after"),
+        ("leaves", "leaves exited with code 0, and it should live as long as the run"),
+        ("killed", "killed was killed by SIGKILL (often the out-of-memory killer)"),
+        ("stopped", "stopped is stopped by a signal for 1."),
+        ("silent", "silent makes no progress for 1."),
+        ("stuck", "stuck makes no progress for 1."),
+        ("files", "files makes no progress for 2."),
+        ("parent", "parent exited with code 7"),
+        ("pattern", "pattern lives and has failed: a line matches its fail_pattern"),
+        ("again", "again exited with code 3"),
+        ("missing", "missing could not be started"),
+    ],
+)
+def test_each_fault_is_named(zoo, name, sentence):
+    assert zoo.fault(name).startswith(sentence)
+
+
+def test_what_was_seen_instead_is_told(zoo):
+    [fault] = [event for event in zoo.events("fault") if event["component"] == "never_ready"]
+    assert "Connection refused" in fault["error"]
+    [fault] = [event for event in zoo.events("fault") if event["component"] == "stopped"]
+    assert "processes: pid " in fault["error"]
+    assert "kill -STOP $$" in fault["error"]
+
+
+def test_a_flood_is_kept_whole_and_blocks_nobody(zoo):
+    assert len(zoo.log("flood")) == 10_000_001 + len("flooded\n")
+    assert zoo.summary["processes"]["flood"]["stage"] == "done"
+    shown = sum(len(text) for name, text in zoo.watched.lines if name == "flood")
+    assert 0 < shown < 10_000_000  # and the rest was counted
+    assert any("more lines of flood are only in logs/flood.log" in text for text in zoo.watched.said)
+
+
+def test_who_does_not_leave_is_killed_and_who_leaves_is_heard(zoo):
+    assert [event["text"] for event in zoo.events("killed")] == ["stubborn did not leave within 0.5 s and was killed"]
+    assert ("polite", "leaving") in zoo.watched.lines
+
+
+def test_a_grandchild_in_a_session_of_its_own_is_gone(zoo):
+    assert not running(number_in(zoo.folder / "grandchild"))
+
+
+def test_a_restart_within_the_budget_goes_on(zoo):
+    again = zoo.summary["processes"]["again"]
+    assert (again["stage"], again["restarts"], again["faults"]) == ("done", 1, 1)
+    assert not [event for event in zoo.events("restarted") if event["component"] != "again"]
+
+
+def test_the_end_was_asked_for(zoo):
+    assert (zoo.summary["outcome"], zoo.summary["exit_code"]) == ("interrupted", 130)
+
+
+DIES = "echo orchestrator is up; echo ValueError: no environment is called wordle >&2; exit 1"
+
+
+def test_the_trainer_that_waits_for_ever_is_ended_and_the_orchestrator_named(tmp_path):
+    run = run_file(tmp_path, triple(DIES, essential=False, limits=(90.0, 90.0, 1.5)))
+
+    assert (run.summary["outcome"], run.summary["exit_code"], run.summary["culprit"]) == ("stalled", 3, "orchestrator")
+    error = run.summary["error"]
+    assert error.startswith("[SUP-002] trainer makes no progress for 1.")
+    assert "it needs orchestrator: exited with code 1 " in error
+    assert "ValueError: no environment is called wordle" in error
+    begun = [event["component"] for event in run.events("started")]
+    assert begun == ["supervisor", "inference", "orchestrator", "trainer"]
+    ready = [event["component"] for event in run.events("ready")]
+    assert ready == ["inference", "orchestrator", "trainer"]
+    assert [event["component"] for event in run.events("stopped")] == ["inference"]
+
+
+@pytest.mark.table
+def test_one_that_is_needed_and_dies_ends_everybody_at_once(tmp_path):
+    run = run_file(tmp_path, triple(DIES))
+
+    assert (run.summary["outcome"], run.summary["exit_code"], run.summary["culprit"]) == ("failed", 1, "orchestrator")
+    assert run.summary["error"].startswith("[SUP-001] orchestrator exited with code 1\n")
+    assert "ValueError: no environment" in run.summary["error"]
+
+
+@pytest.mark.table
+def test_a_server_that_answers_and_generates_nothing_is_the_root(tmp_path):
+    run = run_file(
+        tmp_path,
+        triple("echo orchestrator is up; sleep 1000", grows=0, limits=(90.0, 90.0, 3.0)),
+    )
+
+    assert run.summary["culprit"] == "inference"
+    error = run.summary["error"]
+    assert "it needs orchestrator (makes no progress for " in error
+    assert "which needs inference: makes no progress for " in error
+
+
+@pytest.mark.table
+def test_a_needed_one_that_is_never_ready_says_who_was_never_started(tmp_path):
+    never = 'json_holds = { status = "good" }, start_s = 1.5'
+    run = run_file(tmp_path, triple("exit 1").replace('json_holds = { status = "ok" }', never))
+
+    assert (run.summary["exit_code"], run.summary["culprit"]) == (3, "inference")
+    assert run.summary["error"].startswith("[SUP-002] inference is not ready after 1.")
+    assert "last look: GET http://127.0.0.1:" in run.summary["error"]
+    assert "never started: orchestrator, trainer" in run.summary["error"]
+
+
+@pytest.mark.table
+def test_the_budget_of_restarts_ends_the_run(tmp_path):
+    text = """
+    [process.worker]
+    command = ['sh', '-c', 'echo up; exit 4']
+    ready = { log = "up" }
+    restart = { max = 2, backoff_s = 0.0 }
+    """
+    run = run_file(tmp_path, text)
+
+    assert run.summary["error"].startswith("[SUP-003] worker exited with code 4\n")
+    assert run.summary["processes"]["worker"] | {"ready_after_s": 0} == {
+        "restarts": 2, "faults": 3, "ready_after_s": 0, "signs": 0, "stage": "failed", "trouble": "exited with code 4",
+    }  # fmt: skip
+
+
+@pytest.mark.table
+def test_steps_that_prepare_come_first_and_the_end_is_in_order(tmp_path):
+    text = """
+    [process.prepare]
+    command = ['sh', '-c', 'touch prepared']
+    lifetime = "until-done"
+    ready = { done = true }
+    [process.server]
+    command = ['sh', '-c', 'test -e prepared && echo serving && sleep 1000']
+    needs = ["prepare"]
+    ready = { log = "serving" }
+    [process.job]
+    command = ['sh', '-c', 'echo worked']
+    needs = ["server"]
+    lifetime = "until-done"
+    """
+    run = run_file(tmp_path, text)
+
+    assert (run.summary["outcome"], run.summary["exit_code"]) == ("completed", 0)
+    assert {name: facts["stage"] for name, facts in run.summary["processes"].items()} == {
+        "prepare": "done", "server": "stopped", "job": "done",
+    }  # fmt: skip
+
+
+PARTS = """
+[process.server]
+command = ['sh', '-c', 'echo $$ > server.pid; setsid sleep 1000 & echo $! > below.pid; echo up; wait']
+ready = { log = "up" }
+restart = { max = 1, backoff_s = 0.0 }
+stop_s = 5.0
+[process.user]
+command = ['sh', '-c', 'echo $$ > user.pid; echo up; sleep 1000']
+needs = ["server"]
+ready = { log = "up" }
+stop_s = 5.0
+"""
+
+
+def test_nothing_is_left_when_the_supervisor_is_killed(tmp_path):
+    with Command(tmp_path, PARTS) as command:
+        command.until("ready", "user")
+        pids = [number_in(tmp_path / f"{name}.pid") for name in ("server", "below", "user")]
+        assert all(map(running, pids))
+        command.process.kill()
+        command.ended()
+        wait_until_gone(pids)
+    found = diagnose(read_run(command.run_dir))
+    assert (found.culprit, found.exit_code) == ("supervisor", 1)
+
+
+@pytest.mark.table
+def test_a_killed_keeper_takes_all_of_its_program_along_and_is_replaced(tmp_path):
+    with Command(tmp_path, PARTS) as command:
+        command.until("ready", "user")
+        pids = [number_in(tmp_path / f"{name}.pid") for name in ("server", "below")]
+        os.kill(command.keeper("server"), signal.SIGKILL)
+        wait_until_gone(pids)
+        command.until("restarted", "server")
+        command.process.send_signal(signal.SIGINT)
+        assert command.ended() == 130
+    assert json.loads((command.run_dir / "summary.json").read_text())["processes"]["server"]["restarts"] == 1
+
+
+@pytest.mark.table
+def test_nothing_is_left_when_the_fork_server_is_killed(tmp_path):
+    with Command(tmp_path, PARTS) as command:
+        command.until("ready", "user")
+        pids = [number_in(tmp_path / f"{name}.pid") for name in ("server", "below", "user")]
+        pid = command.process.pid
+        [server] = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        os.kill(server, signal.SIGKILL)
+        assert command.ended() == 1
+        wait_until_gone(pids)
+    assert "fork server is gone" in command.output()
+
+
+def test_an_interrupt_stops_the_last_first_and_the_doctor_sees_who_waits(tmp_path):
+    text = (
+        PARTS
+        + '[process.late]\ncommand = "sleep 9"\nneeds = ["slow"]\n[process.slow]\ncommand = "sleep 1000"\nready = { log = "never" }\n'
+    )
+    with Command(tmp_path, text, "--json", "--quiet") as command:
+        command.until("ready", "user")
+        command.until("started", "slow")
+        found = diagnose(read_run(command.run_dir))
+        assert {stage.component: stage.waits_on for stage in found.stages if stage.waits_on} == {"late": "slow"}
+        command.process.send_signal(signal.SIGTERM)
+        assert command.ended() == 130
+    summary = json.loads(command.output().splitlines()[-1])
+    assert summary["processes"]["late"]["stage"] == "waiting"
+    events = [json.loads(line) for line in (command.run_dir / "events.jsonl").read_text().splitlines()]
+    stopped = [event["component"] for event in events if event["kind"] == "stopped"]
+    assert stopped.index("user") < stopped.index("server")
+
+
+def test_a_run_directory_is_used_once(tmp_path):
+    with Command(tmp_path, '[process.p]\ncommand = "true"\nlifetime = "until-done"') as command:
+        assert command.ended() == 0
+    with Command(tmp_path, '[process.p]\ncommand = "true"') as command:
+        assert command.ended() == 2
+    assert "already holds a run" in command.output()
+    found = diagnose(read_run(command.run_dir))
+    assert (found.exit_code, "with 1 process" in found.verdict) == (0, True)

@@ -1,0 +1,215 @@
+"""The engine says what a plain forward pass says, always the same, and frees what is not needed any more."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from tests.llm_serving_support import CONTEXT, VOCABULARY, gpt2, llama, plain_logprobs, ragged, run, wanted
+
+from headrace.llm.engine.engine import Engine
+from headrace.llm.engine.forward import LlamaForward
+from headrace.llm.messages import Completion, Failure, GenerationRequest
+
+MODELS = {
+    "llama": llama,
+    "shared heads, tied": lambda: llama(shared=2, tied=True),
+    "gpt2": gpt2,
+}
+
+
+def engine_of(model: object, slots: int = 16, *, kv_reuse: bool = True) -> Engine:
+    return Engine(model, slots=slots, context_tokens=CONTEXT, kv_reuse=kv_reuse)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kv_reuse", [True, False])
+def test_logprobs_are_those_of_a_plain_forward_pass(kind: str, kv_reuse: bool) -> None:
+    """Ragged prompts and answers, more requests than slots, three turns of each session."""
+    model = MODELS[kind]()
+    engine = engine_of(model, 48, kv_reuse=kv_reuse)
+    requests = [dataclasses.replace(one, session=one.id) for one in ragged(40)]
+    worst = 0.0
+    for turn in range(3):
+        completions = run(engine, requests)
+        following = []
+        for request, said in zip(requests, completions, strict=True):
+            expected = plain_logprobs(model, request.prompt_ids, said.token_ids)
+            worst = max(worst, (expected - torch.tensor(said.logprobs)).abs().max().item())
+            prompt = (*request.prompt_ids, *said.token_ids, 1, 2, 3)
+            if len(prompt) < CONTEXT:
+                following.append(dataclasses.replace(request, prompt_ids=prompt, seed=request.seed + turn + 1))
+        requests = following
+    assert worst < 1e-5
+    assert (engine.counts.reused_tokens > 500) is kv_reuse
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_greedy_is_what_generate_says(kind: str) -> None:
+    model = MODELS[kind]()
+    requests = [wanted(place, 5 + place, temperature=0.0, max_tokens=12) for place in range(6)]
+    for request, said in zip(requests, run(engine_of(model, 4), requests), strict=True):
+        prompt = torch.tensor([request.prompt_ids])
+        whole = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=12, do_sample=False)
+        assert said.token_ids == tuple(whole[0, prompt.shape[1] :].tolist())
+
+
+def test_a_llama_is_run_without_its_modules() -> None:
+    assert LlamaForward.fits(llama())
+    assert not LlamaForward.fits(gpt2())
+
+
+def test_the_same_calls_give_the_same_bits_whatever_ran_before() -> None:
+    requests = [dataclasses.replace(one, session=one.id) for one in ragged(30)]
+    fresh = run(engine_of(llama()), requests)
+    used = engine_of(llama())
+    run(used, [dataclasses.replace(one, session=f"other {one.id}", seed=99) for one in ragged(37)])
+    used.submit([dataclasses.replace(wanted(50), id="cancelled")], lambda *_: None)
+    used.step()
+    used.cancel(["cancelled"])
+    assert run(used, requests) == fresh
+
+
+def test_a_request_draws_from_its_own_stream() -> None:
+    """Whoever else is served: the same tokens, and log-probabilities equal up to rounding."""
+    one = wanted(3, max_tokens=20)
+    alone = run(engine_of(llama()), [one])[0]
+    among = run(engine_of(llama()), [*ragged(3), dataclasses.replace(one, id="x"), wanted(9)])[3]
+    assert among.token_ids == alone.token_ids
+    np.testing.assert_allclose(among.logprobs, alone.logprobs, atol=1e-5)
+    other_seed = run(engine_of(llama()), [dataclasses.replace(one, seed=4)])[0]
+    assert other_seed.token_ids != alone.token_ids
+
+
+def test_temperature_is_part_of_the_distribution() -> None:
+    model = llama()
+    request = wanted(5, temperature=0.5, max_tokens=10)
+    said = run(engine_of(model), [request])[0]
+    expected = plain_logprobs(model, request.prompt_ids, said.token_ids, temperature=0.5)
+    torch.testing.assert_close(torch.tensor(said.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_ends_with_a_stop_token_and_includes_it() -> None:
+    request = wanted(2, max_tokens=30)
+    long = run(engine_of(llama()), [request])[0]
+    assert long.finish_reason == "length"
+    assert len(long.token_ids) == 30
+    stop = long.token_ids[5]
+    first = long.token_ids.index(stop)
+    stopped = run(engine_of(llama()), [dataclasses.replace(request, stop_ids=(VOCABULARY - 1, stop))])[0]
+    cut = min(first, long.token_ids.index(VOCABULARY - 1) if VOCABULARY - 1 in long.token_ids else 99)
+    assert stopped.token_ids == long.token_ids[: cut + 1]
+    assert stopped.finish_reason == "stop"
+
+
+def test_the_context_ends_a_completion() -> None:
+    said = run(engine_of(llama()), [wanted(0, CONTEXT - 3, max_tokens=50)])[0]
+    assert len(said.token_ids) == 3
+    assert said.finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (wanted(0, CONTEXT), "too_long"),
+        (wanted(0, 0), "empty"),
+        (wanted(0, max_tokens=0), "refused"),
+        (wanted(0, temperature=-1.0), "refused"),
+        (wanted(0, top_p=0.0), "refused"),
+        (GenerationRequest(id="x", prompt_ids=(VOCABULARY,), max_tokens=1), "refused"),
+        (GenerationRequest(id="x", prompt_ids=(-1,), max_tokens=1), "refused"),
+    ],
+)
+def test_refuses_what_cannot_be_served(request_: GenerationRequest, reason: str) -> None:
+    engine = engine_of(llama())
+    answers: list[Completion | Failure] = []
+    engine.submit([request_], lambda _, answer: answers.append(answer))
+    assert not engine.step()
+    (answer,) = answers
+    assert isinstance(answer, Failure)
+    assert answer.reason == reason
+    assert not answer.may_retry
+    assert engine.counts.refused == 1
+
+
+def test_refuses_more_than_may_wait_and_an_id_twice() -> None:
+    engine = Engine(llama(), slots=2, context_tokens=CONTEXT, max_waiting=2)
+    answers: list[tuple[int, Completion | Failure]] = []
+    engine.submit(ragged(5), lambda *answer: answers.append(answer))
+    assert [getattr(answer, "reason", "") for _, answer in answers] == ["busy"] * 5
+    answers.clear()
+    engine.submit([wanted(0), wanted(0)], lambda *answer: answers.append(answer))
+    ((place, twice),) = answers
+    assert (place, getattr(twice, "reason", "")) == (1, "refused")
+
+
+def test_cancelled_requests_free_their_rows_and_tell_nobody() -> None:
+    engine = engine_of(llama(), 4)
+    told: list[int] = []
+    engine.submit([wanted(place, max_tokens=20) for place in range(6)], lambda place, _: told.append(place))
+    engine.step()
+    engine.step()
+    assert (engine.running, engine.waiting) == (4, 2)
+    assert engine.cancel(["r1", "r5", "nobody"]) == 2
+    assert (engine.running, engine.waiting) == (3, 1)
+    while engine.step():
+        pass
+    assert sorted(told) == [0, 2, 3, 4]
+    assert engine.counts.requests == engine.counts.completed + engine.counts.cancelled == 6
+
+
+def test_what_a_row_says_does_not_change_when_its_neighbour_leaves() -> None:
+    model = llama()
+    engine = engine_of(model, 4)
+    answers: dict[int, Completion | Failure] = {}
+    requests = [wanted(place, 10 + 7 * place, max_tokens=20) for place in range(4)]
+    engine.submit(requests, answers.__setitem__)
+    for _ in range(5):
+        engine.step()
+    engine.cancel(["r0"])
+    while engine.step():
+        pass
+    for place in (1, 2, 3):
+        said = answers[place]
+        assert isinstance(said, Completion)
+        expected = plain_logprobs(model, requests[place].prompt_ids, said.token_ids)
+        torch.testing.assert_close(torch.tensor(said.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_a_model_of_nan_fails_its_requests_and_nothing_else_later() -> None:
+    model = llama()
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    engine = engine_of(model)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+        model.model.layers[0].self_attn.v_proj.weight.fill_(torch.nan)
+    answers: list[Completion | Failure] = []
+    engine.submit([wanted(1)], lambda _, answer: answers.append(answer))
+    engine.step()
+    assert [getattr(answer, "reason", "") for answer in answers] == ["not_finite"]
+    model.load_state_dict(kept)
+    assert run(engine, [wanted(1)]) == run(engine_of(llama()), [wanted(1)])
+
+
+def test_score_is_that_of_a_plain_forward_pass() -> None:
+    model = llama()
+    ids = wanted(0, CONTEXT).prompt_ids
+    scored = torch.tensor(engine_of(model).score(ids))
+    torch.testing.assert_close(scored, plain_logprobs(model, ids[:1], ids[1:]), atol=1e-5, rtol=0)
+    assert engine_of(model).score([3]) == ()
+
+
+def test_sessions_give_way_to_later_ones() -> None:
+    engine = engine_of(llama(), 4)
+    requests = [dataclasses.replace(wanted(place), session=f"s{place}") for place in range(6)]
+    first = run(engine, requests)
+    assert engine.evictions == 2
+    again = [
+        dataclasses.replace(request, prompt_ids=(*request.prompt_ids, *said.token_ids, 1))
+        for request, said in zip(requests, first, strict=True)
+    ]
+    for request in again[2:]:
+        run(engine, [request])
+    assert engine.counts.prefix_hits == 4

@@ -1,0 +1,194 @@
+"""The official client against OpenAI's routes, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import openai
+import pytest
+from tests.llm_serving_support import CONTEXT, llama, plain_logprobs, served, tokenizer
+
+from headrace.llm.engine.engine import Engine
+from headrace.llm.server.driver import Driver
+
+Work = Callable[[openai.AsyncOpenAI, Driver], Awaitable[None]]
+
+
+def ask(work: Work, *, generating: bool = True) -> None:
+    async def main() -> None:
+        over = Engine(llama(), slots=16, context_tokens=CONTEXT)
+        async with (
+            served(over, generating=generating) as (url, driver),
+            openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        ):
+            await work(client, driver)
+
+    asyncio.run(main())
+
+
+def test_models() -> None:
+    async def work(client: openai.AsyncOpenAI, _: Driver) -> None:
+        assert [model.id async for model in client.models.list()] == ["policy"]
+
+    ask(work)
+
+
+def test_completions_of_a_text() -> None:
+    async def work(client: openai.AsyncOpenAI, _: Driver) -> None:
+        answer = await client.completions.create(model="policy", prompt="hello", max_tokens=10, seed=1, logprobs=0)
+        (choice,) = answer.choices
+        assert choice.logprobs is not None
+        assert choice.logprobs.tokens is not None
+        said = tokenizer().convert_tokens_to_ids(choice.logprobs.tokens)
+        expected = plain_logprobs(llama(), tokenizer().encode("hello"), said).tolist()
+        assert choice.logprobs.token_logprobs == pytest.approx(expected, abs=1e-5)
+        assert choice.model_extra is not None
+        assert choice.model_extra["policy_versions"] == [0] * len(said)
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (5, len(said))
+        again = await client.completions.create(model="policy", prompt="hello", max_tokens=10, seed=1)
+        assert again.choices[0].text == choice.text
+        echoed = await client.completions.create(model="policy", prompt="hello", max_tokens=10, seed=1, echo=True)
+        assert echoed.choices[0].text == "hello" + choice.text
+
+    ask(work)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("ab", 1), (["ab", "cd"], 2), ([7, 8, 9], 1), ([[7, 8], [9]], 2)],
+)
+def test_prompts_of_every_kind(prompt: Any, prompts: int) -> None:
+    async def work(client: openai.AsyncOpenAI, _: Driver) -> None:
+        answer = await client.completions.create(
+            model="policy", prompt=prompt, n=3, max_tokens=6, extra_body={"return_token_ids": True}
+        )
+        assert [choice.index for choice in answer.choices] == list(range(3 * prompts))
+        assert len({tuple(choice.model_extra["token_ids"]) for choice in answer.choices}) > 1  # type: ignore[index]
+
+    ask(work)
+
+
+def chat(client: openai.AsyncOpenAI, **settings: Any) -> Any:
+    messages = [{"role": "system", "content": "be good"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    facts = {"model": "policy", "messages": messages, "max_tokens": 12, "seed": 3}
+    return client.chat.completions.create(**{**facts, **settings})
+
+
+def test_chat_with_logprobs() -> None:
+    async def work(client: openai.AsyncOpenAI, _: Driver) -> None:
+        answer = await chat(client, logprobs=True, n=2)
+        assert [choice.index for choice in answer.choices] == [0, 1]
+        (first, _) = answer.choices
+        assert first.message.role == "assistant"
+        told = [entry.token for entry in first.logprobs.content]
+        said = tokenizer().convert_tokens_to_ids(told)
+        prompt = tokenizer().encode("<system>be good<user>hi<assistant>", add_special_tokens=False)
+        assert [entry.logprob for entry in first.logprobs.content] == pytest.approx(
+            plain_logprobs(llama(), prompt, said).tolist(), abs=1e-5
+        )
+        assert answer.usage.prompt_tokens == len(prompt)
+
+    ask(work)
+
+
+def test_a_stream_is_the_whole_in_pieces() -> None:
+    async def work(client: openai.AsyncOpenAI, _: Driver) -> None:
+        whole = (await chat(client)).choices[0]
+        stream = await chat(client, stream=True, stream_options={"include_usage": True}, logprobs=True)
+        chunks = [chunk async for chunk in stream]
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert (
+            "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole.message.content
+        )
+        assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == whole.finish_reason
+        assert len(chunks) > 5
+        assert chunks[-1].usage.completion_tokens == sum(
+            len(chunk.choices[0].logprobs.content) for chunk in chunks if chunk.choices and chunk.choices[0].logprobs
+        )
+        plain = await client.completions.create(model="policy", prompt="ab", max_tokens=9, seed=2, n=2)
+        parts: dict[int, str] = {}
+        pieces = await client.completions.create(model="policy", prompt="ab", max_tokens=9, seed=2, n=2, stream=True)
+        async for piece in pieces:
+            for choice in piece.choices:
+                parts[choice.index] = parts.get(choice.index, "") + choice.text
+        assert parts == {choice.index: choice.text for choice in plain.choices}
+
+    ask(work)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_that_ends_it_is_no_part_of_it(stream: bool) -> None:
+    async def work(client: openai.AsyncOpenAI, driver: Driver) -> None:
+        settings = {"model": "policy", "prompt": "hello", "max_tokens": 40, "seed": 5}
+        long = (await client.completions.create(**settings)).choices[0].text
+        stop = long[6:8]
+        answer = await client.completions.create(**settings, stop=["\u00e9", stop], stream=stream)
+        if stream:
+            chunks = [chunk.choices[0] async for chunk in answer if chunk.choices]
+            text, reason = "".join(chunk.text for chunk in chunks), chunks[-1].finish_reason
+        else:
+            text, reason = answer.choices[0].text, answer.choices[0].finish_reason
+        assert text == long[: long.index(stop)]
+        assert reason == "stop"
+        assert (driver.engine.running, driver.outstanding) == (0, 0)
+
+    ask(work)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "param"),
+    [
+        ({"model": "gpt-4"}, openai.NotFoundError, "model"),
+        ({"prompt": "a" * CONTEXT}, openai.BadRequestError, None),
+        ({"prompt": ""}, openai.BadRequestError, None),
+        ({"prompt": []}, openai.BadRequestError, "prompt"),
+        ({"prompt": [[1, 2], "ab"]}, openai.BadRequestError, "prompt"),
+        ({"prompt": [99]}, openai.BadRequestError, None),
+        ({"max_tokens": -1}, openai.BadRequestError, "max_tokens"),
+        ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
+        ({"temperature": "hot"}, openai.BadRequestError, "temperature"),
+        ({"n": 0}, openai.BadRequestError, "n"),
+        ({"top_p": 0.0}, openai.BadRequestError, "top_p"),
+        ({"presence_penalty": 1.0}, openai.BadRequestError, "presence_penalty"),
+        ({"logprobs": 5}, openai.BadRequestError, "logprobs"),
+    ],
+)
+def test_errors_are_those_that_the_client_knows(
+    settings: dict[str, Any], kind: type[openai.APIStatusError], param: str | None
+) -> None:
+    async def work(client: openai.AsyncOpenAI, driver: Driver) -> None:
+        with pytest.raises(kind) as told:
+            await client.completions.create(**{"model": "policy", "prompt": "ab", **settings})
+        body: Any = told.value.body
+        assert body["message"]
+        assert (body["param"] or "").partition(".")[0] == (param or "")
+        assert driver.outstanding == 0
+
+    ask(work)
+
+
+def test_a_stream_whose_reader_leaves_frees_its_slot() -> None:
+    async def work(client: openai.AsyncOpenAI, driver: Driver) -> None:
+        stream = await chat(client, stream=True)
+        assert driver.outstanding == 1
+        await stream.close()
+        while driver.outstanding:
+            await asyncio.sleep(0)
+        assert driver.engine.counts.cancelled == 1
+
+    ask(work, generating=False)
+
+
+def test_a_stream_tells_of_its_deadline() -> None:
+    async def work(client: openai.AsyncOpenAI, driver: Driver) -> None:
+        with pytest.raises(openai.APIError, match="no answer within"):
+            async for _ in await chat(client, stream=True, extra_body={"timeout_s": 0.01}):
+                pass
+        with pytest.raises(openai.InternalServerError, match="no answer within"):
+            await chat(client, extra_body={"timeout_s": 0.01})
+        assert driver.outstanding == 0
+
+    ask(work, generating=False)

@@ -1,0 +1,105 @@
+"""Requests of rollouts in one call: in rounds only when all wait, otherwise as there is room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from headrace.llm.messages import Completion, Failure, GenerationRequest
+from headrace.llm.orchestration.gatherer import Gatherer
+from orchestration_support import pause, run_in_fake_time
+
+
+class Noting:
+    """Answers after a second; notes what came together, and when."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, list[str]]] = []
+
+    async def generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[Completion | Failure]:
+        self.calls.append((round(asyncio.get_running_loop().time(), 3), [request.id for request in requests]))
+        await pause(1.0)
+        return [Failure("made_up", request.id) for request in requests]
+
+
+def request(name: str) -> GenerationRequest:
+    return GenerationRequest(id=name, prompt_ids=(1,), max_tokens=1)
+
+
+async def member(gatherer: Gatherer, key: int, turns: int, thinks_s: float = 0.0) -> list[str]:
+    said = []
+    for turn in range(turns):
+        await pause(thinks_s)
+        answer = await gatherer.complete((key, 0), request(f"{key}/{turn}"), 1e6)
+        assert isinstance(answer, Failure)
+        said.append(answer.detail)
+    gatherer.leave()
+    return said
+
+
+def played(*, rounds: bool, at_once: int, members: list[tuple[int, float]]) -> tuple[Noting, list[list[str]]]:
+    generator = Noting()
+
+    async def main() -> list[list[str]]:
+        gatherer = Gatherer(generator, rounds=rounds, at_once=at_once)  # type: ignore[arg-type]
+        for _ in members:
+            gatherer.join()
+        tasks = [member(gatherer, key, turns, thinks) for key, (turns, thinks) in enumerate(members)]
+        answers = await asyncio.gather(*reversed(tasks))  # the last one asks first
+        await gatherer.close()
+        return list(reversed(answers))
+
+    return generator, run_in_fake_time(main())
+
+
+def test_a_round_waits_for_the_slowest_and_is_in_order() -> None:
+    generator, answers = played(rounds=True, at_once=1, members=[(2, 0.0), (3, 5.0), (1, 0.0)])
+    assert [ids for _, ids in generator.calls] == [["0/0", "1/0", "2/0"], ["0/1", "1/1"], ["1/2"]]
+    assert answers == [["0/0", "0/1"], ["1/0", "1/1", "1/2"], ["2/0"]]
+
+
+def test_without_rounds_nobody_waits_for_others() -> None:
+    generator, _ = played(rounds=False, at_once=64, members=[(2, 0.0), (2, 0.25)])
+    assert generator.calls == [(0.0, ["0/0"]), (0.25, ["1/0"]), (1.0, ["0/1"]), (1.5, ["1/1"])]
+
+
+def test_what_is_asked_in_one_turn_goes_together_as_far_as_there_is_room() -> None:
+    generator, answers = played(rounds=False, at_once=3, members=[(1, 0.0)] * 5)
+    assert generator.calls == [(0.0, ["0/0", "1/0", "2/0"]), (1.0, ["3/0", "4/0"])]
+    assert answers == [[f"{key}/0"] for key in range(5)]
+
+
+@pytest.mark.parametrize("asks_first", [True, False])
+def test_a_round_goes_on_without_who_is_cancelled(asks_first: bool) -> None:
+    generator = Noting()
+
+    async def main() -> list[str]:
+        gatherer = Gatherer(generator, rounds=True, at_once=1)  # type: ignore[arg-type]
+        gatherer.join()
+        gatherer.join()
+        gone = asyncio.create_task(member(gatherer, 0, 1, thinks_s=0.0 if asks_first else 99.0))
+        gone.add_done_callback(lambda _: gatherer.leave())
+        stays = asyncio.create_task(member(gatherer, 1, 1, thinks_s=1.0 if asks_first else 0.0))
+        await pause(0.5)
+        gone.cancel()
+        await asyncio.wait({gone}, timeout=1.0)
+        return await stays
+
+    assert run_in_fake_time(main()) == ["1/0"]
+    assert [ids for _, ids in generator.calls] == [["1/0"]]
+
+
+def test_what_a_generator_raises_reaches_everybody_who_waits() -> None:
+    class Broken:
+        async def generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[Completion]:
+            raise ValueError("a bug")
+
+    async def main() -> list[object]:
+        gatherer = Gatherer(Broken(), rounds=False, at_once=8)  # type: ignore[arg-type]
+        return await asyncio.gather(
+            *(gatherer.complete((key, 0), request(str(key)), 9.0) for key in range(2)), return_exceptions=True
+        )
+
+    assert [str(error) for error in run_in_fake_time(main())] == ["a bug", "a bug"]

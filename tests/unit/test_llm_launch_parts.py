@@ -1,0 +1,215 @@
+"""Parts of the launcher that need no process: logs, lines, roots of waits, frozen processes, summaries, directories."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from board_support import component, look
+from headrace.core.errors import ComponentStalled, RunDirectoryError
+from headrace.llm.launch.children import Shared, components, free_port, limits, standstill_s
+from headrace.llm.launch.deciding import full_cast, single_cast
+from headrace.llm.launch.following import LogFollower
+from headrace.llm.launch.freezes import Freezes
+from headrace.llm.launch.place import (
+    Endpoints,
+    LanguageRun,
+    agree_on_run_id,
+    read_endpoints,
+    write_endpoints,
+)
+from headrace.llm.launch.rooting import find_root, waits_in_vain
+from headrace.llm.launch.summary import Tally, audited, outcome_of
+from headrace.llm.launch.wording import evaluation_line, step_line
+from headrace.llm.loading import load_rl_config
+from headrace.telemetry.board import Activity, State
+from headrace.telemetry.looks import ELSEWHERE, Plan
+
+
+def test_lines_of_several_logs_are_followed_from_where_they_ended_before(tmp_path):
+    one, two = tmp_path / "a.log", tmp_path / "b.log"
+    one.write_text("of an earlier session\n")
+    follower = LogFollower({"a": one, "b": two})
+    with one.open("a") as file:
+        file.write("first\nhal")
+    two.write_text("other\n")
+    assert list(follower.lines()) == [("a", "first"), ("b", "other")]
+    with one.open("a") as file:
+        file.write("f\n")
+    assert list(follower.lines()) == [("a", "half")]
+    assert list(follower.lines()) == []
+
+
+def test_a_flood_is_cut_and_its_end_is_shown(tmp_path):
+    log = tmp_path / "a.log"
+    follower = LogFollower({"a": log})
+    log.write_text("".join(f"line {number}\n" for number in range(200_000)))
+    lines = [text for _, text in follower.lines()]
+    assert lines[0] == f"… more than can be shown here; all of it is in {log}"
+    assert lines[-1] == "line 199999"
+    assert len(lines) == 201
+
+
+def test_a_line_without_end_is_shown_all_the_same(tmp_path):
+    log = tmp_path / "a.log"
+    follower = LogFollower({"a": log})
+    log.write_text("x" * 5_000)
+    ((_, text),) = follower.lines()
+    assert text == "x" * 2_000
+
+
+def test_step_lines_of_both_sides():
+    metrics = {"time/step": 0.42, "loss/mean": 0.0123, "mismatch_kl/mean": 4.2e-8, "is_clipped/mean": 0.01}
+    assert step_line(12, 250, metrics, "trainer") == (
+        "Step 12/250 | Time 0.42 s | Loss 0.0123 | Mismatch KL 4.2e-08 | Clipped 1.0 %"
+    )
+    metrics = {"train/reward/mean": 1.25, "train/win_rate": 0.8, "batch/filtered": 3}
+    assert step_line(12, 250, metrics, "orchestrator") == "Step 12/250 | Reward 1.250 | Win 80.0 % | Filtered 3"
+
+
+def test_an_evaluation_in_words():
+    facts = {"version": 40, "win_rate": 0.85, "low": 0.791, "high": 0.902, "mean_reward": 1.32, "episodes": 120}
+    assert evaluation_line(facts) == (
+        "evaluation of version 40: 85.0 % won (79.1 to 90.2 %), mean reward 1.320, 120 episodes"
+    )
+
+
+CHAIN = (
+    component("trainer", Activity.WAIT_BATCH, 0.0, waits_on="orchestrator", need=1),
+    component("orchestrator", Activity.WAIT_COMPLETIONS, 1.0, waits_on="inference", need=96, have=12),
+    component("inference", Activity.GENERATE, 2.0),
+)
+
+
+def test_the_root_of_a_wait_is_at_the_end_of_its_chain():
+    later = (component("trainer", Activity.NONE, 312.0, state=State.FAILED), *CHAIN[1:])
+    root = find_root([look(312.0, *CHAIN), look(313.0, *later)], "trainer", Plan())
+    assert root is not None
+    assert root.culprit == "inference"
+    assert root.sentence == (
+        "trainer has waited 312 s for a batch of orchestrator (0 of 1 are there), and orchestrator has waited 311 s for "
+        "completions of inference (12 of 96 are there); inference has been inside generate for 310 s"
+    )
+    assert find_root([look(313.0, *later)], "trainer", Plan()) is None
+
+
+def test_a_ring_of_waits_has_no_innocent_end():
+    ring = (CHAIN[0], component("orchestrator", Activity.WAIT_POLICY, 1.0, waits_on="trainer", need=1))
+    root = find_root([look(20.0, *ring)], "trainer", Plan())
+    assert root is not None
+    assert root.sentence.endswith("none of them can go on")
+
+
+def test_somebody_waits_for_what_is_gone_for_good():
+    assert waits_in_vain(look(10.0, *CHAIN), frozenset({"inference"}), 2.0) == ("orchestrator", "inference")
+    assert waits_in_vain(look(10.0, *CHAIN), frozenset({"trainer"}), 2.0) is None
+    assert waits_in_vain(look(2.0, *CHAIN), frozenset({"inference"}), 2.0) is None
+
+
+def test_a_process_is_told_of_once_when_it_was_stopped_for_long_enough():
+    stopped = {7}
+    freezes = Freezes(4.0, stopped.__contains__)
+    views = (component("inference", pid=7), component("trainer", pid=8))
+    assert freezes.look(views, 0.0) == []
+    assert freezes.look(views, 3.9) == []
+    assert freezes.look(views, 5.0) == ["inference"]
+    assert freezes.look(views, 6.0) == []
+    stopped.clear()
+    assert freezes.look(views, 7.0) == []
+    stopped.add(7)
+    assert freezes.look(views, 8.0) == []
+    assert freezes.look(views, 12.5) == ["inference"]
+
+
+BOOKS = {
+    "requested": 20, "completed": 14, "failed": {"timeout": 2, "environment": 1}, "stale": 1, "cancelled": 1,
+    "in_flight": 1, "trained": 8, "filtered": {"zero_advantage": 4}, "pending": 2,
+}  # fmt: skip
+
+
+def test_books_balance_or_do_not():
+    assert audited(BOOKS)["balanced"]
+    assert not audited(BOOKS | {"requested": 21})["balanced"]
+    assert not audited(BOOKS | {"pending": 1})["balanced"]
+    assert audited(None) is None
+
+
+def test_the_outcome_follows_from_the_error():
+    assert outcome_of(None, interrupted=False) == ("completed", 0)
+    assert outcome_of(None, interrupted=True) == ("interrupted", 130)
+    assert outcome_of(ComponentStalled("x", fix="y"), interrupted=True) == ("stalled", 3)
+
+
+def test_the_lag_is_measured_over_all_steps():
+    tally = Tally()
+    tally.note_step(1, {"off_policy/mean": 1.0, "off_policy/max": 2.0})
+    tally.note_step(2, {"off_policy/mean": 0.0, "off_policy/max": 1.0})
+    assert (tally.steps, tally.lag_sum, tally.lag_max) == (2, 1.0, 2.0)
+
+
+def test_whoever_comes_first_gives_the_run_its_id(tmp_path):
+    path = tmp_path / "endpoints.json"
+    first = agree_on_run_id(path)
+    assert agree_on_run_id(path) == first
+    write_endpoints(path, Endpoints(first.run_id, "http://127.0.0.1:1"))
+    assert agree_on_run_id(path).inference == "http://127.0.0.1:1"
+    assert list(tmp_path.iterdir()) == [path]
+    path.write_text("{}")
+    with pytest.raises(RunDirectoryError, match=r"endpoints.json cannot be read"):
+        read_endpoints(path)
+
+
+def test_a_directory_whose_run_never_made_a_step_is_used_again(tmp_path):
+    config = load_rl_config([])
+    path = tmp_path / "run"
+    with LanguageRun.create_as("x", path, config, "runs") as run:
+        (run.weights_dir / "0").mkdir()
+        run.model_dir.mkdir()
+        write_endpoints(run.endpoints_file, Endpoints("1"))
+        run.write_summary({"outcome": "failed"})
+    with LanguageRun.create_as("x", path, config, "runs") as run:
+        assert {found.name for found in (path / "earlier" / "1").iterdir()} >= {"weights", "model", "endpoints.json"}
+        assert list(run.weights_dir.iterdir()) == []
+        (run.weights_dir / "1").mkdir()
+        run.write_summary({"outcome": "failed"})
+    with pytest.raises(RunDirectoryError, match="already holds a finished run"):
+        LanguageRun.create_as("x", path, config, "runs")
+
+
+def test_components_of_others_have_a_place_on_the_board_to_be_waited_for():
+    assert components(single_cast("trainer", warm_start=False)) == [
+        ("supervisor", "supervisor"),
+        ("trainer", "trainer"),
+        ("inference", ELSEWHERE),
+        ("orchestrator", ELSEWHERE),
+    ]
+    whole = full_cast(warm_start=True, inference=True, inline=False)
+    assert [name for name, _ in components(whole)] == [
+        "supervisor", "warm-start", "inference", "trainer", "orchestrator",
+    ]  # fmt: skip
+
+
+def _fill(pipe: int) -> None:
+    while True:
+        os.write(pipe, b"x" * 4096)
+
+
+def test_wake_pipes_never_block_a_writer():
+    with Shared(load_rl_config([]), serves=True) as shared:
+        assert shared.endpoint is not None
+        assert shared.endpoint.startswith("http://127.0.0.1:")
+        write = shared.fds("orchestrator")["shipped"]
+        with pytest.raises(BlockingIOError):
+            _fill(write)
+        assert shared.fds("inference").keys() == {"listen"}
+    shared.close()
+    assert 0 < free_port("127.0.0.1") < 65536
+
+
+def test_a_wait_outlives_the_limit_that_ends_it_by_itself():
+    deadlines = load_rl_config([]).deadlines
+    found = limits(deadlines, 120.0)
+    assert found[Activity.WAIT_BATCH] > deadlines.batch_s
+    assert found[Activity.WAIT_POLICY] > deadlines.policy_s
+    assert standstill_s(deadlines) > found[Activity.WAIT_BATCH]

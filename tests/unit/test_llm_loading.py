@@ -1,0 +1,130 @@
+"""Language-model configurations: files over files, components, dotted keys; and the words of the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.cli.rlargs import overrides_of, parse
+from headrace.core.errors import ConfigError
+from headrace.llm.loading import (
+    Source,
+    describes_language_model,
+    differences,
+    load_rl_config,
+    write_effective,
+)
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(name, text):
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_later_files_are_laid_over_earlier_ones_key_by_key(file):
+    one = file("a.toml", "[run]\nsteps = 7\nseed = 1\n[trainer.loss]\nclip_low = 0.1\n")
+    two = file("b.toml", "[run]\nseed = 2\n[trainer.loss]\nclip_high = 0.3\n")
+    config = load_rl_config([Source(one), Source(two)])
+    assert (config.run.steps, config.run.seed) == (7, 2)
+    assert (config.trainer.loss.clip_low, config.trainer.loss.clip_high) == (0.1, 0.3)
+
+
+def test_a_components_file_holds_its_keys_or_whole_sections(file):
+    own = file("t.toml", "lr = 1e-3\n[loss]\nkind = 'cispo'\n[model]\nhidden = 32\n")
+    config = load_rl_config([Source(own, "trainer")])
+    assert (config.trainer.lr, config.trainer.loss.kind, config.model.hidden) == (1e-3, "cispo", 32)
+
+
+def test_components_cannot_be_told_different_things(file):
+    one = file("t.toml", "lr = 1e-3\n[model]\nhidden = 32\n")
+    two = file("i.toml", "port = 8001\n[model]\nhidden = 64\n")
+    with pytest.raises(ConfigError) as caught:
+        load_rl_config([Source(one, "trainer"), Source(two, "inference")])
+    assert str(caught.value) == (
+        "[CFG-001] two files say different things about model.hidden\n"
+        f"  first: 32 in {one}\n"
+        f"  second: 64 in {two}\n"
+        "  fix: say it in one of them, or in a file for the whole run (@ FILE)"
+    )
+
+
+def test_unknown_keys_are_refused_with_the_nearest(file):
+    with pytest.raises(ConfigError) as caught:
+        load_rl_config([Source(file("t.toml", "learning_rate = 1e-3\nlrr = 1.0\n"), "trainer")])
+    assert "unknown key trainer.learning_rate" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"nearest: orchestrator.max_policy_lag"):
+        load_rl_config([], {"orchestrator.max_policy_lg": "1"})
+    with pytest.raises(ConfigError, match="has no section trainr"):
+        load_rl_config([Source(file("a.toml", "[trainr]\nlr = 1.0\n"))])
+
+
+def test_zero_is_a_value_and_not_nothing(file):
+    one = file("a.toml", "[orchestrator]\nmax_policy_lag = 4\n[evaluation]\nevery_steps = 5\n")
+    config = load_rl_config([Source(one)], {"orchestrator.max_policy_lag": "0", "evaluation.every_steps": 0})
+    assert (config.orchestrator.max_policy_lag, config.evaluation.every_steps) == (0, 0)
+
+
+def test_the_effective_configuration_is_read_back_by_every_command(tmp_path):
+    config = load_rl_config([Source("wordle-grpo")], {"inference.port": "8001"})
+    paths = write_effective(config, tmp_path / "dry")
+    assert [path.name for path in paths] == ["config.toml", "inference.toml", "orchestrator.toml", "trainer.toml"]
+    assert load_rl_config([Source(str(paths[0]))]) == config
+    for path in paths[1:]:
+        assert load_rl_config([Source(str(path))]) == config
+        assert load_rl_config([Source(str(path), path.stem)]) == config
+    together = [Source(str(path), path.stem) for path in paths[1:]]
+    assert load_rl_config(together) == config
+
+
+def test_what_is_a_language_model_configuration(file):
+    assert describes_language_model("wordle-grpo")
+    assert not describes_language_model("pendulum-td3")
+    assert describes_language_model(file("a.toml", "[orchestrator]\n"))
+    assert not describes_language_model(file("b.toml", "[orchestrator\n"))
+    assert not describes_language_model("no-such-preset")
+
+
+def test_differences_name_keys_and_both_values():
+    one = load_rl_config([], {"run.steps": 3, "trainer.lr": 0.1})
+    two = load_rl_config([], {"run.steps": 4, "trainer.lr": 0.2})
+    assert differences(one, two, frozenset({"run.steps"})) == {"trainer.lr": "0.1 here, 0.2 there"}
+
+
+def test_words_become_files_and_keys():
+    words = ["@", "a.toml", "@b.toml", "--trainer", "@", "t.toml", "--inference.port", "8001", "--run.seed=3", "c"]
+    assert parse(words, "rl") == (
+        [Source("a.toml"), Source("b.toml"), Source("t.toml", "trainer"), Source("c")],
+        {"inference.port": "8001", "run.seed": "3"},
+    )
+    assert parse(["--orchestrator.max-policy-lag", "0"], "rl")[1] == {"orchestrator.max_policy_lag": "0"}
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["@"], "@ is followed by no file"),
+        (["--trainer", "t.toml"], "--trainer names no file"),
+        (["--inference.port"], "--inference.port has no value"),
+        (["--inference.port", "--run.seed", "1"], "--inference.port has no value"),
+        (["--stps", "3"], "headrace rl has no option --stps"),
+        (["--run.seed", "1", "--run.seed", "2"], "run.seed is given twice"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused(words, problem):
+    with pytest.raises(ConfigError) as caught:
+        parse(words, "rl")
+    assert caught.value.what == problem
+
+
+def test_a_key_that_is_given_in_two_ways_is_refused():
+    with pytest.raises(ConfigError, match=r"run\.steps is given twice"):
+        overrides_of(["run.steps=3"], {"steps": 4}, {})
+    assert overrides_of(["trainer.lr = 0.1"], {"steps": 4, "seed": None}, {"run.seed": "1"}) == {
+        "run.seed": "1",
+        "trainer.lr": "0.1",
+        "run.steps": 4,
+    }
