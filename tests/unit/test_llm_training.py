@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.clock import FakeClock
-from headrace.core.errors import ComponentError, ConfigError, NonFiniteValue, RunDirectoryError
+from headrace.core.errors import BatchRefused, ConfigError, NonFiniteValue, RunDirectoryError
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import Batch, Sample
 from headrace.llm.training.forward import Device, said
@@ -294,19 +294,19 @@ def test_rates_rise_and_fall() -> None:
     ("change", "error", "says"),
     [
         ({"run_id": "old"}, RunDirectoryError, "batch of another run"),
-        ({"step": 3}, ComponentError, "it is of step 3, and step 2 is trained"),
-        ({"samples": ()}, ComponentError, "no token in it was chosen by the policy"),
-        ({"samples": (sample(0, reply=0),)}, ComponentError, "no token in it was chosen by the policy"),
-        ({"samples": (sample(0, version=0),)}, ComponentError, "a token is 2 versions old, and 1 are allowed"),
-        ({"samples": (sample(0, version=3),)}, ComponentError, "a token is newer than the policy"),
-        ({"samples": (sample(0, prompt=0, version=2),)}, ComponentError, "the first token of a sample"),
-        ({"samples": (sample(0, prompt=95, version=2),)}, ComponentError, "a sample has 100 tokens, and 96 fit"),
+        ({"step": 3}, BatchRefused, "it is of step 3, and step 2 is trained"),
+        ({"samples": ()}, BatchRefused, "no token in it was chosen by the policy"),
+        ({"samples": (sample(0, reply=0),)}, BatchRefused, "no token in it was chosen by the policy"),
+        ({"samples": (sample(0, version=0),)}, BatchRefused, "a token is 2 versions old, and 1 are allowed"),
+        ({"samples": (sample(0, version=3),)}, BatchRefused, "a token is newer than the policy"),
+        ({"samples": (sample(0, prompt=0, version=2),)}, BatchRefused, "the first token of a sample"),
+        ({"samples": (sample(0, prompt=95, version=2),)}, BatchRefused, "a sample has 100 tokens, and 96 fit"),
         (
             {"samples": (sample(0, version=2, token_ids=np.full(9, VOCABULARY, np.int32)),)},
-            ComponentError,
+            BatchRefused,
             "a token is none of the 33",
         ),
-        ({"samples": (sample(0, version=2, versions=np.zeros(3, np.int32)),)}, ComponentError, "differ in length"),
+        ({"samples": (sample(0, version=2, versions=np.zeros(3, np.int32)),)}, BatchRefused, "differ in length"),
         ({"samples": (sample(0, version=2, advantage=np.nan),)}, NonFiniteValue, "whose advantage are not finite"),
         (
             {"samples": (sample(0, version=2, logprobs=np.full(9, -np.inf, np.float32)),)},

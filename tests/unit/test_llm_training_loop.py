@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from headrace.core.errors import ChannelClosed, ComponentError, ComponentStalled, ConfigError, RunDirectoryError
+from headrace.core.errors import BatchRefused, ChannelClosed, ComponentStalled, ConfigError, RunDirectoryError
 from headrace.ipc.channel import Channel
 from headrace.ipc.child import ChildContext
 from headrace.llm import transport
@@ -237,7 +237,7 @@ def test_a_batch_that_is_too_old_is_refused_and_stays(run: Run) -> None:
     late = batch(0, 8)
     FileSink(run.basics.run / "elsewhere", RUN)
     transport.write_batch(batch_path(run.basics.rollouts, 1), Batch(run_id=RUN, step=1, samples=late.samples))
-    with pytest.raises(ComponentError, match="a token is 1 versions old, and 0 are allowed"):
+    with pytest.raises(BatchRefused, match="a token is 1 versions old, and 0 are allowed"):
         run.train(2)
     assert batch_path(run.basics.rollouts, 1).exists()
     assert versions(run.basics.weights) == [0, 1]
@@ -287,8 +287,14 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_others(run: Run, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("headrace.llm.training.checkpoints.write_whole", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(RunDirectoryError) as raised:
         run.train(2, resume=run.basics.checkpoints / "1")
+    assert str(raised.value) == (
+        "[CFG-002] the checkpoint of version 2 cannot be written\n"
+        f"  place: {run.basics.checkpoints / '2'}\n"
+        "  error: [Errno 28] No space left on device\n"
+        "  fix: make room on that disk or repair it, then resume the run"
+    )
     assert [path.name for path in run.basics.checkpoints.iterdir()] == ["1"]
 
 

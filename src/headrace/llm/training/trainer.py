@@ -79,7 +79,7 @@ class Trainer:
 
         Raises:
             RunDirectoryError: The batch is of another run.
-            ComponentError: It breaks what was declared, e.g. the lag. Nothing has changed.
+            BatchRefused: It breaks what was declared, e.g. the lag. Nothing has changed.
             NonFiniteValue: A number in it, or a loss or a gradient, is NaN or infinite. With one gradient step nothing has
                 changed; of several, those before it are made.
         """
