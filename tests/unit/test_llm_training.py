@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.algorithms.grpo import group_advantages
 from headrace.core.clock import FakeClock
 from headrace.core.errors import BatchRefused, ConfigError, NonFiniteValue, RunDirectoryError
 from headrace.llm.config import RLConfig
@@ -372,3 +373,54 @@ def test_bfloat16_is_what_is_published_and_float32_what_is_trained(model: Any) -
         logits = served(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False).logits.float()
     expected = torch.log_softmax(logits[0, :-1], -1)[[0, 1], [2, 3]]
     assert trainer.probe([1, 2, 3]).logprobs == pytest.approx(expected.tolist(), abs=0)
+
+
+# --- it learns
+
+
+def rollouts_of(model: Any, step: int, wanted: int) -> Batch:
+    """Groups of eight replies of three tokens, drawn from ``model``; rewarded for every token that is the wanted one."""
+    draws = torch.Generator().manual_seed(step)
+    tokens = torch.arange(8).repeat_interleave(8)[:, None]  # a prompt of one token for each of eight groups
+    logprobs = torch.zeros(64, 1)
+    with torch.no_grad():
+        for _ in range(3):
+            said_next = torch.log_softmax(model(input_ids=tokens, use_cache=False).logits[:, -1], -1)
+            chosen = torch.multinomial(said_next.exp(), 1, generator=draws)
+            logprobs = torch.cat([logprobs, said_next.gather(-1, chosen)], 1)
+            tokens = torch.cat([tokens, chosen], 1)
+    rewards = (tokens[:, 1:] == wanted).sum(1).numpy().astype(np.float64)
+    groups = np.repeat(np.arange(8), 8)
+    advantages = group_advantages(rewards, groups)
+    trained = np.array([False, True, True, True])
+    samples = tuple(
+        Sample(
+            rollout=f"g{group}.{index}",
+            group=int(group),
+            problem=str(group),
+            token_ids=tokens[index].numpy().astype(np.int32),
+            trained=trained,
+            logprobs=logprobs[index].numpy(),
+            versions=np.where(trained, step, -1).astype(np.int32),
+            reward=float(rewards[index]),
+            advantage=float(advantages[index]),
+        )
+        for index, group in enumerate(groups)
+    )
+    return Batch(run_id="run", step=step, samples=samples)
+
+
+@pytest.mark.thin(2)
+@pytest.mark.parametrize("kind", ["grpo", "gspo", "cispo", "icepop"])
+def test_each_loss_learns_what_is_rewarded(model: Any, kind: str) -> None:
+    """From a token in 33 to two of three."""
+    loss = {"kind": kind} | ({"clip_low": 0.125, "clip_high": 8.0} if kind == "icepop" else {})
+    trainer = build(model, rl_config(trainer={"lr": 1e-2, "tokens_per_pass": 512, "epochs": 2, "loss": loss}))
+    means = []
+    for step in range(30):
+        metrics = trainer.step(rollouts_of(trainer._model, step, wanted=7))
+        means.append(metrics["train/effective/reward/mean"])
+        assert metrics["mismatch_kl/max"] < 1e-6
+        assert metrics["off_policy/max"] == 0
+    assert means[0] < 0.5
+    assert np.mean(means[-5:]) > 2.0
