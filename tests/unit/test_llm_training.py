@@ -103,6 +103,23 @@ def test_packed_log_probabilities_are_those_of_the_samples_alone(model: Any) -> 
         torch.testing.assert_close(logprobs, alone, atol=2e-6, rtol=0)
 
 
+def test_eager_attention_keeps_samples_apart_too(model: Any) -> None:
+    """It adds the mask to its scores: one of truth values would let everything through."""
+    eager = copy.deepcopy(model)
+    eager.set_attn_implementation("eager")
+    (part,) = pack(samples_of([(3, 9), (8, 2), (20, 30)]), 128)
+    config = rl_config()
+    found = [said(one, part, config.sampling, Device("cpu", autocast=False)).logprob for one in (model, eager)]
+    torch.testing.assert_close(found[0], found[1], atol=2e-6, rtol=0)
+
+
+def test_attention_that_takes_no_such_mask_is_refused(model: Any) -> None:
+    other = copy.deepcopy(model)
+    other.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ConfigError, match="attention: flash_attention_2"):
+        build(other)
+
+
 def test_several_turns_are_trained_without_what_the_environment_said_between(model: Any) -> None:
     """The gradient does not depend on the marks of tokens that are not trained, and is that of the trained ones."""
     talk = sample(0, prompt=3, reply=9)

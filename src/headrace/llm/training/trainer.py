@@ -18,7 +18,7 @@ from headrace.core.errors import ConfigError, NonFiniteValue
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import Batch, Probe, Sample
 from headrace.llm.training.checking import check_batch, off_policy
-from headrace.llm.training.forward import Device, said
+from headrace.llm.training.forward import Device, attention_kind, said
 from headrace.llm.training.packing import Pass, pack
 from headrace.llm.training.rates import rate_at
 from headrace.llm.training.tallies import Tally
@@ -26,6 +26,7 @@ from headrace.llm.weights import make_probe
 
 _MODEL, _OPTIMISER = "model.", "optimiser."
 _MATRIX = 2
+_ATTENTION = ("sdpa", "eager")
 
 
 class Trainer:
@@ -43,7 +44,7 @@ class Trainer:
         initial: The model that training began with, if a loss needs it (``trainer.loss.kl_weight``).
 
     Raises:
-        ConfigError: A pass is too small for one sample, or the initial model is needed and missing.
+        ConfigError: A pass is too small for one sample, the initial model is needed and missing, or attention cannot be masked.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Trainer:
         version: int = 0,
         initial: nn.Module | None = None,
     ) -> None:
-        _refuse(config, initial)
+        _refuse(model, config, initial)
         self.version = version
         self._config = config
         self._run_id = run_id
@@ -262,7 +263,14 @@ class Trainer:
         )
 
 
-def _refuse(config: RLConfig, initial: nn.Module | None) -> None:
+def _refuse(model: nn.Module, config: RLConfig, initial: nn.Module | None) -> None:
+    if attention_kind(model) not in _ATTENTION:
+        raise ConfigError(
+            "packed samples need attention that takes a mask of its own for each pair of tokens",
+            attention=attention_kind(model),
+            allowed=", ".join(_ATTENTION),
+            fix='load the model with attn_implementation="sdpa"',
+        )
     if config.model.context_tokens > config.trainer.tokens_per_pass:
         raise ConfigError(
             "one sample may have more tokens than a pass of the trainer",
