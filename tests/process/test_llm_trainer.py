@@ -63,6 +63,7 @@ def supervised(run: Run, board: Board, pipes: dict[str, tuple[int, int]]) -> Sup
         ["headrace.llm.trainer", "transformers.models.llama.modeling_llama"],
         {"OMP_NUM_THREADS": "1"},
         root / "logs" / "forkserver.log",
+        start_timeout_s=LIMIT_S,
     )
     return Supervisor(
         server, board, [spec], RestartBudget(max_restarts=0), MonotonicClock(), root / "logs", root / "stacks"
