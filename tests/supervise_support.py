@@ -30,7 +30,7 @@ run_duration_s = 100.0
 [process.inference]
 command = ['{python}', '-u', '-c', '''{server}''', '{port}']
 ready = {{ http = "http://127.0.0.1:{port}/health", json_holds = {{ status = "ok" }} }}
-progress = {{ http = "http://127.0.0.1:{port}/metrics", metric = "generated_total", progress_s = {limits[0]} }}
+progress = {{ http = "http://127.0.0.1:{port}/metrics", metric = "generated_total", pending = "running", progress_s = {limits[0]} }}
 stop_s = 5.0
 [process.orchestrator]
 command = ['sh', '-c', '''{orchestrator}''']
@@ -56,7 +56,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         global calls
         calls += GROWS
-        body = b'{"status": "ok"}' if self.path == "/health" else b"generated_total %d\\n" % calls
+        body = b'{"status": "ok"}' if self.path == "/health" else b"generated_total %d\\nrunning RUNNING\\n" % calls
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -75,7 +75,7 @@ def triple(
 ) -> str:
     """The file of a run of three."""
     return TRIPLE.format(
-        python=sys.executable, server=SERVER.replace("GROWS", str(grows)), port=free_port(), orchestrator=orchestrator,
+        python=sys.executable, server=server, port=free_port(), orchestrator=orchestrator,
         essential=str(essential).lower(), limits=limits,
     )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.commands.roots import Stage, Standing, path_to_root, sentence
+from headrace.commands.roots import Sign, Stage, Standing, path_to_root, sentence, silent_too
 
 NOW_S = 1000.0
 
@@ -13,7 +13,7 @@ def standings(*found):
 
 def silent(name, needs=(), *, last_s, **more):
     """It runs, and got on last at ``last_s``."""
-    facts = {"stage": Stage.READY, "since_s": 100.0, "started_s": 90.0, "watched": True, "progress_s": last_s}
+    facts = {"stage": Stage.READY, "since_s": 100.0, "started_s": 90.0, "sign": Sign.RESULTS, "progress_s": last_s}
     return Standing(id=name, needs=needs, **(facts | more))
 
 
@@ -59,6 +59,31 @@ def test_who_fell_silent_itself_is_not_excused_by_those_that_followed():
 def test_what_was_noticed_late_may_have_happened_before():
     found = standings(stalled("trainer", ("server",), last_s=690.0), silent("server", last_s=692.0, slack_s=5.0))
     assert path_to_root("trainer", found, NOW_S) == ["trainer", "server"]
+
+
+def test_a_server_that_may_only_have_nothing_to_do_is_not_blamed_for_falling_silent_about_then():
+    found = standings(
+        stalled("trainer", ("orchestrator",), last_s=690.0),
+        silent("orchestrator", ("inference",), last_s=689.0),
+        silent("inference", last_s=688.5, sign=Sign.ANSWERS),
+    )
+    path = path_to_root("trainer", found, NOW_S)
+
+    assert path == ["trainer", "orchestrator"]
+    assert silent_too(path, found, NOW_S) == ["inference (makes no progress for 312 s; it may have nothing to do)"]
+
+
+def test_a_server_that_fell_silent_long_before_is_blamed():
+    found = standings(stalled("trainer", ("server",), last_s=690.0), silent("server", last_s=600.0, sign=Sign.ANSWERS))
+    assert path_to_root("trainer", found, NOW_S) == ["trainer", "server"]
+    assert silent_too(["trainer", "server"], found, NOW_S) == []
+
+
+def test_a_server_that_does_nothing_with_work_at_hand_is_blamed_though_it_worked_on_for_a_while():
+    found = standings(stalled("trainer", ("server",), last_s=690.0), silent("server", last_s=750.0, sign=Sign.WORK))
+    assert path_to_root("trainer", found, NOW_S) == ["trainer", "server"]
+    found = standings(stalled("trainer", ("server",), last_s=690.0), silent("server", last_s=950.0, sign=Sign.WORK))
+    assert path_to_root("trainer", found, NOW_S) == ["trainer"]
 
 
 def test_a_dead_one_explains_more_than_a_silent_one():

@@ -169,6 +169,8 @@ class Keeper:
             seen = progress.turn()
             if seen is not None and seen.number is not None:
                 self._vigil.note_number(seen.number, now_s)
+            if seen is not None and seen.idle:
+                self._vigil.note_idle(now_s)
         if seen is not None:
             self._last_failure = seen.why
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from headrace.commands.config import ProcessConfig, SuperviseConfig
 from headrace.commands.keeper import KILL_S, Orders, pace_s
 from headrace.commands.ordering import blocked_by, hopeless, needed_by, next_to_stop, startable
-from headrace.commands.roots import Stage, Standing, condition, never_started, path_to_root, sentence
+from headrace.commands.roots import Sign, Stage, Standing, condition, never_started, path_to_root, sentence, silent_too
 from headrace.core.clock import Clock
 from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError, RestartBudgetSpent
 from headrace.core.files import write_whole
@@ -313,13 +313,16 @@ class Launch:
         idle = never_started(needed_by(root, self._needs), self._standings)
         if idle:
             error.facts["never_started"] = ", ".join(idle)
+        silent = silent_too(path, self._standings, self._clock.now())
+        if silent:
+            error.facts["silent_too"] = ", ".join(silent)
         lines = tails.get(root) or tail(self._places.logs / f"{root}.log", 0)
         if lines:
             error.facts[f"last lines of {root}"] = "".join(f"\n    {line[:300]}" for line in lines[-_TAIL_LINES:])
         if root != path[0]:
             error.fix = f"read the last lines of logs/{root}.log"
         self._error, self._culprit = error, root
-        self._chronicle.note("verdict", root, error.what)
+        self._chronicle.note("verdict", root, f"{root} is to blame")
         self._end(f"{path[0]} failed")
 
     # What follows.
@@ -403,11 +406,11 @@ class Launch:
 
 
 def _standing(name: str, process: ProcessConfig, now_s: float) -> Standing:
-    progress = process.progress
-    late_s = pace_s(progress.progress_s) if progress is not None and progress.log is None else 0.0
-    return Standing(
-        id=name, needs=tuple(process.needs), since_s=now_s, watched=progress is not None, slack_s=late_s
-    )  # fmt: skip
+    sign, slack_s, progress = Sign.NONE, 0.0, process.progress
+    if progress is not None:
+        sign = Sign.RESULTS if progress.http is None else Sign.WORK if progress.pending is not None else Sign.ANSWERS
+        slack_s = 0.0 if progress.log is not None else pace_s(progress.progress_s)
+    return Standing(id=name, needs=tuple(process.needs), since_s=now_s, sign=sign, slack_s=slack_s)
 
 
 def _trouble(event: Exited) -> str:

@@ -345,10 +345,15 @@ def _told(error: str) -> tuple[str, dict[str, str]]:
     """An error's sentence and facts, from its text."""
     first, *lines = error.splitlines()
     facts: dict[str, str] = {}
+    latest = ""
     for line in lines:
-        name, colon, value = line.strip().partition(": ")
+        if line.startswith("    ") and latest:  # lines of a log, below the name of the fact
+            facts[latest] = f"{facts[latest]} | {line.strip()}".removeprefix(" | ")
+            continue
+        name, colon, value = line.strip().partition(":")
         if colon and line.startswith("  "):
-            facts.setdefault(name, value)
+            latest = name
+            facts.setdefault(name, value.strip())
     return re.sub(r"^\[[A-Z]+-\d+\] ", "", first), facts
 
 
