@@ -71,9 +71,19 @@ def triple(
     *,
     essential: bool = True,
     grows: int = 1,
+    running: int = 0,
     limits: tuple[float, float, float] = (90.0, 90.0, 90.0),
 ) -> str:
-    """The file of a run of three."""
+    """The file of a run of three.
+
+    Args:
+        orchestrator: What it does, for a shell.
+        essential: Whether the run ends with it.
+        grows: By how much the server's tokens grow with each look.
+        running: Requests that the server says it has.
+        limits: Seconds without progress, in the order of the needs.
+    """
+    server = SERVER.replace("GROWS", str(grows)).replace("RUNNING", str(running))
     return TRIPLE.format(
         python=sys.executable, server=server, port=free_port(), orchestrator=orchestrator,
         essential=str(essential).lower(), limits=limits,
