@@ -40,7 +40,7 @@ progress = {{ log = 'shipped batch (\\d+)', progress_s = {limits[1]} }}
 essential = {essential}
 stop_s = 5.0
 [process.trainer]
-command = ['sh', '-c', 'echo Waiting for training batch to arrive; sleep 1000']
+command = ['sh', '-c', '''echo Waiting for training batch to arrive; {trainer}''']
 needs = ["orchestrator"]
 lifetime = "until-done"
 ready = {{ log = "Waiting" }}
@@ -68,6 +68,7 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_
 
 def triple(
     orchestrator: str,
+    trainer: str = "sleep 1000",
     *,
     essential: bool = True,
     grows: int = 1,
@@ -78,6 +79,7 @@ def triple(
 
     Args:
         orchestrator: What it does, for a shell.
+        trainer: The same, after it has begun to wait.
         essential: Whether the run ends with it.
         grows: By how much the server's tokens grow with each look.
         running: Requests that the server says it has.
@@ -85,7 +87,7 @@ def triple(
     """
     server = SERVER.replace("GROWS", str(grows)).replace("RUNNING", str(running))
     return TRIPLE.format(
-        python=sys.executable, server=server, port=free_port(), orchestrator=orchestrator,
+        python=sys.executable, server=server, port=free_port(), orchestrator=orchestrator, trainer=trainer,
         essential=str(essential).lower(), limits=limits,
     )  # fmt: skip
 

@@ -215,8 +215,9 @@ def test_one_that_is_needed_and_dies_ends_everybody_at_once(tmp_path):
 @pytest.mark.table
 @pytest.mark.parametrize(("running", "culprit"), [(3, "inference"), (0, "orchestrator")])
 def test_a_silent_server_is_the_root_if_it_has_work(tmp_path, running, culprit):
-    ships = "echo orchestrator is up; for i in 1 2 3; do echo shipped batch $i; sleep 0.2; done; sleep 1000"
-    run = run_file(tmp_path, triple(ships, grows=0, running=running, limits=(90.0, 90.0, 3.0)))
+    ships = "echo orchestrator is up; for i in 1 2 3; do echo shipped batch $i; sleep 0.5; done; touch all; sleep 1000"
+    trains = "while [ ! -e all ]; do sleep 0.05; done; echo step 1; echo step 2; sleep 1000"
+    run = run_file(tmp_path, triple(ships, trains, grows=0, running=running, limits=(90.0, 90.0, 3.0)))
 
     assert (run.summary["exit_code"], run.summary["culprit"]) == (3, culprit)
 

@@ -19,7 +19,7 @@ def silent(name, needs=(), *, last_s, **more):
 
 def stalled(name, needs=(), *, last_s):
     trouble = f"makes no progress for {NOW_S - last_s:.3g} s (limit 300 s)"
-    return silent(name, needs, last_s=last_s, stage=Stage.FAILED, since_s=NOW_S, trouble=trouble)
+    return silent(name, needs, last_s=last_s, stage=Stage.FAILED, since_s=NOW_S, trouble=trouble, stalled=True)
 
 
 def test_the_root_is_the_one_that_died_two_needs_away():
@@ -93,6 +93,18 @@ def test_a_dead_one_explains_more_than_a_silent_one():
         Standing(id="dead", stage=Stage.FAILED, since_s=950.0, trouble="was killed by SIGKILL"),
     )
     assert path_to_root("trainer", found, NOW_S) == ["trainer", "dead"]
+
+
+def test_one_that_exited_by_itself_is_excused_only_by_what_had_failed_before():
+    exited = {"stage": Stage.FAILED, "started_s": 90.0, "trouble": "exited with code 1"}
+    user = Standing(id="user", needs=("server",), since_s=900.0, progress_s=890.0, **exited)
+
+    def root(server):
+        return path_to_root("user", standings(user, server), NOW_S)[-1]
+
+    assert root(silent("server", last_s=600.0)) == "user"
+    assert root(Standing(id="server", since_s=899.0, **exited)) == "server"
+    assert root(Standing(id="server", since_s=901.0, **exited)) == "user"
 
 
 def test_one_that_ended_in_order_explains_a_wait_unless_it_only_prepared():

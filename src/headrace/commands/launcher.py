@@ -276,7 +276,8 @@ class Launch:
             self._on_done(name, was_ready=event.was_ready)
             return
         self._facts[name]["faults"] += 1
-        self._stand(name, stage=Stage.FAILED, since_s=now_s, trouble=_trouble(event))
+        stalled = isinstance(event.error, ComponentStalled) or event.stalled is not None
+        self._stand(name, stage=Stage.FAILED, since_s=now_s, trouble=_trouble(event), stalled=stalled)
         path = path_to_root(name, self._standings, now_s)
         text = sentence(path, self._standings, now_s)
         self._say("fault", name, text, pid=event.pid, culprit=path[-1], error=event.error, log_tail=event.log_tail)

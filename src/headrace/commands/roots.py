@@ -46,6 +46,8 @@ class Standing:
     """When that stage began."""
     trouble: str | None = None
     """Of one that failed: ``exited with code 1``, ``makes no progress for 31 s (limit 30 s)``."""
+    stalled: bool = False
+    """Of one that failed: whether it was ended because it did not get on, for which others may be the reason."""
     sign: Sign = Sign.NONE
     """By what it shows progress."""
     started_s: float | None = None
@@ -90,13 +92,15 @@ def path_to_root(start: str, standings: Mapping[str, Standing], now_s: float) ->
 def _explains(needed: Standing, user: Standing, now_s: float) -> int | None:
     """How well a process explains that its user does not get on, 0 best; None: not at all."""
     if needed.stage is Stage.FAILED:
-        return 0
+        return 0 if user.stage is not Stage.FAILED or needed.since_s <= user.since_s else None
     if needed.stage in {Stage.STOPPED, Stage.DONE}:
         # One that had ended before its user was started prepared something, and is not missed.
         return 1 if user.started_s is not None and needed.since_s > user.started_s else None
     if needed.stage in {Stage.WAITING, Stage.STARTING}:
         return 1
-    if needed.progress_s is None or now_s - needed.progress_s < _QUIET_S:
+    if user.stage is Stage.FAILED and not user.stalled:
+        return None  # it ended by itself, and said why
+    if needed.progress_s is None or now_s - needed.progress_s < _QUIET_S + needed.slack_s:
         return None
     return 2 if _fell_silent_first(needed, user, now_s) else None
 
@@ -106,7 +110,7 @@ def _fell_silent_first(needed: Standing, user: Standing, now_s: float) -> bool:
         return needed.watched
     match needed.sign:
         case Sign.WORK:  # it may have worked on for a while after its user had its last result
-            return now_s - needed.progress_s >= _SHARE * (now_s - user.progress_s)
+            return now_s - needed.progress_s - needed.slack_s >= _SHARE * (now_s - user.progress_s)
         case Sign.ANSWERS:
             return needed.progress_s + needed.slack_s + _QUIET_S < user.progress_s
         case Sign.RESULTS:
