@@ -293,6 +293,7 @@ class Display:
         if judgement is Judgement.QUIET and self._process.progress is not None:
             on = suspect(self._process.needs, [self._board.read(name) for name in self._process.needs])
             if self._shown != (Activity.WAIT_PROGRESS, on):
+                self._slot.set_state(State.RUNNING)
                 self._slot.waiting(Activity.WAIT_PROGRESS, on=on, deadline_s=self._process.progress.progress_s)
                 self._shown = (Activity.WAIT_PROGRESS, on)
         elif judgement is Judgement.WELL and (self._shown != (Activity.COMMAND, None) or self._beat.passed):
