@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from pathlib import Path
 
 import pytest
 
-from headrace.commands.config import SuperviseConfig, load
+from headrace.commands.config import (
+    ProcessConfig,
+    ProgressConfig,
+    ReadyConfig,
+    RestartConfig,
+    SuperviseConfig,
+    SuperviseRunConfig,
+    load,
+)
 from headrace.core.errors import ConfigError
 
 WHOLE = """
@@ -122,3 +132,20 @@ def test_a_command_that_is_none_is_refused(tmp_path, command):
 @pytest.mark.parametrize("text", ["", '[[process]]\ncommand = "x"', '[process.supervisor]\ncommand = "x"'])
 def test_a_file_without_usable_names_is_refused(tmp_path, text):
     assert "process" in refused(tmp_path, text).what
+
+
+def test_the_guides_file_is_understood(tmp_path):
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "supervise.md").read_text()
+    [block] = re.findall(r"^```toml\n(.*?)^```", guide, flags=re.MULTILINE | re.DOTALL)
+
+    config = load(written(tmp_path, block))
+    assert {name: process.needs for name, process in config.process.items()} == {
+        "inference": [], "orchestrator": ["inference"], "trainer": ["orchestrator"],
+    }  # fmt: skip
+
+
+def test_the_guide_speaks_of_every_key():
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "supervise.md").read_text()
+    sections = ProcessConfig, ReadyConfig, ProgressConfig, RestartConfig, SuperviseRunConfig
+    keys = {key for section in sections for key in section.model_fields}
+    assert keys - {"probe_s", "name"} == {key for key in keys if re.search(rf"\b{key}\b", guide)} - {"name"}

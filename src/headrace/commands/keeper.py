@@ -34,11 +34,13 @@ KILL_S = 5.0
 BEAT_S = 1.0
 """Seconds between two signs of life of a keeper whose program is well."""
 
+SHOWN_PROCESSES = 8
+"""Processes of a program that an error names."""
+
 _TURN_S = 0.25
 _WAKE_BYTES = 4096
 _PROBE_FAST_S, _PROBE_SLOW_S = 0.2, 5.0
 _LOOKS = 100.0
-_SHOWN_PROCESSES = 8
 _SHOWN_CHARACTERS = 500
 
 
@@ -199,7 +201,7 @@ class Keeper:
 
     def _lost(self, judgement: Judgement, now_s: float) -> ComponentStalled:
         facts: dict[str, object] = {"last_look": self._last_failure} if self._last_failure else {}
-        facts["processes"] = "; ".join(self._tree.in_words()[:_SHOWN_PROCESSES])
+        facts["processes"] = "; ".join(self._tree.in_words()[:SHOWN_PROCESSES])
         key = {Judgement.LATE: "ready.start_s", Judgement.STALLED: "progress.progress_s"}.get(judgement, "stopped_s")
         fix = f"read the last lines of logs/{self._id}.log; raise {key} if it is only slow"
         return ComponentStalled(f"{self._id} {self._vigil.in_words(judgement, now_s)}", **facts, fix=fix)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.commands.config import ProcessConfig, SuperviseConfig
-from headrace.commands.keeper import KILL_S, Orders, pace_s
+from headrace.commands.keeper import KILL_S, SHOWN_PROCESSES, Orders, pace_s
 from headrace.commands.ordering import blocked_by, hopeless, needed_by, next_to_stop, startable
 from headrace.commands.roots import Sign, Stage, Standing, condition, never_started, path_to_root, sentence, silent_too
+from headrace.commands.tree import in_words_below
 from headrace.core.clock import Clock
 from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError, RestartBudgetSpent
 from headrace.core.files import write_whole
@@ -314,6 +315,9 @@ class Launch:
         idle = never_started(needed_by(root, self._needs), self._standings)
         if idle:
             error.facts["never_started"] = ", ".join(idle)
+        if root != path[0] and root in self._supervisor.alive():
+            below = in_words_below(self._supervisor.pid(root))
+            error.facts[f"processes of {root}"] = "; ".join(below[:SHOWN_PROCESSES])
         silent = silent_too(path, self._standings, self._clock.now())
         if silent:
             error.facts["silent_too"] = ", ".join(silent)
