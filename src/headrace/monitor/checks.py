@@ -345,14 +345,14 @@ def _told(error: str) -> tuple[str, dict[str, str]]:
     """An error's sentence and facts, from its text."""
     first, *lines = error.splitlines()
     facts: dict[str, str] = {}
-    latest = ""
+    newest = None
     for line in lines:
-        if line.startswith("    ") and latest:  # lines of a log, below the name of the fact
-            facts[latest] = f"{facts[latest]} | {line.strip()}".removeprefix(" | ")
+        if newest is not None and line.startswith("    "):  # of a fact with several lines, as the end of a log
+            facts[newest] += f"\n    {line.strip()}"
             continue
         name, colon, value = line.strip().partition(":")
         if colon and line.startswith("  "):
-            latest = name
+            newest = name
             facts.setdefault(name, value.strip())
     return re.sub(r"^\[[A-Z]+-\d+\] ", "", first), facts
 
