@@ -158,13 +158,14 @@ class Run:
         return (self.folder / "logs" / f"{name}.log").read_bytes()
 
 
-def run_file(folder: Path, text: str, interrupts=lambda watched: 0) -> Run:
+def run_file(folder: Path, text: str, interrupts=lambda watched: 0, watched: Watched | None = None) -> Run:
     """Run it in this process.
 
     Args:
         folder: Becomes the run directory.
         text: The file.
         interrupts: How often the user has asked to end it, given what was told so far.
+        watched: Who looks on.
     """
     file = folder / "run.toml"
     file.write_text(text)
@@ -173,7 +174,7 @@ def run_file(folder: Path, text: str, interrupts=lambda watched: 0) -> Run:
     places = Places(
         folder / "board", folder / "events.jsonl", folder / "logs", folder / "stacks", folder / "summary.json"
     )
-    watched = Watched()
+    watched = watched or Watched()
     summary = supervise(load(file), places, watched, lambda: interrupts(watched), MonotonicClock())
     return Run(folder, summary, watched)
 

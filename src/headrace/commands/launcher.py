@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from headrace.commands.ordering import blocked_by, hopeless, needed_by, next_to_
 from headrace.commands.roots import Sign, Stage, Standing, condition, never_started, path_to_root, sentence, silent_too
 from headrace.commands.tree import in_words_below
 from headrace.core.clock import Clock
-from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError, RestartBudgetSpent
+from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError, RestartBudgetSpent, RunDirectoryError
 from headrace.core.files import write_whole
 from headrace.ipc.forkserver import ForkServer
 from headrace.supervision.child import tail
@@ -92,10 +92,29 @@ def supervise(
                 launch.run(supervisor, interrupts)
         except HeadraceError as error:
             launch.fail(error)
+        except BaseException as error:
+            # Not of the run itself: a bug, or whoever looks on has raised.
+            what = f"the supervisor, or whoever looks on, raised {type(error).__name__}"
+            launch.fail(
+                ComponentDied(what, error=error, fix="see the traceback; if it ends inside Headrace, file a bug")
+            )
+            _write_summary(places.summary, launch.summary())
+            raise
         summary = launch.summary()
         board.slot("supervisor").set_state(State.FAILED if summary["error"] else State.ENDED)
-        write_whole(places.summary, [f"{json.dumps(plain(summary), indent=2)}\n".encode()])
+        _write_summary(places.summary, summary)
         return summary
+
+
+def _write_summary(path: Path, summary: Mapping[str, Any]) -> None:
+    try:
+        write_whole(path, [f"{json.dumps(plain(summary), indent=2)}\n".encode()])
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be written",
+            problem=f"{type(error).__name__}: {error}",
+            fix="make room on the disk; events.jsonl holds what was written before",
+        ) from None
 
 
 @contextmanager
