@@ -129,7 +129,9 @@ def test_a_command_that_is_none_is_refused(tmp_path, command):
     assert refused(tmp_path, f"[process.p]\ncommand = {command}").what.startswith("command")
 
 
-@pytest.mark.parametrize("text", ["", '[[process]]\ncommand = "x"', '[process.supervisor]\ncommand = "x"'])
+@pytest.mark.parametrize(
+    "text", ["", '[[process]]\ncommand = "x"', '[process.supervisor]\ncommand = "x"', "process.p = 3"]
+)
 def test_a_file_without_usable_names_is_refused(tmp_path, text):
     assert "process" in refused(tmp_path, text).what
 

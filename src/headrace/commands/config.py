@@ -255,6 +255,12 @@ def _by_name(given: object) -> dict[str, Any]:
 
 
 def _process(name: str, table: object, folder: Path) -> ProcessConfig:
+    if not isinstance(table, dict):
+        raise ConfigError(
+            f"process.{name} must be a section with keys of its own",
+            value=table,
+            fix=f'write [process.{name}], and command = "…" below it',
+        )
     try:
         found = ProcessConfig.model_validate(table)
     except ConfigError as error:
