@@ -321,7 +321,7 @@ def test_score_refuses_what_is_too_long() -> None:
     async def work(client: Client, _: Driver) -> None:
         status, answer = await client("POST", "/score", {"token_ids": [1] * (CONTEXT + 1)})
         assert status == 400
-        assert "context_tokens: 96" in answer["error"]["message"]
+        assert "context tokens: 96" in answer["error"]["message"]
 
     ask(work, engine())
 
