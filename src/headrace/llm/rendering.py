@@ -13,8 +13,8 @@ from typing import Any
 from headrace.core.errors import ConfigError
 from headrace.envs.text.protocol import Message
 
-_STAND_IN = "abcba"
-"""What the model is supposed to have said where only that which follows it is wanted. Letters, which any template keeps."""
+_STAND_IN = "Stand7in"
+"""What the model is supposed to have said where only that which follows it is wanted; nothing that stands before it has this."""
 
 _CACHED = 4096
 """Texts that are remembered as tokens."""
@@ -100,15 +100,14 @@ class Renderer:
         """What ends a message of the model; and what comes after that, to the beginning of its next one."""
         begun = (Message("user", "c"), Message("assistant", _STAND_IN))
         whole = self._text((*begun, *messages), prompt=bool(messages))
-        before, found, rest = whole.rpartition(_STAND_IN)
+        _, found, rest = whole.partition(_STAND_IN)
         if not found:
             raise ConfigError(
                 "the chat template leaves out what the model has said",
                 rendered=repr(whole[:200]),
                 fix="use a template that keeps messages of the role assistant",
             )
-        del before
-        end = self._end_of_message(self._text(begun, prompt=False).rpartition(_STAND_IN)[2])
+        end = self._end_of_message(self._text(begun, prompt=False).partition(_STAND_IN)[2])
         if not rest.startswith(end):
             raise _disagree("what ends a message depends on what follows it", end, rest[:200])
         return end, rest.removeprefix(end)

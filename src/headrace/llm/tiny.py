@@ -30,7 +30,7 @@ CHAT_TEMPLATE = (
 """A token per role in front of a message, and one that ends those of the model: the fewest that can be told apart."""
 
 _PRINTABLE = string.printable.rstrip("\t\r\x0b\x0c")
-_INIT_STD = 0.02
+INIT_STD = 0.02
 _MLP_RATIO = 3
 
 
@@ -174,7 +174,10 @@ def load_tokenizer(folder: Path) -> Any:
 
 def _pretrained(folder: Path, dtype: str) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    no_bar: Any = logging.disable_progress_bar  # untyped there
+    no_bar()  # it fills a log with itself, and leaves a thread behind
     with torch.random.fork_rng(devices=[]):
         model: torch.nn.Module = _attempt(
             folder,
@@ -199,7 +202,7 @@ def _draw(model: torch.nn.Module, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                parameter.copy_(torch.randn(parameter.shape, generator=draws) * _INIT_STD)
+                parameter.copy_(torch.randn(parameter.shape, generator=draws) * INIT_STD)
             else:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 

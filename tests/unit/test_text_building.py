@@ -1,0 +1,165 @@
+"""Building environments that talk, and finding what is wrong with them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from headrace.core.errors import ConfigError, EnvironmentFault, EnvironmentNotBuilt, EnvironmentRaised
+from headrace.envs.text.building import FACTORIES, EnvironmentCheck, build_text_environment, check_environment
+from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, Split, Transcript
+
+
+class Parrot:
+    """Wants its question repeated; faults are planted in subclasses of one test each."""
+
+    def __init__(self) -> None:
+        self.calls = itertools.count()
+
+    def dataset(self, split: Split) -> Sequence[Problem]:
+        texts = {"train": "abc", "eval": "de"}[split]
+        return [Problem(f"{split}:{text}", (Message("user", text),), {"text": text}) for text in texts]
+
+    def step(self, problem: Problem, transcript: Transcript) -> Reply:
+        return Reply(done=len(transcript) > 2) if len(transcript) > 2 else Reply((Message("user", "again"),))
+
+    def reward(self, problem: Problem, transcript: Transcript) -> Judgement:
+        return Judgement({"right": float(transcript[-1].content == problem.facts["text"])}, solved=False)
+
+
+@pytest.mark.parametrize("name", sorted(FACTORIES))
+def test_our_own_keep_the_contract(name: str) -> None:
+    check = check_environment(build_text_environment(name, None, {}))
+    assert check.has_teacher
+    assert check.notes == ()
+
+
+def test_a_users_own_that_keeps_the_contract() -> None:
+    assert check_environment(Parrot()) == EnvironmentCheck(3, 2, 4, has_teacher=False)
+
+
+def test_evaluation_of_what_is_trained_on_is_noted_where_it_is_meant() -> None:
+    env = build_text_environment("wordle", None, {"held_out": 0})
+    assert check_environment(env).notes == ("evaluation asks for 30 problems that are trained on, as configured",)
+
+
+def test_a_name_that_is_misspelt() -> None:
+    with pytest.raises(ConfigError) as raised:
+        build_text_environment("wordel", None, {})
+    assert str(raised.value) == (
+        "[CFG-001] no environment that talks is called 'wordel'\n"
+        "  nearest: wordle\n"
+        "  known: wordle, reverse-text\n"
+        '  fix: set env.name = "wordle", or name your own: env.factory = "module:function"'
+    )
+
+
+@pytest.mark.parametrize(
+    ("factory", "kwargs", "message"),
+    [
+        ("no_such_module:make", {}, "run it where Python finds no_such_module"),
+        ("json:dumps_all", {}, "AttributeError"),
+        ("builtins:dict", {"a": 1}, "lacking: dataset, step, reward"),
+        ("builtins:print", {}, "end the factory with `return env`"),
+        ("builtins:int", {"nonsense": 1}, "raised TypeError"),
+    ],
+)
+def test_a_factory_that_makes_no_environment(factory: str, kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(EnvironmentNotBuilt, match=message):
+        build_text_environment(None, factory, kwargs)
+
+
+def test_a_factory_without_a_function() -> None:
+    with pytest.raises(ConfigError, match="names no function"):
+        build_text_environment(None, "module", {})
+
+
+def test_what_an_environment_refuses_is_said_in_its_own_words() -> None:
+    with pytest.raises(ConfigError, match="there is no list of words of 7 letters"):
+        build_text_environment("wordle", None, {"letters": 7})
+
+
+class Leaking(Parrot):
+    def dataset(self, split: Split) -> Sequence[Problem]:
+        problems = super().dataset("train")
+        return [Problem(f"{split}{i}", one.opening, one.facts) for i, one in enumerate(problems)]
+
+
+class Shuffling(Parrot):
+    def dataset(self, split: Split) -> Sequence[Problem]:
+        problems = super().dataset(split)
+        return problems[:: -1 if next(self.calls) % 2 else 1]
+
+
+class Empty(Parrot):
+    def dataset(self, split: Split) -> Sequence[Problem]:
+        return [] if split == "eval" else super().dataset(split)
+
+
+class Twice(Parrot):
+    def dataset(self, split: Split) -> Sequence[Problem]:
+        return [*super().dataset(split), *super().dataset(split)]
+
+
+class OpensAsTheModel(Parrot):
+    def dataset(self, split: Split) -> Sequence[Problem]:
+        return [Problem(split, (Message("assistant", split),))]
+
+
+class SpeaksAsTheModel(Parrot):
+    def step(self, problem: Problem, transcript: Transcript) -> Reply:
+        return Reply((Message("assistant", "me"),))
+
+
+class SaysNothing(Parrot):
+    def step(self, problem: Problem, transcript: Transcript) -> Reply:
+        return Reply()
+
+
+class Drawing(Parrot):
+    def reward(self, problem: Problem, transcript: Transcript) -> Judgement:
+        return Judgement({"luck": float(next(self.calls))}, solved=False)
+
+
+class Infinite(Parrot):
+    def reward(self, problem: Problem, transcript: Transcript) -> Judgement:
+        return Judgement({"much": float("inf")}, solved=True)
+
+
+class Numbers(Parrot):
+    def reward(self, problem: Problem, transcript: Transcript) -> Any:
+        return 1.0
+
+
+class Raising(Parrot):
+    def step(self, problem: Problem, transcript: Transcript) -> Reply:
+        raise KeyError("secret")
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (Leaking(), "evaluates 3 of 3 problems that it also trains on"),
+        (Shuffling(), "in another order when asked again"),
+        (Empty(), "has no problems in the split 'eval'"),
+        (Twice(), "has two problems with one id"),
+        (OpensAsTheModel(), "opens a problem with nothing for the model to answer"),
+        (SpeaksAsTheModel(), "speaks with the model's role"),
+        (SaysNothing(), "answered nothing, and the episode is not over"),
+        (Drawing(), "answers reward in two ways when asked twice"),
+        (Infinite(), "a reward that is not finite"),
+        (Numbers(), "judged an episode with float"),
+    ],
+)
+def test_what_breaks_the_contract_is_named(env: Parrot, message: str) -> None:
+    with pytest.raises(EnvironmentFault, match=message):
+        check_environment(env)
+
+
+def test_an_environment_that_raises_is_quoted_with_the_line() -> None:
+    with pytest.raises(EnvironmentRaised, match="step of mine raised KeyError: 'secret'") as raised:
+        check_environment(Raising(), label="mine")
+    assert "test_text_building.py" in str(raised.value.facts["raised_at"])
