@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,13 @@ from headrace.llm.engine.engine import Engine
 from headrace.llm.engine.local import LocalGenerator
 from headrace.llm.messages import Completion, Failure, Probe, PublishedWeights
 from headrace.llm.weights import make_probe, publish
-from llm_serving_support import CONTEXT, llama, ragged, run, wanted
+from llm_serving_support import CONTEXT, llama, ragged, run, single_thread, wanted
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with single_thread():
+        yield
 
 
 def engine() -> Engine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,15 @@ from headrace.llm.engine.engine import Engine
 from headrace.llm.messages import Completion, GenerationRequest, PublishedWeights
 from headrace.llm.server.driver import Driver
 from headrace.llm.weights import make_probe, publish
-from llm_serving_support import CONTEXT, llama, ragged, run, served, until, wanted
+from llm_serving_support import CONTEXT, llama, ragged, run, served, single_thread, until, wanted
 
 Client = Callable[..., Awaitable[tuple[int, Any]]]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with single_thread():
+        yield
 
 
 def engine(**settings: Any) -> Engine:
