@@ -105,6 +105,7 @@ def summarize(
         "exit_code": code,
         "culprit": facts.get("culprit"),
         "kind": "language-model",
+        "did": f"{tally.steps:,} steps of the trainer and {_total((books or {}).get('requested')):,} rollouts",
         "run_id": facts["run_id"],
         "schedule": config.run.schedule,
         "seed": config.run.seed,
