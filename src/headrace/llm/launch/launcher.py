@@ -153,7 +153,7 @@ def _supervisor(what: Launch, board: Board, specs: Sequence[Any], clock: Clock) 
 
 @contextmanager
 def _fork_server(what: Launch) -> Iterator[ForkServer]:
-    modules = (*what.preload, *(what.targets.of(name).partition(":")[0] for name in what.cast.ids))
+    modules = (*what.preload, *(what.targets.of(name, what.config).partition(":")[0] for name in what.cast.ids))
     environment = dict.fromkeys(_THREAD_VARIABLES, "1") | {"TOKENIZERS_PARALLELISM": "false"}
     timeout_s = what.config.deadlines.start_s
     with ForkServer(modules, environment, what.place.log_file("forkserver"), start_timeout_s=timeout_s) as server:
