@@ -80,6 +80,15 @@ def test_the_effective_configuration_is_read_back_by_every_command(tmp_path):
     assert load_rl_config(together) == config
 
 
+def test_an_environment_of_ones_own_is_written_and_read_back(tmp_path):
+    config = load_rl_config([], {"env.factory": "mine:make"})
+    assert (config.env.name, config.env.factory) == (None, "mine:make")
+    (path, *_) = write_effective(config, tmp_path)
+    assert load_rl_config([Source(str(path))]) == config
+    with pytest.raises(ConfigError, match=r"env\.name and env\.factory are both set"):
+        load_rl_config([], {"env.factory": "mine:make", "env.name": "wordle"})
+
+
 def test_what_is_a_language_model_configuration(file):
     assert describes_language_model("wordle-grpo")
     assert not describes_language_model("pendulum-td3")

@@ -32,6 +32,7 @@ class Tally:
     """By kind: died, stalled."""
     restarts: int = 0
     lag_sum: float = 0.0
+    lag_steps: int = 0
     lag_max: float | None = None
     """Versions by which tokens were older than the policy that was trained on them, as measured by the trainer."""
     sft_steps: int = 0
@@ -49,6 +50,7 @@ class Tally:
         mean, most = metrics.get("off_policy/mean"), metrics.get("off_policy/max")
         if isinstance(mean, int | float):
             self.lag_sum += float(mean)
+            self.lag_steps += 1
         if isinstance(most, int | float):
             self.lag_max = max(float(most), self.lag_max or 0.0)
 
@@ -119,7 +121,7 @@ def summarize(
         "books": books,
         "policy_lag": {
             "declared": float(config.orchestrator.max_policy_lag),
-            "mean": tally.lag_sum / tally.steps if tally.steps and tally.lag_max is not None else None,
+            "mean": tally.lag_sum / tally.lag_steps if tally.lag_steps else None,
             "max": tally.lag_max,
         },
         "evaluations": tally.evaluations,
