@@ -88,6 +88,18 @@ def test_a_run_completes_and_its_books_balance(real, lag):
     assert len(summary["weights_sha256"]) == 64
 
 
+def test_three_processes_without_lag_and_the_twin_make_the_same_weights(real, tmp_path):
+    three = real(orchestrator__max_policy_lag=0, orchestrator__filter__zero_advantage=True)
+    assert three["outcome"] == "completed", three["error"]
+    real.path.rename(tmp_path / "three")
+    twin = real(run__schedule="inline", orchestrator__max_policy_lag=0, orchestrator__filter__zero_advantage=True)
+    assert twin["outcome"] == "completed", twin["error"]
+    assert three["weights_sha256"] == twin["weights_sha256"]
+    assert three["policy_lag"]["max"] == twin["policy_lag"]["max"] == 0.0
+    assert three["books"] == twin["books"]
+    assert three["evaluations"] == twin["evaluations"]
+
+
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_server_that_is_killed_or_frozen_is_replaced_with_the_newest_weights(real, signum):
     struck = []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from headrace.cli.rlargs import overrides_of, parse
@@ -137,3 +140,13 @@ def test_a_key_that_is_given_in_two_ways_is_refused():
         "trainer.lr": "0.1",
         "run.steps": 4,
     }
+
+
+def test_launcher_and_commands_load_neither_torch_nor_transformers():
+    script = (
+        "import sys, headrace.cli.rl, headrace.cli.check, headrace.llm.preflight, headrace.llm.launch.alone, "
+        "headrace.llm.launch.starting, headrace.cli.rlview; "
+        "print([name for name in ('torch', 'transformers', 'uvicorn', 'aiohttp') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
