@@ -69,6 +69,14 @@ class TextEnvConfig(Section):
     max_turns: int = Field(default=8, ge=1)
     """Messages of the model after which an episode is cut."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _factory_alone(cls, values: Any) -> Any:
+        """Whoever names a factory means it instead of the default; a file cannot say that ``name`` is not set."""
+        if isinstance(values, dict) and values.get("factory") is not None and "name" not in values:
+            return {**values, "name": None}
+        return values
+
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if (self.name is None) == (self.factory is None):

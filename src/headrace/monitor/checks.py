@@ -175,7 +175,7 @@ def restart_loop(snapshot: Snapshot) -> Blame | None:
         return None
     flow = Flow(snapshot.looks, snapshot.plan)
     recent = _restarts(snapshot, _LOOP_S)
-    if not recent or flow.span_s <= 0.0 or flow.total(["env_steps", "updates"]):
+    if not recent or flow.span_s <= 0.0 or flow.total(["env_steps", "updates", "rows"]):
         return None
     component, count = recent.most_common(1)[0]
     if count < _LOOP_RESTARTS:
