@@ -222,12 +222,19 @@ class Orchestrator:
         with self._times.of("time/ship"):
             await self._around.ship(batch)
         self._around.presence.enter(Activity.IDLE)
-        self._around.presence.count("chunks", self.step)
+        self._count()
         self._around.tell("batch", {"step": step, "metrics": facts | self._times.taken()})
         self._around.tell("rollout_books", self.books.to_json())
         collecting.tally = Tally()
         self._news = True
         self._policy_since_s = asyncio.get_running_loop().time()
+
+    def _count(self) -> None:
+        books, presence = self.books.to_json(), self._around.presence
+        presence.count("chunks", self.step)
+        presence.count("episodes", books["completed"])
+        presence.count("retries", books["attempts"] - books["requested"])
+        presence.count("dropped", books["stale"] + sum(books["failed"].values()) + sum(books["filtered"].values()))
 
     def _carry(self) -> dict[str, Any]:
         return {
@@ -242,7 +249,7 @@ class Orchestrator:
         loop = asyncio.get_running_loop()
         if self._collecting.running:
             self._policy_since_s = loop.time()
-            with self._around.presence.waiting(self._completions()), self._times.of("time/wait_for_completions"):
+            with self._around.presence.waiting(self._completions()), self._times.of("time/generate"):
                 await self._wakeup.wait(_LOOK_S)
             return
         limit_s = self._config.deadlines.policy_s
