@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ComponentStalled, ConfigError, NothingToTrain, StaleWeights
-from headrace.envs.text.protocol import Message, Problem
+from headrace.envs.text.protocol import Judgement, Message, Problem, Reply
 from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
 from orchestration_support import Bench, MadeUp, SumGame, rl_config, run_in_fake_time, same_samples
 
@@ -179,6 +179,26 @@ def test_groups_that_are_filtered_are_replaced_and_counted() -> None:
     assert (
         sum(batch.facts["batch/filtered"] for batch in bench.batches) * 4 == bench.books["filtered"]["zero_advantage"]
     )
+
+
+class FirstIsShort(SumGame):
+    """The problem that is played first is over after one message, and not worth training on."""
+
+    first = ""
+
+    def step(self, problem: Problem, transcript: Sequence[Message]) -> Reply:
+        self.first = self.first or problem.id
+        return Reply(done=True) if problem.id == self.first else super().step(problem, transcript)
+
+    def reward(self, problem: Problem, transcript: Sequence[Message]) -> Judgement:
+        judgement = super().reward(problem, transcript)
+        return Judgement({"even": 1.0}, solved=True) if problem.id == self.first else judgement
+
+
+def test_groups_that_take_a_place_join_the_next_round() -> None:
+    bench = Bench(rl_config(steps=1), environment=FirstIsShort(held_out=0)).run()
+    groups = [sorted({name.partition(".")[0] for name in call}) for call in bench.generator.calls]
+    assert groups[:2] == [["g0", "g1", "g2"], ["g1", "g2", "g3"]]
 
 
 def test_easy_and_hard_groups_are_filtered_under_their_names() -> None:
