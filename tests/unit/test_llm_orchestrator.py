@@ -11,7 +11,7 @@ import pytest
 from headrace.core.errors import ComponentStalled, ConfigError, NothingToTrain, StaleWeights
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply
 from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
-from orchestration_support import Bench, MadeUp, SumGame, rl_config, run_in_fake_time, same_samples
+from orchestration_support import Bench, MadeUp, SumGame, pause, rl_config, run_in_fake_time, same_samples
 
 
 def lags(bench: Bench) -> list[int]:
@@ -431,6 +431,28 @@ def test_stopping_cancels_what_runs_and_the_books_balance() -> None:
     assert bench.books["cancelled"] > 0
     assert bench.books["in_flight"] == 0
     assert balanced(bench.books)
+
+
+def test_stopping_does_not_wait_for_a_server_that_loads() -> None:
+    generator = MadeUp()
+
+    async def never(published: PublishedWeights) -> ServedWeights:
+        await pause(1e6)
+        raise AssertionError("it was not cancelled")
+
+    generator.update = never
+    bench = Bench(rl_config(), generator)
+
+    async def main() -> float:
+        import asyncio
+
+        orchestrator = bench.make()
+        asyncio.get_running_loop().call_later(2.0, orchestrator.stop)
+        await orchestrator.run()
+        return asyncio.get_running_loop().time()
+
+    assert run_in_fake_time(main()) < 3.0
+    assert bench.books["requested"] == 0
 
 
 def test_a_group_that_is_overtaken_is_stale_and_never_trained_on() -> None:

@@ -26,7 +26,7 @@ from headrace.llm.orchestration.problems import Problems, build_curriculum, chec
 from headrace.llm.orchestration.rollout import RolloutPlayer, TextRenderer
 from headrace.llm.orchestration.tallies import Tally, batch_metrics
 from headrace.llm.orchestration.times import Times
-from headrace.llm.orchestration.wakeup import Wakeup
+from headrace.llm.orchestration.wakeup import Wakeup, unless_stopped
 from headrace.telemetry.board import Activity
 
 _LOOK_S = 0.5  # most seconds between two looks for a policy, whether or not anybody said that there is one
@@ -185,7 +185,10 @@ class Orchestrator:
     async def _take(self, published: PublishedWeights) -> None:
         """Have it served and, where it is due, evaluated. No group is begun meanwhile."""
         self._collecting.paused = True
-        await self._serving.serve(published, have=self._collecting.version)
+        serving = self._serving.serve(published, have=self._collecting.version)
+        await unless_stopped(serving, self._wakeup, lambda: not self._stopping, None)
+        if self._stopping:
+            return
         self._policy = published
         self._collecting.version = published.version
         self._around.presence.count("version", published.version)
