@@ -30,7 +30,6 @@ CHAT_TEMPLATE = (
 """A token per role in front of a message, and one that ends those of the model: the fewest that can be told apart."""
 
 _PRINTABLE = string.printable.rstrip("\t\r\x0b\x0c")
-INIT_STD = 0.02
 _MLP_RATIO = 3
 
 
@@ -85,7 +84,7 @@ def make_model(config: ModelConfig, vocabulary: int, seed: int) -> torch.nn.Modu
         eos_token_id=_SPECIAL.index(END),
     )
     model = _built(shape, "float32")
-    _draw(model, seed)
+    _draw(model, seed, config.hidden**-0.5)
     return model
 
 
@@ -196,13 +195,17 @@ def _built(shape: Any, dtype: str) -> torch.nn.Module:
     return model.eval()
 
 
-def _draw(model: torch.nn.Module, seed: int) -> None:
-    """Matrices from a normal distribution, gains 1, biases 0."""
+def _draw(model: torch.nn.Module, seed: int, spread: float) -> None:
+    """Matrices from a normal distribution, gains 1, biases 0.
+
+    One over the root of the width, and not the 0.02 of large models: at a width of 64, 400 steps on demonstrations of an expert
+    then led to 64 % of games won instead of 41 %.
+    """
     draws = torch.Generator().manual_seed(seeding.integer(seed, "model"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                parameter.copy_(torch.randn(parameter.shape, generator=draws) * INIT_STD)
+                parameter.copy_(torch.randn(parameter.shape, generator=draws) * spread)
             else:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 
