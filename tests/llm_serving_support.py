@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,15 @@ def tokenizer() -> Any:
 
 def tiny_config() -> ModelConfig:
     return ModelConfig(hidden=32, layers=2, heads=4, context_tokens=CONTEXT)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop go on until something is so."""
+    loop = asyncio.get_running_loop()
+    while not condition():
+        turn: asyncio.Future[None] = loop.create_future()
+        loop.call_soon(turn.set_result, None)
+        await turn
 
 
 @contextlib.asynccontextmanager

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from headrace.core.errors import ConfigError
-from headrace.ipc.channel import poll_fds
+from headrace.core.errors import ComponentStalled, ConfigError
+from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.child import ChildContext
 from headrace.llm.config import RLConfig
 from headrace.llm.launch.children import Targets
@@ -63,14 +63,18 @@ class Part:
 
     def wait(self, activity: Activity, on: str, fds: list[int], limit_s: float, have: Any) -> None:
         """Until ``have()``; looks again when a descriptor wakes it, and every now and then."""
+        deadline = Deadline(limit_s)
+        before = self.slot.resume()
+        self.slot.waiting(activity, on=on, need=1, deadline_s=limit_s)
         while not have():
-            ready = wait_readable(
-                self.slot, [*fds, self.control.fileno()], activity=activity, on=on, need=1, have=0, timeout_s=limit_s
-            )
-            for fd in ready:
-                if fd in fds:
-                    os.read(fd, 4096)
+            if deadline.passed:
+                raise ComponentStalled(f"{self.context.id} waited {limit_s:g} s for {on}", fix="see what it does")
+            watched = [*fds, self.control.fileno()]
+            ready = poll_fds(dict.fromkeys(watched, select.POLLIN), min(LOOK_S, deadline.left_s()))
+            for fd in set(ready) & set(fds):
+                os.read(fd, 4096)
             self.heed()
+        self.slot.enter(*before)
 
     def misbehave(self, at: int) -> None:
         """Do what ``env.kwargs`` say, if this is who and when."""

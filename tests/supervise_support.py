@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import os
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -82,6 +85,31 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
+
+
+class _Yes(http.server.BaseHTTPRequestHandler):
+    """Answers everything."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, form: str, *values: object) -> None:
+        """Say nothing."""
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[int]:
+    """The port of a server that answers everything with 200."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Yes) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield int(server.server_address[1])
+        finally:
+            server.shutdown()
+            thread.join(LIMIT_S)
 
 
 @dataclass

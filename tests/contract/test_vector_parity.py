@@ -15,7 +15,7 @@ import headrace
 from headrace.core.errors import ConfigError, UnknownAttribute, VectorMisused
 from vector_envs import SPACES, Sampling
 
-pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lent_server"), pytest.mark.thin(3)]
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lent_server"), pytest.mark.thin(4)]
 
 BACKENDS: dict[str, dict[str, Any]] = {
     "here": {"workers": 0},

@@ -254,9 +254,9 @@ def test_d049_d050_any_callable_travels_and_the_script_needs_no_guard(isolated, 
 def test_d051_a_small_dev_shm_is_not_needed(isolated):
     """Observations lie in anonymous memory: nothing appears in /dev/shm, whose size a container limits."""
     before = set(os.listdir("/dev/shm"))  # noqa: PTH208
-    with headrace.VectorEnv([partial(vector_cases.Big, 8 << 20)] * 4, **isolated) as envs:
+    with headrace.VectorEnv([partial(vector_cases.Big, 1 << 20)] * 4, **isolated) as envs:
         observations, _ = envs.reset(seed=0)
-        assert observations.shape == (4, 8 << 20)
+        assert observations.shape == (4, 1 << 20)
         assert set(os.listdir("/dev/shm")) - before == set()  # noqa: PTH208
         observations, *_ = envs.step(np.zeros(4, np.int64))
         assert observations.min() == observations.max() == 1

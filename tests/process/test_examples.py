@@ -56,6 +56,7 @@ def test_ppo_of_sb3_trains_and_is_evaluated(tmp_path):
     assert numbers(r"evaluation of 8 episodes: ([\d.]+)", said)[0] > 9
 
 
+@pytest.mark.table
 def test_dqn_of_sb3_trains_and_its_books_are_right(tmp_path):
     said = run("sb3_dqn.py", "1500", "0.01", where=tmp_path)
 
@@ -68,6 +69,7 @@ def test_dqn_of_sb3_trains_and_its_books_are_right(tmp_path):
     assert 0 < steps - finished - cut < 60 * (cut + 4)
 
 
+@pytest.mark.table
 def test_ppo_in_the_manner_of_cleanrl_leaves_out_what_is_not_valid(tmp_path):
     said = run("cleanrl_ppo.py", "2000", "0.005", where=tmp_path)
 
@@ -80,6 +82,7 @@ def test_ppo_in_the_manner_of_cleanrl_leaves_out_what_is_not_valid(tmp_path):
     assert mean > 9
 
 
+@pytest.mark.table
 def test_torchrl_collects_through_its_own_wrapper(tmp_path):
     said = run("torchrl_collector.py", "2048", where=tmp_path)
 

@@ -24,7 +24,7 @@ from headrace.lanes.lane import LaneBlock, LaneWriter
 from headrace.lanes.layout import CUT, FINAL, HEAD, STEP, Geometry, step_struct
 from headrace.lanes.replay import Replay, balanced
 
-pytestmark = [pytest.mark.process, pytest.mark.thin(2)]
+pytestmark = [pytest.mark.process, pytest.mark.thin(4)]
 
 CHUNK, WINDOW = 5, 2
 OBS = spaces.Box(-np.inf, np.inf, (18,), np.float32)

@@ -42,11 +42,11 @@ def running(code, up="up"):
             process.wait(LIMIT_S)
 
 
-def found_in_time(watch, wanted, silent_for_s=100.0):
-    """Look until a finding of this kind is there; its sentence."""
-    clock, deadline = MonotonicClock(), Deadline(LIMIT_S)
+def found_in_time(watch, wanted, silent_for_s=100.0, later_s=0.0):
+    """Look until a finding of this kind is there; its sentence. To the watch each look is so much later than it is."""
+    clock, deadline, looks = MonotonicClock(), Deadline(LIMIT_S), 0
     while not deadline.passed:
-        now_s = clock.now()
+        now_s, looks = clock.now() + looks * later_s, looks + 1
         watch.feed(sample(watch.to_sample(), now_s), now_s)
         for finding in watch.findings(now_s, silent_for_s):
             if finding.kind == wanted:
@@ -73,7 +73,7 @@ def test_a_process_that_waits_is_idle():
 
 def test_a_child_that_nobody_collects_is_a_zombie_with_its_exit_code():
     with running(HAS_ZOMBIE) as process:
-        text = found_in_time(watch_over(process), "zombie")
+        text = found_in_time(watch_over(process), "zombie", later_s=1.0)
         assert text.endswith(
             "(false) has ended, exit code 1 while 1 other goes on and stays a zombie: its parent does not notice"
         )
@@ -99,10 +99,19 @@ def test_a_stopped_process_is_told():
 # the command
 
 
+HURRIES = """
+from headrace.cli.main import main
+from headrace.monitor import logprocesses, logsession
+logprocesses.GRACE_S, logsession.LOOK_EVERY_S = 0.5, 0.1
+main()
+"""
+"""The command, which looks more often than users need it to, and does not wait long for the last lines of a log."""
+
+
 @contextlib.contextmanager
 def monitor(*arguments):
     """The command in a process of its own; its output comes with `ended`."""
-    command = [sys.executable, "-c", "from headrace.cli.main import main; main()", "monitor", *map(str, arguments)]
+    command = [sys.executable, "-c", HURRIES, "monitor", *map(str, arguments)]
     # Without a buffer, or lines that `poll` cannot see would lie in it.
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as process:
         try:

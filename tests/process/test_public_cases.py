@@ -113,7 +113,7 @@ def test_nobody_dies_of_statistics_that_nobody_reads(runs, tmp_path):
         looks.append(progress)
         poll_fds({}, 1.0)
 
-    settings = {**SMALL, "env.factory": "run_envs:make", "run.steps": 8_000, "replay.ratio": 0.05}
+    settings = {**SMALL, "env.factory": "run_envs:make", "run.steps": 4_000, "replay.ratio": 0.05}
     run = headrace.train(run_dir=tmp_path / "slow", settings=settings, on_progress=look)
     assert run.completed, run.summary["error"]
     assert len(looks) >= 2

@@ -21,7 +21,7 @@ from resume_support import files
 from run_support import assert_books, events
 from session_support import assert_completed, assert_replays, go_on, in_sessions, outcome
 
-pytestmark = [pytest.mark.process, pytest.mark.thin(2)]
+pytestmark = [pytest.mark.process, pytest.mark.thin(3)]
 
 INLINE = {"run__schedule": "inline", "run__collectors": 1}
 LOCKSTEP = {"run__schedule": "lockstep", "run__collectors": 2}

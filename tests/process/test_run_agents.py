@@ -54,7 +54,9 @@ def assert_whole_lives(rows: np.ndarray, agent: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "policies", [OWN, pytest.param(MANY, marks=pytest.mark.table), PACKS], ids=["own", "shared", "packs"]
+    "policies",
+    [OWN, *(pytest.param(one, marks=pytest.mark.table) for one in (MANY, PACKS))],
+    ids=["own", "shared", "packs"],
 )
 def test_every_schedule_learns_the_same(runs: Runs, policies: Mapping[str, Any]) -> None:
     found = []
@@ -113,7 +115,7 @@ def test_one_that_takes_turns_is_trained(runs: Runs) -> None:
 
 def test_a_killed_collector_is_replaced_and_nothing_is_lost_or_doubled(runs: Runs, blows: Blows) -> None:
     blows.plan([("collector-1", SIGKILL, 50)])
-    run = runs.train("agent_envs:comers", **{**OWN, "run.steps": 1_500, "supervision.backoff_s": 0.0}, **ASYNC)
+    run = runs.train("agent_envs:comers", **{**OWN, "run.steps": 900, "supervision.backoff_s": 0.0}, **ASYNC)
     assert run.completed, run.summary["error"]
     assert blows.sent
     assert run.summary["faults"] == {"died": 1}
@@ -136,6 +138,7 @@ def test_a_collector_that_dies_in_the_middle_of_a_step(runs: Runs, tmp_path: Pat
     assert not list(run.path.glob("reproducers/*"))
 
 
+@pytest.mark.table
 def test_stopped_and_resumed_it_learns_the_same(runs: Runs) -> None:
     settings = {**OWN, "run.steps": 720}
     whole = runs.train("agent_envs:comers", kwargs={"length": 40}, **settings, **INLINE)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from run_support import summary
+from headrace.cli.main import main
+from run_support import Runs, summary
 
 pytestmark = [pytest.mark.process, pytest.mark.thin(2)]
 
 HERE = Path(__file__).resolve().parents[1]
 LIMIT_S = 30.0
+
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @dataclass(frozen=True)
@@ -90,17 +95,30 @@ SETTINGS = {
 }
 
 
-def train(case: Case, run_dir: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+def train(case: Case, run_dir: Path, folder: Path, command: Command) -> subprocess.CompletedProcess[str]:
     config = folder / "config.toml"
     kwargs = "".join(f"{key} = {json.dumps(value)}\n" for key, value in case.kwargs.items())
     config.write_text(f'[env]\nfactory = "{case.factory}"\nlanes = 4\n[env.kwargs]\n{kwargs}')
     settings = [part for setting in case.settings for part in ("--set", setting)]
-    return headrace("train", str(config), "--run-dir", str(run_dir), *settings)
+    return command("train", str(config), "--run-dir", str(run_dir), *settings)
 
 
 def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
     line = [Path(sys.executable).with_name("headrace"), *arguments]
     return subprocess.run(line, cwd=HERE, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+@pytest.fixture
+def here(runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The command in this process, its runs from the warm fork server: for what is not about the process."""
+    monkeypatch.chdir(HERE)
+
+    def called(*arguments: str) -> subprocess.CompletedProcess[str]:
+        with pytest.raises(SystemExit) as left:
+            main(list(arguments))
+        return subprocess.CompletedProcess(arguments, left.value.code, *capsys.readouterr())
+
+    return called
 
 
 def assert_says(case: Case, done: subprocess.CompletedProcess[str]) -> None:
@@ -114,11 +132,12 @@ def assert_says(case: Case, done: subprocess.CompletedProcess[str]) -> None:
     assert facts[-1].startswith("  fix: ")
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("name", [*BUILDING, *FIRST_OBSERVATION])
 def test_environment_that_cannot_be_used_at_all(tmp_path, name):
     case = (BUILDING | FIRST_OBSERVATION)[name]
     run_dir = tmp_path / "run"
-    done = train(case, run_dir, tmp_path)
+    done = train(case, run_dir, tmp_path, headrace)
     assert_says(case, done)
     left = summary(run_dir)
     assert left["outcome"] == "failed"
@@ -128,9 +147,9 @@ def test_environment_that_cannot_be_used_at_all(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_settings_that_cannot_be(tmp_path, name):
+def test_settings_that_cannot_be(here, tmp_path, name):
     run_dir = tmp_path / "run"
-    assert_says(SETTINGS[name], train(SETTINGS[name], run_dir, tmp_path))
+    assert_says(SETTINGS[name], train(SETTINGS[name], run_dir, tmp_path, here))
     assert not run_dir.exists()
 
 
@@ -140,25 +159,25 @@ def test_unknown_preset(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["file", "file/below", "link"])
-def test_place_that_cannot_be_written(tmp_path, place):
+def test_place_that_cannot_be_written(here, tmp_path, place):
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to("/proc/no-such-process")
     case = Case(exit_code=2, says=("[CFG-002]", str(tmp_path / place)))
-    assert_says(case, train(case, tmp_path / place, tmp_path))
+    assert_says(case, train(case, tmp_path / place, tmp_path, here))
 
 
-def test_mended_environment_may_be_tried_again_in_the_same_place(tmp_path):
+def test_mended_environment_may_be_tried_again_in_the_same_place(here, tmp_path):
     run_dir, broken = tmp_path / "run", Case("run_envs:returns_none")
     for _ in range(2):
-        assert_says(broken, train(broken, run_dir, tmp_path))
+        assert_says(broken, train(broken, run_dir, tmp_path, here))
     assert (run_dir / "earlier" / "1" / "summary.json").is_file()
     mended = train(
         Case(settings=("run.steps=100", "replay.learning_starts=50", "collect.random_steps=50", "evaluation.episodes=0")),
-        run_dir, tmp_path,
+        run_dir, tmp_path, here,
     )  # fmt: skip
     assert (mended.returncode, mended.stderr) == (0, "")
     case = Case(exit_code=2, says=("[CFG-002]", "already holds a finished run", "outcome: completed"))
-    assert_says(case, train(case, run_dir, tmp_path))
+    assert_says(case, train(case, run_dir, tmp_path, here))
 
 
 LATER = {

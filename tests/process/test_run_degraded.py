@@ -10,7 +10,7 @@ from headrace.supervision.child import SupervisedChild
 from headrace.telemetry.board import Board, State
 from run_support import Runs, assert_books, assert_gapless, events
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.thin(2)]
 
 DEGRADE = {"supervision__when_spent": "degrade", "supervision__backoff_s": 0.0}
 

@@ -20,7 +20,7 @@ from headrace.supervision.spec import BecameReady, Event, Reported, Started
 from headrace.supervision.supervisor import Supervisor
 from run_support import assert_books, assert_gapless, events, summary
 
-pytestmark = [pytest.mark.process, pytest.mark.thin(2)]
+pytestmark = [pytest.mark.process, pytest.mark.thin(3)]
 
 ENV = "run_envs:make"
 HERE = Path(__file__).resolve().parents[1]

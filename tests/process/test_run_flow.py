@@ -57,6 +57,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     return seen
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize("slack", [8, None])
 def test_ratio_is_kept_whatever_it_is_and_however_small_the_slack(runs, watch, ratio, slack):
@@ -72,7 +73,7 @@ def test_ratio_is_kept_whatever_it_is_and_however_small_the_slack(runs, watch, r
 
 
 def test_learner_slower_than_the_environment_makes_collectors_wait_and_nothing_is_lost(runs, watch):
-    run = runs.train(ENV, run__steps=1500, algorithm__critic__hidden=[256, 256], replay__capacity=20_000)
+    run = runs.train(ENV, run__steps=700, algorithm__critic__hidden=[256, 256])
     assert run.completed
     assert_books(run)
     assert run.summary["books"]["evicted"] == 0

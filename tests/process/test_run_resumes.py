@@ -99,7 +99,7 @@ def test_stopped_and_resumed_it_learns_the_same(runs, chain):
     assert_the_same(runs, "Pendulum-v1", CHAINS[chain])
 
 
-@pytest.mark.parametrize("case", beyond(CASES, "eviction_correlated_noise_and_normaliser", "priorities"))
+@pytest.mark.parametrize("case", beyond(CASES, "eviction_correlated_noise_and_normaliser"))
 def test_whatever_crosses_the_stop(runs, case):
     env, settings = CASES[case]
     assert_the_same(runs, env, (INLINE, lockstep(2), lockstep(3)), **settings)

@@ -58,7 +58,7 @@ MORE = {
 }  # fmt: skip
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize(
     ("fault", "counted"),
     [*FAULTS.items(), *(pytest.param(fault, counted, marks=pytest.mark.table) for fault, counted in MORE.items())],
@@ -90,7 +90,7 @@ def test_one_environment_costs_its_own_episode(runs, tmp_path, fault, counted):
 def test_the_others_go_on_while_one_hangs(runs, tmp_path):
     kwargs = {"fault": "hang", "at": 13, "marker": str(tmp_path / "marker"), **SLOW}
     run = runs.train(
-        ENV, kwargs=kwargs, deadlines__step_s=3.0, run__steps=1000, replay__ratio=0.1, env__workers=6, run__collectors=1
+        ENV, kwargs=kwargs, deadlines__step_s=1.5, run__steps=600, replay__ratio=0.1, env__workers=6, run__collectors=1
     )
     assert_sound(runs, run)
     (event,) = events(run, "fault")
@@ -152,7 +152,8 @@ def test_what_comes_back_wrong_ends_the_run_if_it_is_to(runs, tmp_path):
     assert_books(run)
 
 
-@pytest.mark.parametrize("schedule", ["inline", pytest.param("lockstep", marks=pytest.mark.table)])
+@pytest.mark.table
+@pytest.mark.parametrize("schedule", ["inline", "lockstep"])
 def test_faults_under_rounds(runs, tmp_path, schedule):
     kwargs = {"fault": "kill", "at": 30, "marker": str(tmp_path / "marker")}
     run = runs.train(ENV, kwargs=kwargs, run__schedule=schedule, **WORKERS)
@@ -178,7 +179,7 @@ def test_a_worker_is_killed_from_outside(runs, tmp_path, blows):
 def test_the_collector_is_killed_with_all_its_workers(runs, tmp_path, blows):
     blows.plan([("collector-0", signal.SIGKILL, 30)])
     kwargs = {"fault": "fail", "at": 9, "marker": str(tmp_path / "marker"), **SLOW}
-    run = runs.train(ENV, kwargs=kwargs, run__steps=1000, **WORKERS)
+    run = runs.train(ENV, kwargs=kwargs, run__steps=500, **WORKERS)
     assert_sound(runs, run)
     assert run.summary["restarts"] == 1
     assert run.summary["faults"] == {"environment_raised": 1, "died": 1}
@@ -252,6 +253,7 @@ def reached(path: Path, process: subprocess.Popen[bytes], updates: int) -> None:
         select.select([], [], [], 0.02)
 
 
+@pytest.mark.table
 def test_actions_of_a_run_with_losses_are_verified(runs, tmp_path):
     kwargs = {"fault": "kill", "at": 40, "marker": str(tmp_path / "marker")}
     run = runs.train(

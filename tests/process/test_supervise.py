@@ -12,7 +12,7 @@ import pytest
 
 from headrace.monitor.doctor import diagnose
 from headrace.monitor.reader import read_run
-from supervise_support import Command, number_in, run_file, running, triple, wait_until_gone
+from supervise_support import Command, answering, free_port, number_in, run_file, running, triple, wait_until_gone
 
 pytestmark = pytest.mark.process
 
@@ -88,6 +88,12 @@ ready = {{ log = "up" }}
 restart = {{ max = 1, backoff_s = 0.0 }}
 [process.missing]
 command = "no-such-program --at-all"
+[process.squatted]
+command = "sleep 1000"
+ready = {{ http = "http://127.0.0.1:{{port}}/health" }}
+[process.mute]
+command = ['sh', '-c', 'exec > mute 2>&1; echo quiet; sleep 1000']
+ready = {{ file = "mute" }}
 [process.polite]
 command = ['sh', '-c', 'trap "echo leaving; exit 0" INT; echo up; while :; do sleep 0.05; done']
 ready = {{ log = "up" }}
@@ -96,9 +102,9 @@ stop_signal = "SIGINT"
 
 FAULTY = {
     "never_ready", "behind", "leaves", "killed", "stopped", "silent", "stuck", "files", "parent", "pattern", "again",
-    "missing",
+    "missing", "squatted",
 }  # fmt: skip
-READY = ("stubborn is ready", "polite is ready", "flood is done", "again is done")
+READY = ("mute is ready", "stubborn is ready", "polite is ready", "flood is done", "again is done")
 
 
 def not_essential(text):
@@ -116,7 +122,10 @@ def seen_enough(watched):
 
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory):
-    return run_file(tmp_path_factory.mktemp("zoo"), not_essential(ZOO), seen_enough)
+    folder = tmp_path_factory.mktemp("zoo")
+    (folder / "mute").touch()  # of an older run; it says nothing
+    with answering() as port:
+        return run_file(folder, not_essential(ZOO).replace("{port}", str(port)), seen_enough)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +143,7 @@ def zoo(tmp_path_factory):
         ("pattern", "pattern lives and has failed: a line matches its fail_pattern"),
         ("again", "again exited with code 3"),
         ("missing", "missing could not be started"),
+        ("squatted", "squatted was not started: something else answers as it should"),
     ],
 )
 def test_each_fault_is_named(zoo, name, sentence):
@@ -264,6 +274,43 @@ def test_steps_that_prepare_come_first_and_the_end_is_in_order(tmp_path):
     assert {name: facts["stage"] for name, facts in run.summary["processes"].items()} == {
         "prepare": "done", "server": "stopped", "job": "done",
     }  # fmt: skip
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "supervise"
+
+
+def example(folder, **changes):
+    """The example's files beside each other, on a port of its own; some words changed."""
+    (folder / "parts.py").write_text((EXAMPLE / "parts.py").read_text())
+    text = (EXAMPLE / "rl.toml").read_text().replace("18080", str(free_port())).replace("python3", PYTHON)
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def test_the_example_trains_to_its_end(tmp_path):
+    run = run_file(tmp_path, example(tmp_path))
+
+    assert (run.summary["outcome"], run.summary["exit_code"]) == ("completed", 0)
+    stages = {name: facts["stage"] for name, facts in run.summary["processes"].items()}
+    assert stages == {"inference": "stopped", "orchestrator": "done", "trainer": "done"}
+    assert ("trainer", "step 4 reward") in [(name, text[:13]) for name, text in run.watched.lines]
+
+
+@pytest.mark.table
+@pytest.mark.parametrize(
+    ("how", "code", "sentence"),
+    [
+        ("die", 1, "[SUP-001] orchestrator exited with code 1\n"),
+        ("hang", 3, "[SUP-002] trainer makes no progress for 5."),
+    ],
+)
+def test_the_example_names_the_orchestrator(tmp_path, how, code, sentence):
+    run = run_file(tmp_path, example(tmp_path, well=how))
+
+    assert (run.summary["exit_code"], run.summary["culprit"]) == (code, "orchestrator")
+    assert run.summary["error"].startswith(sentence)
 
 
 PARTS = """

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from headrace.commands.config import ProgressConfig, ReadyConfig
-from headrace.commands.probes import Prober, Seen, fetch, look_progress, look_ready
+from headrace.commands.probes import Prober, Seen, fetch, files_of, look_progress, look_ready
 from headrace.ipc.channel import Deadline, poll_fds
 
 pytestmark = pytest.mark.process
@@ -97,6 +97,11 @@ def test_files_are_counted_weighed_and_dated(tmp_path):
 
     assert (number("count"), number("size"), number("mtime")) == (2.0, 30.0, 1001.0)
     assert look_ready(ReadyConfig(file="b"), tmp_path).good
+    before = files_of("b", tmp_path)
+    seen = look_ready(ReadyConfig(file="b"), tmp_path, before)
+    assert (seen.good, seen.why) == (False, "nothing matches b that is newer than the process")
+    os.utime(tmp_path / "b", (2000, 2000))
+    assert look_ready(ReadyConfig(file="b"), tmp_path, before).good
     assert not look_ready(ReadyConfig(file="c"), tmp_path).good
 
 

@@ -137,9 +137,11 @@ def test_ctrl_c_leaves_nobody_behind_and_keeps_what_has_run(config: str, tmp_pat
         line, cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
     ) as process:
         deadline = Deadline(60.0)
-        while not (out / "inline-0" / "metrics.jsonl").exists() and not deadline.passed:
+        parent, family = psutil.Process(process.pid), []
+        # The file is there before the first process of the run is.
+        while not (family and (out / "inline-0" / "metrics.jsonl").exists()) and not deadline.passed:
             poll_fds({}, 0.02)
-        family = psutil.Process(process.pid).children(recursive=True)
+            family = parent.children(recursive=True)
         process.send_signal(signal.SIGINT)
         printed, errors = process.communicate(timeout=30.0)
     assert (process.returncode, printed, errors.strip()) == (130, "", "interrupted")

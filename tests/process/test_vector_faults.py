@@ -27,7 +27,7 @@ from headrace.vector.options import FaultBudget
 from told_envs import DEATHS, HANGS, LIES, NOT_FINITE, RAISES, SOFT_HANGS, WORDS, Trouble, told
 from vector_support import BACKENDS, MODES, Cut, Follower, drive, drive_ready
 
-pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lent_server"), pytest.mark.thin(2)]
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lent_server"), pytest.mark.thin(4)]
 
 COUNT, CULPRIT, AT, STEPS = 4, 1, 3, 24
 STEP_S = 1.5

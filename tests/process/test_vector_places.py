@@ -17,7 +17,7 @@ from headrace.vector.options import FaultBudget
 from told_envs import HANGS, WORDS, Make, Told, Trouble, WithHelper, told
 from vector_support import BACKENDS, MODES, Follower, drive
 
-pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lent_server"), pytest.mark.thin(2)]
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lent_server"), pytest.mark.thin(4)]
 
 COUNT, CULPRIT = 4, 1
 LIMIT_S = 1.5

@@ -25,7 +25,7 @@ from told_envs import WORDS, T, Trouble, told
 from vector_cases import Image, Structured, curriculum
 from vector_support import BACKENDS
 
-pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lent_server"), pytest.mark.thin(3)]
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lent_server"), pytest.mark.thin(5)]
 
 
 @pytest.fixture(params=["serial", "worker", pytest.param("threads", marks=pytest.mark.table)])

@@ -34,7 +34,7 @@ def soak(folder: Path, wanted: Soak, threads: int = 1) -> None:
     ("mode", "as_ready"),
     [
         pytest.param(NEXT_STEP, False, id="step-NEXT_STEP", marks=pytest.mark.table),
-        pytest.param(SAME_STEP, False, id="step-SAME_STEP"),
+        pytest.param(SAME_STEP, False, id="step-SAME_STEP", marks=pytest.mark.table),
         pytest.param(DISABLED, False, id="step-DISABLED", marks=pytest.mark.table),
         pytest.param(NEXT_STEP, True, id="receive-NEXT_STEP"),
         pytest.param(SAME_STEP, True, id="receive-SAME_STEP", marks=pytest.mark.table),

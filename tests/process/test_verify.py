@@ -24,7 +24,8 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize(
-    ("schedule", "collectors", "group_size", "frame_stack"), [("inline", 1, 2, 1), ("async", 2, 1, 3)]
+    ("schedule", "collectors", "group_size", "frame_stack"),
+    [pytest.param("inline", 1, 2, 1, marks=pytest.mark.table), ("async", 2, 1, 3)],
 )
 def test_real_run_is_verified_bit_for_bit(
     runs: Runs, capsys: pytest.CaptureFixture[str], schedule: str, collectors: int, group_size: int, frame_stack: int
@@ -48,7 +49,7 @@ def test_real_run_is_verified_bit_for_bit(
     assert (told["verified"], told["chunks"], told["largest_difference"]) == (True, 10, 0.0)
 
 
-@pytest.mark.parametrize("name", ["plots", "gates"])
+@pytest.mark.parametrize("name", [pytest.param("plots", marks=pytest.mark.table), "gates"])
 def test_what_was_chosen_is_verified_bit_for_bit_also_where_it_was_random(runs: Runs, name: str) -> None:
     settings = {"plots": choice_envs.PLOTS, "gates": choice_envs.GATES}[name]
     run = runs.train(

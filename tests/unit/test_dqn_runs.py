@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +24,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The run of a case, which is made once and only read."""
+
+    @cache
+    def made(case: str) -> Path:
+        env, settings = CASES[case]
+        return record_here(tmp_path_factory.mktemp("recorded") / "run", env__factory=env, **settings)
+
+    return made
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_what_chooses_is_recorded_and_replayed_bit_for_bit(tmp_path: Path, case: str) -> None:
+def test_what_chooses_is_recorded_and_replayed_bit_for_bit(recorded: Callable[[str], Path], case: str) -> None:
     """The environments raise where what cannot be chosen is, or an action is no plain number."""
-    env, settings = CASES[case]
-    run = record_here(tmp_path / "run", env__factory=env, **settings)
-    assert replay(run).ended
+    assert replay(recorded(case)).ended
 
 
-def test_errors_become_priorities_and_priorities_weights(tmp_path: Path) -> None:
-    env, settings = CASES["plots"]
-    run = record_here(tmp_path / "run", env__factory=env, **settings)
+def test_errors_become_priorities_and_priorities_weights(recorded: Callable[[str], Path]) -> None:
     with ExitStack() as stack:
-        replayer = stack.enter_context(Replayer(run))
+        replayer = stack.enter_context(Replayer(recorded("plots")))
         learner = replayer.learner
         sampler, algorithm = learner._sampler, learner.algorithm
         assert isinstance(sampler, PrioritisedSampler)
@@ -63,10 +73,8 @@ def test_errors_become_priorities_and_priorities_weights(tmp_path: Path) -> None
         assert weights.min() < 0.7
 
 
-def test_priorities_are_part_of_the_learners_state(tmp_path: Path) -> None:
-    env, settings = CASES["plots"]
-    run = record_here(tmp_path / "run", env__factory=env, **settings)
-    with Replayer(run) as replayer:
+def test_priorities_are_part_of_the_learners_state(recorded: Callable[[str], Path]) -> None:
+    with Replayer(recorded("plots")) as replayer:
         assert replayer.run() is None
         learner = replayer.learner
         sampler = learner._sampler

@@ -69,13 +69,13 @@ def test_an_influence_plan_keeps_to_its_budget_and_ends_when_no_fire_is_left():
 
 
 def test_placing_by_influence_beats_placing_at_random_under_fires_that_neither_has_seen():
-    rasters = RasterSet(24, 6, first=1000)
+    rasters = RasterSet(24, 4, first=1000)
     saved = []
     for number in range(len(rasters)):
         land = Landscape(rasters[number], Weather())
         rng = np.random.default_rng(number)
-        plans = (influence_plan(land, 46, land.draw(150, rng)), random_plan(land, 46, rng))
-        fires = land.draw(150, rng)
+        plans = (influence_plan(land, 46, land.draw(100, rng)), random_plan(land, 46, rng))
+        fires = land.draw(100, rng)
         saved.append([evaluate_plan(rasters[number], plan, fires).reduction for plan in plans])
     by_influence, at_random = np.mean(saved, axis=0)
     assert by_influence > at_random + 0.15

@@ -149,6 +149,13 @@ def test_where_nothing_has_moved_every_loss_is_reinforce(kind: Any) -> None:
     assert not found.held.any()
 
 
+def test_the_ratio_of_a_sample_does_not_grow_with_its_length() -> None:
+    samples = [([(-0.5, -0.6)] * 2, 1.0), ([(-0.5, -0.6)] * 40, 1.0)]
+    found = token_losses("gspo", tokens_of(samples), 0.2, 0.28)
+    assert found.ratio.tolist() == pytest.approx([math.exp(0.1)] * 42)
+    assert not found.held.any()
+
+
 def test_cispo_keeps_a_gradient_where_ppo_has_none() -> None:
     samples = [([(-0.1, -3.0)], 1.0)]
     for kind, expected in (("grpo", 0.0), ("cispo", -2.0)):

@@ -45,7 +45,7 @@ def played(*, rounds: bool, at_once: int, members: list[tuple[int, float]]) -> t
     async def main() -> list[list[str]]:
         gatherer = Gatherer(generator, rounds=rounds, at_once=at_once)  # type: ignore[arg-type]
         for _ in members:
-            gatherer.join()
+            gatherer.enter()
         tasks = [member(gatherer, key, turns, thinks) for key, (turns, thinks) in enumerate(members)]
         answers = await asyncio.gather(*reversed(tasks))  # the last one asks first
         await gatherer.close()
@@ -77,8 +77,8 @@ def test_a_round_goes_on_without_who_is_cancelled(asks_first: bool) -> None:
 
     async def main() -> list[str]:
         gatherer = Gatherer(generator, rounds=True, at_once=1)  # type: ignore[arg-type]
-        gatherer.join()
-        gatherer.join()
+        gatherer.enter()
+        gatherer.enter()
         gone = asyncio.create_task(member(gatherer, 0, 1, thinks_s=0.0 if asks_first else 99.0))
         gone.add_done_callback(lambda _: gatherer.leave())
         stays = asyncio.create_task(member(gatherer, 1, 1, thinks_s=1.0 if asks_first else 0.0))

@@ -148,11 +148,14 @@ def test_with_a_rate_of_nothing_nothing_changes(model: Any) -> None:
     trainer = build(model, still)
     before = {name: tensor.clone() for name, tensor in trainer.tensors().items()}
     probe = trainer.probe([1, 2, 3, 4])
+    norms = set()
     for step in range(3):
         metrics = trainer.step(sampled_by(model, batch(step, 8)))
         assert metrics["mismatch_kl/max"] < 1e-6
         assert metrics["importance_ratio/max"] == pytest.approx(1.0, abs=1e-5)
         assert metrics["optim/grad_norm"] > 0
+        norms.add(metrics["optim/grad_norm"])
+    assert len(norms) == 1, "the gradient of one step is in that of the next"
     assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.tensors().items())
     assert trainer.probe([1, 2, 3, 4]) == probe
 

@@ -227,7 +227,7 @@ GEOMETRIES = st.fixed_dictionaries(
 ENDS = st.sampled_from([RUNNING, RUNNING, RUNNING, TERMINATED, TRUNCATED])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(GEOMETRIES, st.data())
 def test_every_sampleable_window_equals_the_model(sizes: dict[str, Any], data: st.DataObject) -> None:
     real = pair(**sizes)

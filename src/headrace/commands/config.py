@@ -28,7 +28,7 @@ class ReadyConfig(Section):
     """By what a process shows that others can use it: exactly one of ``http``, ``log``, ``file``, ``alive_s``, ``done``."""
 
     http: str | None = None
-    """A URL that answers with ``status`` and, if given, a JSON object that holds ``json``."""
+    """A URL that answers with ``status`` and, if given, a JSON object that holds ``json_holds``."""
     status: int = Field(default=200, ge=100, le=599)
     """The HTTP status that is expected; any other one is no."""
     json_holds: dict[str, Any] | None = None
@@ -36,11 +36,13 @@ class ReadyConfig(Section):
     log: str | None = None
     """A regular expression that a line of its output matches."""
     file: str | None = None
-    """A path or glob pattern, from the process's ``cwd``; ready once something matches."""
+    """A path or glob pattern, from the process's ``cwd``; ready once something matches that is new or was changed."""
     alive_s: float | None = Field(default=None, gt=0)
     """Seconds it has to live."""
     done: bool = False
     """It is ready when it has ended with code 0: for steps that prepare something."""
+    shared: bool = False
+    """Whether ``http`` may be answered before the process is started; otherwise that is a fault: something else has its port."""
     start_s: float = Field(default=600.0, gt=0)
     """Seconds from its start until it is ready; then it counts as stalled."""
     probe_s: float = Field(default=5.0, gt=0)
@@ -54,6 +56,8 @@ class ReadyConfig(Section):
         _check_sign(self.http, self.log)
         if self.json_holds is not None and self.http is None:
             raise ConfigError("ready.json_holds is of no use without ready.http", fix="add ready.http, or remove it")
+        if self.shared and self.http is None:
+            raise ConfigError("ready.shared is of no use without ready.http", fix="add ready.http, or remove it")
         if self.alive_s is not None and self.alive_s >= self.start_s:
             raise ConfigError(
                 "it could never be ready: ready.alive_s is not below ready.start_s",

@@ -19,7 +19,7 @@ from typing import NoReturn, Self
 
 from headrace.commands.config import ProcessConfig
 from headrace.commands.output import LAST_WORDS_S, Output
-from headrace.commands.probes import Prober, Seen, look_progress, look_ready
+from headrace.commands.probes import Files, Prober, Seen, files_of, look_progress, look_ready
 from headrace.commands.tree import Tree, exit_in_words
 from headrace.commands.vigil import LOST, Judgement, Limits, Vigil
 from headrace.core.errors import ChannelClosed, ComponentDied, ComponentError, ComponentStalled
@@ -78,6 +78,9 @@ class Keeper:
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
         os.set_blocking(self._wake_writer, False)
+        before = _seen_before(self._id, process)
+        if isinstance(before, ComponentDied):
+            say_why(self._control, before)
         try:
             self._tree = Tree(self._id, process.command, process.cwd, {**os.environ, **process.env})
         except ComponentDied as error:
@@ -89,7 +92,7 @@ class Keeper:
         )  # fmt: skip
         self._vigil = Vigil(limits, time.monotonic())
         self._output = Output(self._tree.output_fd, 1, process, self._vigil)
-        self._probers = _probers(process, self._wake_writer)
+        self._probers = _probers(process, before, self._wake_writer)
 
     def __enter__(self) -> Self:
         return self
@@ -122,10 +125,16 @@ class Keeper:
 
     def _wait(self) -> None:
         """Until something happens, a quarter of a second at most."""
-        fds = [self._control.fileno(), self._tree.output_fd, self._wake_reader, self._tree.pidfd]
-        poll_fds(dict.fromkeys(fds, select.POLLIN), _TURN_S)
+        poll_fds(
+            dict.fromkeys([self._control.fileno(), self._wake_reader, *self._signs_of_life()], select.POLLIN), _TURN_S
+        )
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_reader, _WAKE_BYTES)
+
+    def _signs_of_life(self) -> list[int]:
+        """What is readable when the program prints or ends; an output it has closed always would be."""
+        fds = [] if self._output.closed else [self._tree.output_fd]
+        return fds + ([self._tree.pidfd] if self._tree.pidfd >= 0 else [])
 
     def _heed(self) -> Stop | None:
         try:
@@ -214,8 +223,7 @@ class Keeper:
         self._tree.signal(self._process.stop_number)
         deadline = Deadline(self._process.stop_s)
         while self._tree.ended() is None and not deadline.passed and self._control.peer_alive():
-            fds = [self._tree.output_fd, self._tree.pidfd]
-            poll_fds(dict.fromkeys(fds, select.POLLIN), min(_TURN_S, deadline.left_s()))
+            poll_fds(dict.fromkeys(self._signs_of_life(), select.POLLIN), min(_TURN_S, deadline.left_s()))
             self._output.read()
         heeded = self._tree.ended() is not None
         self._end_rest()
@@ -292,12 +300,26 @@ class Display:
             self._beat = Deadline(BEAT_S)
 
 
-def _probers(process: ProcessConfig, wake_fd: int) -> tuple[Prober | None, Prober | None]:
+def _seen_before(name: str, process: ProcessConfig) -> Files | ComponentDied:
+    """What would be taken for its signs, and is there before it is: files; an answer is a fault."""
+    ready = process.ready
+    if ready.file is not None:
+        return files_of(ready.file, Path(process.cwd))
+    if ready.http is not None and not ready.shared and look_ready(ready, Path(process.cwd)).good:
+        return ComponentDied(
+            f"{name} was not started: something else answers as it should",
+            http=ready.http,
+            fix="end what listens there, or give this process another port; if that is meant, set ready.shared = true",
+        )
+    return frozenset()
+
+
+def _probers(process: ProcessConfig, before: Files, wake_fd: int) -> tuple[Prober | None, Prober | None]:
     """Who looks for readiness, and who for progress; None where lines or time tell."""
     cwd, ready, progress = Path(process.cwd), process.ready, process.progress
     first = second = None
     if ready.http is not None or ready.file is not None:
-        first = Prober(partial(look_ready, ready, cwd), ready.probe_s, pace_s(ready.start_s), wake_fd)
+        first = Prober(partial(look_ready, ready, cwd, before), ready.probe_s, pace_s(ready.start_s), wake_fd)
     if progress is not None and progress.log is None:
         second = Prober(partial(look_progress, progress, cwd), progress.probe_s, pace_s(progress.progress_s), wake_fd)
     return first, second

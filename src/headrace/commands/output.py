@@ -41,6 +41,8 @@ class Output:
         self._fail = _compiled(process.fail_pattern)
         self.failed_by: str | None = None
         """The first line that says that the program has failed."""
+        self.closed = False
+        """Whether nobody can write to it any more: the program has closed it, and may live on."""
 
     @property
     def lines(self) -> int:
@@ -56,6 +58,7 @@ class Output:
             except BlockingIOError:
                 return
             if not data:
+                self.closed = True
                 return
             with contextlib.suppress(OSError):  # a full disk costs the log, not the program
                 os.write(self._log_fd, data)

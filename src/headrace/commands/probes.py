@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import http.client
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -74,11 +75,27 @@ def fetch(url: str, timeout_s: float) -> Answer:
         connection.close()
 
 
-def look_ready(ready: ReadyConfig, cwd: Path) -> Seen:
-    """Whether the sign of readiness is there: ``http`` or ``file``."""
+Files = frozenset[tuple[str, int]]
+"""Names and the times of their last change."""
+
+
+def files_of(pattern: str, cwd: Path) -> Files:
+    """The files that match now."""
+    return frozenset((name, stat.st_mtime_ns) for name, stat in _matching(pattern, cwd))
+
+
+def look_ready(ready: ReadyConfig, cwd: Path, before: Files = frozenset()) -> Seen:
+    """Whether the sign of readiness is there: ``http`` or ``file``.
+
+    Args:
+        ready: What is looked for.
+        cwd: Where relative patterns begin.
+        before: Files that were there before the process was; they say nothing about it.
+    """
     if ready.file is not None:
-        found = glob.glob(ready.file, root_dir=cwd, recursive=True)  # noqa: PTH207 - absolute patterns are meant as well
-        return Seen(good=bool(found), why="" if found else f"nothing matches {ready.file}")
+        new = files_of(ready.file, cwd) - before
+        old = " that is newer than the process" if before else ""
+        return Seen(good=bool(new), why="" if new else f"nothing matches {ready.file}{old}")
     url = ready.http or ""
     try:
         answer = fetch(url, ready.probe_s)
@@ -110,17 +127,19 @@ def look_progress(progress: ProgressConfig, cwd: Path) -> Seen:
 
 
 def _of_files(pattern: str, by: str, cwd: Path) -> float:
-    found = glob.glob(pattern, root_dir=cwd, recursive=True)  # noqa: PTH207 - absolute patterns are meant as well
-    if by == "count":
-        return float(len(found))
-    values = [0.0]
-    for name in found:
-        try:
-            stat = (cwd / name).stat()
-        except OSError:  # it went away in between
-            continue
-        values.append(float(stat.st_size) if by == "size" else stat.st_mtime)
-    return sum(values) if by == "size" else max(values)
+    stats = [stat for _, stat in _matching(pattern, cwd)]
+    match by:
+        case "count":
+            return float(len(stats))
+        case "size":
+            return float(sum(stat.st_size for stat in stats))
+    return max((stat.st_mtime for stat in stats), default=0.0)
+
+
+def _matching(pattern: str, cwd: Path) -> Iterator[tuple[str, os.stat_result]]:
+    for name in glob.iglob(pattern, root_dir=cwd, recursive=True):  # noqa: PTH207 - absolute patterns are meant as well
+        with contextlib.suppress(OSError):  # it went away in between
+            yield name, (cwd / name).stat()
 
 
 def _short(error: Exception) -> str:

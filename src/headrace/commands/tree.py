@@ -61,8 +61,8 @@ class Tree:
         self.pid = self._process.pid
         self.output_fd = reader
         """What it and its descendants print; never blocks."""
-        self.pidfd = os.pidfd_open(self.pid)
-        """Readable when the program has ended."""
+        self.pidfd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
+        """Readable when the program has ended; -1 where there are none."""
 
     def ended(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs. Descendants that have ended are put away."""
@@ -76,6 +76,8 @@ class Tree:
 
     def signal(self, number: int) -> None:
         """Send a signal to its process group, and let it go on if it is stopped, so that it can heed it."""
+        if self.ended() is not None:
+            return  # its number may be another's by now
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
             os.killpg(self.pid, signal.SIGCONT)
@@ -83,8 +85,9 @@ class Tree:
     def kill(self, within_s: float) -> bool:
         """Kill it and every descendant; whether all were gone in time."""
         deadline = Deadline(within_s)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        if self.ended() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
         while True:
             for pid in _children():  # the children of those that die become ours, and are found the next time
                 with contextlib.suppress(ProcessLookupError):
@@ -107,7 +110,8 @@ class Tree:
     def close(self) -> None:
         """Give the descriptors back."""
         os.close(self.output_fd)
-        os.close(self.pidfd)
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
 
 
 def end_adopted(within_s: float) -> None:

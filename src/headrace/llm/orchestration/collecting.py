@@ -186,7 +186,7 @@ class Collecting:
         self._running[group.number] = group
         for spec in group.specs(self._config.sampling.temperature):
             self.books.request(spec.id)
-            self._gatherer.join()
+            self._gatherer.enter()
             task = asyncio.get_running_loop().create_task(self.player.play(spec))
             self._tasks[spec.group, spec.sample] = task
             task.add_done_callback(functools.partial(self._ended, group, spec.sample))

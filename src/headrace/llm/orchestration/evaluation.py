@@ -137,7 +137,7 @@ async def play_all(
 
     def begin() -> None:
         index = waiting.pop()
-        gatherer.join()
+        gatherer.enter()
         tasks[index] = loop.create_task(player.play(todo[index]))
         tasks[index].add_done_callback(lambda _: end())
 
@@ -160,4 +160,4 @@ async def play_all(
         for task in tasks.values():
             task.cancel()
         raise
-    return [tasks[index].result() for index in range(len(todo))]
+    return [await tasks[index] for index in range(len(todo))]  # all are done

@@ -128,4 +128,4 @@ class Examiner:
                 if not playing.done():
                     playing.cancel()
                     await asyncio.wait({playing}, timeout=_LEAVE_S)
-        return [] if playing.cancelled() else playing.result()
+        return [] if playing.cancelled() else await playing  # it is done

@@ -57,7 +57,7 @@ class Gatherer:
         """Requests that are with the generator."""
         return self._outstanding
 
-    def join(self) -> None:
+    def enter(self) -> None:
         """A rollout is alive. Said before it runs, so that no round begins without it."""
         self._members += 1
 

@@ -53,8 +53,6 @@ class _Progress:
 
     tokens: int = 0
     at_s: float = 0.0
-    proven: bool = False
-    """Whether a completion was ever generated."""
 
 
 @dataclass(slots=True)
@@ -157,7 +155,7 @@ class Driver:
     @property
     def proven(self) -> bool:
         """Whether something was generated since the start: the only proof that something can be."""
-        return self._progress.proven
+        return self.engine.counts.completed > 0
 
     @property
     def outstanding(self) -> int:
@@ -178,7 +176,6 @@ class Driver:
         counts, progress = self.engine.counts, self._progress
         if counts.generated_tokens > progress.tokens:
             progress.tokens, progress.at_s = counts.generated_tokens, self.clock.now()
-        progress.proven |= counts.completed > 0
         if self._passed is not None:
             self._passed.set_result(None)
             self._passed = None

@@ -8,10 +8,10 @@ from typing import Any
 
 import openai
 import pytest
-from tests.llm_serving_support import CONTEXT, llama, plain_logprobs, served, tokenizer
 
 from headrace.llm.engine.engine import Engine
 from headrace.llm.server.driver import Driver
+from llm_serving_support import CONTEXT, llama, plain_logprobs, served, tokenizer, until
 
 Work = Callable[[openai.AsyncOpenAI, Driver], Awaitable[None]]
 
@@ -175,8 +175,7 @@ def test_a_stream_whose_reader_leaves_frees_its_slot() -> None:
         stream = await chat(client, stream=True)
         assert driver.outstanding == 1
         await stream.close()
-        while driver.outstanding:
-            await asyncio.sleep(0)
+        await until(lambda: not driver.outstanding)
         assert driver.engine.counts.cancelled == 1
 
     ask(work, generating=False)

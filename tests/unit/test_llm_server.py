@@ -11,7 +11,6 @@ from typing import Any
 import aiohttp
 import pytest
 import torch
-from tests.llm_serving_support import CONTEXT, llama, ragged, run, served, wanted
 
 from headrace.core.clock import FakeClock
 from headrace.llm.engine import engine as engine_module
@@ -19,6 +18,7 @@ from headrace.llm.engine.engine import Engine
 from headrace.llm.messages import Completion, GenerationRequest, PublishedWeights
 from headrace.llm.server.driver import Driver
 from headrace.llm.weights import make_probe, publish
+from llm_serving_support import CONTEXT, llama, ragged, run, served, until, wanted
 
 Client = Callable[..., Awaitable[tuple[int, Any]]]
 
@@ -155,11 +155,9 @@ def test_a_deadline_that_passes_is_a_failure_and_frees_the_slot() -> None:
 def test_a_client_that_leaves_frees_its_slot() -> None:
     async def work(client: Client, driver: Driver) -> None:
         call = asyncio.ensure_future(client("POST", "/generate", {"requests": [wire(wanted(0)), wire(wanted(1))]}))
-        while not driver.engine.waiting:
-            await asyncio.sleep(0)
+        await until(lambda: driver.engine.waiting)
         call.cancel()
-        while driver.engine.waiting or driver.outstanding:
-            await asyncio.sleep(0)
+        await until(lambda: not (driver.engine.waiting or driver.outstanding))
         assert driver.engine.counts.cancelled == 2
 
     ask(work, engine(), generating=False)
@@ -289,7 +287,7 @@ def test_a_wrong_checksum_in_memory_ends_generating_until_a_load_succeeds(
         kept = model.model.layers[1].mlp.down_proj.weight.clone()
         real(model, tensors)
         model.model.layers[1].mlp.down_proj.weight.data.copy_(kept)
-        return real(model, {name: value for name, value in model.state_dict().items()})
+        return real(model, dict(model.state_dict()))
 
     async def work(client: Client, _: Driver) -> None:
         await client("POST", "/generate", {"requests": [wire(wanted(0))]})

@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from tests.llm_serving_support import CONTEXT, VOCABULARY, gpt2, llama, plain_logprobs, ragged, run, wanted
 
 from headrace.llm.engine.engine import Engine
 from headrace.llm.engine.forward import LlamaForward
 from headrace.llm.messages import Completion, Failure, GenerationRequest
+from llm_serving_support import CONTEXT, VOCABULARY, gpt2, llama, plain_logprobs, ragged, run, wanted
 
 MODELS = {
     "llama": llama,

@@ -1,0 +1,1 @@
+"""Servers of completions that are not ours: how they are started, asked, and given new weights."""
