@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
@@ -17,6 +16,7 @@ from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, NonFiniteValue
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import Batch, Probe, Sample
+from headrace.llm.tiny import served_copy
 from headrace.llm.training.checking import check_batch, off_policy
 from headrace.llm.training.forward import Device, attention_kind, said
 from headrace.llm.training.packing import Pass, pack
@@ -130,7 +130,7 @@ class Trainer:
         """What the published weights say of a text."""
         model = self._model
         if self._config.model.dtype == "bfloat16":
-            model = copy.deepcopy(model).to(torch.bfloat16)  # what a server runs: rounded weights, no float32 anywhere
+            model = served_copy(model, "bfloat16")  # what a server runs: rounded weights, no float32 anywhere
         return make_probe(model, token_ids)
 
     def state(self) -> dict[str, Tensor]:
