@@ -6,7 +6,6 @@ Transformers takes seconds to import, so it is imported where it is needed.
 from __future__ import annotations
 
 import copy
-import math
 import string
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -33,7 +32,6 @@ CHAT_TEMPLATE = (
 
 _PRINTABLE = string.printable.rstrip("\t\r\x0b\x0c")
 _MLP_RATIO = 3
-_DEVIATION, _WIDTH = 0.02, 1024
 
 
 def make_tokenizer(characters: Iterable[str], context_tokens: int) -> Any:
@@ -212,11 +210,10 @@ def _built(shape: Any, dtype: str) -> torch.nn.Module:
 def _draw(model: torch.nn.Module, seed: int, spread: float) -> None:
     """Matrices from a normal distribution, gains 1, biases 0.
 
-    One over the root of the width, and not the 0.02 of large models: at a width of 64, 400 steps on demonstrations of an expert
-    then led to 64 % of games won instead of 41 %.
+    One over the root of the width, and not the 0.02 of large models: at a width of 64, 400 steps on an expert's games of Wordle led
+    to 61 % of games won with 0.1, and to 41 % with 0.02 (one seed). Reversing letters is learned sooner with half of it.
     """
     draws = torch.Generator().manual_seed(seeding.integer(seed, "model"))
-    deviation = _DEVIATION * math.sqrt(_WIDTH / width)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
