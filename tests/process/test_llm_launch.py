@@ -17,7 +17,7 @@ from run_support import events
 
 __all__ = ["launches", "llm_server"]
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.thin(3)]
 
 
 def assert_left_in_order(launches: Launches, summary) -> None:
@@ -62,12 +62,14 @@ def test_a_server_that_is_killed_is_started_again_and_the_run_completes(launches
     assert fault["text"] == "inference killed by SIGKILL (often the out-of-memory killer)"
 
 
+@pytest.mark.table
 def test_a_server_that_ends_with_0_is_a_fault_too(launches, tmp_path):
     summary = launches.run(who="inference", fault="leave", at=1, once=str(tmp_path / "once"))
     assert (summary["outcome"], summary["restarts"]) == ("completed", 1)
     assert events(launches.path, "fault")[0]["text"] == "inference exit code 0"
 
 
+@pytest.mark.table
 def test_a_server_that_is_frozen_is_replaced(launches, tmp_path):
     summary = launches.run(
         who="inference", fault="freeze", at=1, once=str(tmp_path / "once"), deadlines__generate_s=0.6
@@ -76,6 +78,7 @@ def test_a_server_that_is_frozen_is_replaced(launches, tmp_path):
     assert (summary["faults"], summary["restarts"]) == ({"stalled": 1}, 1)
 
 
+@pytest.mark.table
 def test_a_server_that_keeps_dying_spends_its_budget(launches):
     summary = launches.run(who="inference", fault="kill", at=0, supervision__inference_restarts=1)
     assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("failed", 1, "inference")
@@ -125,6 +128,7 @@ def test_a_wait_that_came_to_nothing_is_blamed_on_the_end_of_the_chain(launches)
     assert "gave up: trainer waited 1 s for orchestrator" in summary["error"]
 
 
+@pytest.mark.table
 def test_output_without_end_holds_nobody_up(launches):
     summary = launches.run(who="inference", fault="flood", at=1)
     assert summary["outcome"] == "completed"
@@ -143,6 +147,7 @@ def test_an_interrupt_ends_in_order_and_the_trainer_saves(launches):
     assert list((launches.path / "checkpoints").iterdir())
 
 
+@pytest.mark.table
 def test_a_run_ends_after_its_duration(launches):
     summary = launches.run(steps=100_000, run__run_duration_s=0.1)
     assert (summary["outcome"], summary["exit_code"]) == ("completed", 0)

@@ -12,7 +12,7 @@ from headrace.core.errors import ChannelClosed
 from headrace.envs.text.building import build_text_environment
 from headrace.ipc.child import ChildContext
 from headrace.llm import weights
-from headrace.llm.client import HttpGenerator
+from headrace.llm.backends.choosing import open_generator
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import Batch, PublishedWeights
 from headrace.llm.orchestration.caching import CachingRenderer
@@ -180,8 +180,7 @@ async def _work(
 
     lag = LoopLag()
     tell = Teller(context, config.deadlines.stop_s, lag.taken)
-    lockstep = not config.orchestrator.max_policy_lag
-    async with HttpGenerator(payload.endpoint, per_call=None if lockstep else 128) as generator:
+    async with open_generator(config, payload.endpoint) as generator:
         around = Surroundings(
             generator=generator,
             environment=parts.environment,

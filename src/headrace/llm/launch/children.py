@@ -44,12 +44,16 @@ class Targets:
 
     warm_start: str = "headrace.llm.warmstart:warm_start"
     inference: str = "headrace.llm.serving:inference"
+    vllm: str = "headrace.llm.backends.vllm_keeper:inference"
+    """In place of ``inference`` where vLLM serves."""
     orchestrator: str = "headrace.llm.orchestrating:orchestrator"
     trainer: str = "headrace.llm.trainer:trainer"
     twin: str = "headrace.llm.twin:twin"
 
-    def of(self, component: str) -> str:
+    def of(self, component: str, config: RLConfig) -> str:
         """Of the component of this id."""
+        if component == INFERENCE and config.inference.backend == "vllm":
+            return self.vllm
         return str(getattr(self, component.replace("-", "_")))
 
 
@@ -208,7 +212,7 @@ def _spec(name: str, basics: Basics, shared: Shared, targets: Targets, resume: P
     return ChildSpec(
         id=name,
         kind=name,
-        target=targets.of(name),
+        target=targets.of(name, config),
         payload=lambda _incarnation: _payload(name, basics, shared, resume),
         fds=lambda: shared.fds(name),
         deadlines={Activity.START: start_s} | _limits(config),

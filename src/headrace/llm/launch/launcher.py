@@ -49,6 +49,13 @@ _GRACE_S = 5.0
 """Seconds a component has to leave once another one's end has ended the run; the trainer, which saves, has longer."""
 _IN_VAIN_S = 2.0
 _LOOKS_KEPT = 12
+_PRELOAD = (
+    "torch",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.llama.modeling_llama",
+)
+"""transformers imports these only when they are used, which takes each process several seconds."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -68,7 +75,7 @@ class Launch:
     endpoint: str | None = None
     """Of a server that another launcher looks after."""
     targets: Targets = field(default_factory=Targets)
-    preload: tuple[str, ...] = ("torch", "transformers")
+    preload: tuple[str, ...] = _PRELOAD
     """Imported once for all processes."""
     sessions: int = 1
     tally: Tally = field(default_factory=Tally)
@@ -146,7 +153,7 @@ def _supervisor(what: Launch, board: Board, specs: Sequence[Any], clock: Clock) 
 
 @contextmanager
 def _fork_server(what: Launch) -> Iterator[ForkServer]:
-    modules = (*what.preload, *(what.targets.of(name).partition(":")[0] for name in what.cast.ids))
+    modules = (*what.preload, *(what.targets.of(name, what.config).partition(":")[0] for name in what.cast.ids))
     environment = dict.fromkeys(_THREAD_VARIABLES, "1") | {"TOKENIZERS_PARALLELISM": "false"}
     timeout_s = what.config.deadlines.start_s
     with ForkServer(modules, environment, what.place.log_file("forkserver"), start_timeout_s=timeout_s) as server:
