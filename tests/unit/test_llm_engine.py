@@ -193,11 +193,12 @@ def test_a_model_of_nan_fails_its_requests_and_nothing_else_later() -> None:
         model.model.norm.weight.fill_(torch.nan)
         model.model.layers[0].self_attn.v_proj.weight.fill_(torch.nan)
     answers: list[Completion | Failure] = []
-    engine.submit([wanted(1)], lambda _, answer: answers.append(answer))
+    engine.submit([wanted(1, 40)], lambda _, answer: answers.append(answer))
     engine.step()
     assert [getattr(answer, "reason", "") for answer in answers] == ["not_finite"]
     model.load_state_dict(kept)
-    assert run(engine, [wanted(1)]) == run(engine_of(llama()), [wanted(1)])
+    beside = [wanted(1, 5), wanted(2, 50)]  # the first is masked where the row held NaN
+    assert run(engine, beside) == run(engine_of(llama()), beside)
 
 
 def test_score_is_that_of_a_plain_forward_pass() -> None:
