@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,13 +12,19 @@ import torch
 from headrace.llm.engine.engine import Engine
 from headrace.llm.engine.forward import LlamaForward
 from headrace.llm.messages import Completion, Failure, GenerationRequest
-from llm_serving_support import CONTEXT, VOCABULARY, gpt2, llama, plain_logprobs, ragged, run, wanted
+from llm_serving_support import CONTEXT, VOCABULARY, gpt2, llama, plain_logprobs, ragged, run, single_thread, wanted
 
 MODELS = {
     "llama": llama,
     "shared heads, tied": lambda: llama(shared=2, tied=True),
     "gpt2": gpt2,
 }
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with single_thread():
+        yield
 
 
 def engine_of(model: object, slots: int = 16, *, kv_reuse: bool = True) -> Engine:

@@ -109,7 +109,7 @@ class Serving:
             have=have,
             timeout_s=self.timeout_s,
         )
-        with self.presence.waiting(wait), self.times.of("time/broadcast_weights"):
+        with self.presence.waiting(wait), self.times.of("time/update_weights"):
             difference = await serve(
                 self.generator,
                 published,
