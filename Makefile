@@ -1,10 +1,11 @@
 # Every target sets itself up; see scripts/bootstrap.
-.PHONY: help demo test test-all check bench clean
+.PHONY: help demo test test-all test-vllm check bench clean
 
 help:
 	@echo 'make demo      train the hockey demo for a minute and a half'
 	@echo 'make test      the tests, without those that train for minutes'
 	@echo 'make test-all  the tests, with those'
+	@echo 'make test-vllm VLLM=VENV   those against real vLLM (scripts/vllm-venv makes the VENV, 3.4 GB)'
 	@echo 'make check     ruff, mypy, import-linter, deptry, tests/lint'
 	@echo 'make bench     our speed beside the installed peers'
 	@echo 'make clean     remove caches and build output, keep .venv and runs'
@@ -18,6 +19,9 @@ test:
 
 test-all:
 	@scripts/test --all $(ARGS)
+
+test-vllm:
+	@scripts/test-vllm $(VLLM) $(ARGS)
 
 check:
 	@scripts/check

@@ -50,12 +50,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="K/N",
         help="of the tests marked table or learning only every N-th, from the K-th on; K counts from 0 and may exceed N",
     )
+    parser.addoption(
+        "--vllm", metavar="COMMAND", help="the vllm of its own virtual environment; runs the tests marked vllm"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark cells as table, and leave out the other parts; names alone decide, so that each is run in its turn."""
     _thin_out(items)
+    if config.getoption("--vllm") is None:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("vllm")])
+        items[:] = [item for item in items if not item.get_closest_marker("vllm")]
     part = config.getoption("--part")
     if part is None:
         return

@@ -15,6 +15,7 @@ PRINTERS = {"testing/faults.py": "floods its output, so that tests can see that 
 
 READERS = {
     "commands/keeper.py": "hands its own variables on to the program it runs",
+    "llm/backends/vllm_keeper.py": "hands its own variables on to the server it runs",
     "core/config.py": "the one place for HEADRACE_* variables",
     "ipc/forkserver.py": "sets thread limits before numpy and torch are imported in children",
 }

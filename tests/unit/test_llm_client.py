@@ -225,11 +225,3 @@ def test_ready_is_who_has_generated_something() -> None:
     assert 'last: 503: {"status": "starting"}' in str(caught.value)
     with pytest.raises(ComponentError, match="something else than our server"):
         asked(Told(health=[says({"fine": True})]), lambda one: one.wait_ready(5.0))
-
-
-def test_our_server_is_known_by_what_it_says_of_its_weights() -> None:
-    assert asked(Told(weights=[says({"version": 0, "sha256": "a"})]), lambda one: one.is_ours(5.0))
-    assert not asked(Told(), lambda one: one.is_ours(5.0))
-    assert not asked(Told(weights=[lambda _: web.Response(text="<html>")]), lambda one: one.is_ours(5.0))
-    with pytest.raises(ComponentStalled, match=r"inference did not answer within 0\.05 s"):
-        asked(Told(weights=[silent]), lambda one: one.is_ours(0.05))

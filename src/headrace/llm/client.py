@@ -84,26 +84,6 @@ class HttpGenerator:
             raise self._error("answered /health with something else than our server does", answer=str(answer)[:200])
         return version
 
-    async def is_ours(self, timeout_s: float) -> bool:
-        """Whether what answers there is our server, which says what it serves.
-
-        Raises:
-            ComponentStalled: Nothing answers within ``timeout_s`` seconds.
-        """
-        deadline_s = asyncio.get_running_loop().time() + timeout_s
-        try:
-            answer = await self._patiently("GET", "/weights", None, deadline_s)
-        except (Refused, ValueError):
-            return False
-        except TimeoutError as error:
-            raise ComponentStalled(
-                f"{self._server} did not answer within {timeout_s:g} s",
-                endpoint=self._endpoint,
-                last=str(error) or "no answer",
-                fix="see whether a server listens at this address, and whether it can be reached from here",
-            ) from error
-        return isinstance(answer, dict) and {"version", "sha256"} <= answer.keys()
-
     async def generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[Completion | Failure]:
         """See `Generator.generate`."""
         size = self._per_call or max(1, len(requests))

@@ -255,8 +255,8 @@ class RLDeadlinesConfig(Section):
     """One pass of the trainer over part of a batch, or one gradient step."""
     weights_s: float = Field(default=120.0, gt=0)
     """Publishing weights, or having the server load and prove them."""
-    evaluate_s: float = Field(default=600.0, gt=0)
-    """One evaluation."""
+    evaluate_s: float = Field(default=240.0, gt=0)
+    """One evaluation. Less than ``batch_s``, since the trainer waits meanwhile."""
     checkpoint_s: float = Field(default=120.0, gt=0)
     stop_s: float = Field(default=20.0, gt=0)
 
@@ -365,4 +365,50 @@ def _steps_are_filled(config: RLConfig) -> None:
         )
 
 
-_CHECKS = (_inline_is_on_policy, _url_fits, _icepop_interval, _group_fits, _steps_are_filled)
+def _vllm_can_serve(config: RLConfig) -> None:
+    model = config.model
+    if config.inference.backend != "vllm":
+        return
+    if config.run.schedule == "inline":
+        raise ConfigError(
+            "run.schedule inline runs our own engine in the twin's process, and inference.backend is vllm",
+            fix="set run.schedule = async, or inference.backend = headrace",
+        )
+    head = model.hidden // model.heads
+    if config.inference.device == "cpu" and model.path is None and head not in _VLLM_CPU_HEADS:
+        raise ConfigError(
+            f"vLLM on a CPU computes no attention with {head} numbers per head",
+            hidden=model.hidden,
+            heads=model.heads,
+            can=", ".join(map(str, _VLLM_CPU_HEADS)),
+            fix="set model.heads = model.hidden / 32, or to another quotient of these",
+        )
+
+
+_VLLM_CPU_HEADS = (
+    32,
+    64,
+    80,
+    96,
+    112,
+    128,
+    160,
+    192,
+    224,
+    256,
+    512,
+)  # of vLLM 0.32; others end its engine at the start
+
+
+def _evaluations_are_waited_for(config: RLConfig) -> None:
+    section = config.deadlines
+    if config.evaluation.every_steps and section.evaluate_s >= section.batch_s:
+        raise ConfigError(
+            "deadlines.evaluate_s is not below batch_s, so the trainer would give up during an evaluation that is in time",
+            evaluate_s=section.evaluate_s,
+            batch_s=section.batch_s,
+            fix="raise batch_s, or lower evaluate_s",
+        )
+
+
+_CHECKS = (_inline_is_on_policy, _url_fits, _icepop_interval, _group_fits, _steps_are_filled, _vllm_can_serve)

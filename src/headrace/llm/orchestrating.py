@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,9 @@ from headrace.core.errors import ChannelClosed
 from headrace.envs.text.building import build_text_environment
 from headrace.ipc.child import ChildContext
 from headrace.llm import weights
-from headrace.llm.backends.vllm_client import OURS, STOCK, VllmGenerator
-from headrace.llm.client import HttpGenerator
+from headrace.llm.backends.choosing import open_generator
 from headrace.llm.config import RLConfig
-from headrace.llm.messages import Batch, Generator, PublishedWeights
+from headrace.llm.messages import Batch, PublishedWeights
 from headrace.llm.orchestration.caching import CachingRenderer
 from headrace.llm.orchestration.orchestrator import Orchestrator, Surroundings
 from headrace.llm.orchestration.presence import Presence
@@ -26,7 +25,6 @@ from headrace.llm.transport import FileSink, drained
 from headrace.supervision.messages import Done, Ready, Report, Stop
 from headrace.telemetry.board import Activity, Board, State
 
-_PER_CALL = 128  # requests in one call where it does not matter what is computed together
 _LAG_LOOK_S = 0.05  # between two looks by how much the event loop is late
 
 
@@ -167,29 +165,6 @@ async def listening(context: ChildContext, run: Orchestrator) -> AsyncIterator[N
             loop.remove_reader(fd)
 
 
-@asynccontextmanager
-async def served(config: RLConfig, endpoint: str) -> AsyncIterator[Generator]:
-    """The client of whatever generates there, once it does.
-
-    Raises:
-        ComponentStalled: It does not in time.
-        ComponentError: It is a server that cannot be used.
-    """
-    start_s = config.deadlines.start_s
-    lockstep = not config.orchestrator.max_policy_lag
-    async with AsyncExitStack() as stack:
-        if config.inference.backend != "vllm":
-            ours = await stack.enter_async_context(HttpGenerator(endpoint, per_call=None if lockstep else _PER_CALL))
-            if config.inference.backend == "headrace" or await ours.is_ours(start_s):
-                await ours.wait_ready(start_s)
-                yield ours
-                return
-        loader = OURS if config.inference.backend == "vllm" else STOCK
-        foreign = await stack.enter_async_context(VllmGenerator(endpoint, loader=loader))
-        await foreign.wait_ready(start_s)
-        yield foreign
-
-
 async def _work(
     context: ChildContext,
     payload: OrchestratorPayload,
@@ -205,7 +180,7 @@ async def _work(
 
     lag = LoopLag()
     tell = Teller(context, config.deadlines.stop_s, lag.taken)
-    async with served(config, payload.endpoint) as generator:
+    async with open_generator(config, payload.endpoint) as generator:
         around = Surroundings(
             generator=generator,
             environment=parts.environment,
@@ -219,6 +194,7 @@ async def _work(
             trainer=TRAINER,
         )
         run = Orchestrator(config, basics.run_id, around, parts.carry)
+        await generator.wait_ready(config.deadlines.start_s)
         context.control.send(Ready({"step": run.step, "endpoint": payload.endpoint}), config.deadlines.start_s)
         show(State.RUNNING)
         watching = asyncio.create_task(lag.watch())

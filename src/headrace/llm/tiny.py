@@ -6,6 +6,7 @@ Transformers takes seconds to import, so it is imported where it is needed.
 from __future__ import annotations
 
 import copy
+import math
 import string
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -32,6 +33,7 @@ CHAT_TEMPLATE = (
 
 _PRINTABLE = string.printable.rstrip("\t\r\x0b\x0c")
 _MLP_RATIO = 3
+_DEVIATION, _WIDTH = 0.02, 1024
 
 
 def make_tokenizer(characters: Iterable[str], context_tokens: int) -> Any:
@@ -214,6 +216,7 @@ def _draw(model: torch.nn.Module, seed: int, spread: float) -> None:
     then led to 64 % of games won instead of 41 %.
     """
     draws = torch.Generator().manual_seed(seeding.integer(seed, "model"))
+    deviation = _DEVIATION * math.sqrt(_WIDTH / width)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:

@@ -54,6 +54,7 @@ def vllm_command(config: RLConfig, model_folder: Path, port: int) -> VllmCommand
         # Tokens in, tokens out, and which weights chose each; without it that route answers 403.
         "--enable-scale-out",
         "--worker-extension-cls", WORKER_CLASS,
+        "--disable-uvicorn-access-log",  # a line for each completion
         *(["--enforce-eager"] if on_cpu else []),
     ]  # fmt: skip
     env = {

@@ -19,7 +19,8 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from headrace.commands.tree import Tree, exit_in_words
-from headrace.core.errors import ChannelClosed, ComponentDied, ComponentError, ComponentStalled, ConfigError
+from headrace.core.errors import ChannelClosed, ComponentDied, ComponentStalled, ConfigError
+from headrace.ipc.channel import Deadline
 from headrace.ipc.child import ChildContext
 from headrace.llm import weights
 from headrace.llm.backends.vllm_client import VllmGenerator
@@ -27,6 +28,7 @@ from headrace.llm.backends.vllm_command import vllm_command
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import GenerationRequest, PublishedWeights
 from headrace.llm.payloads import Basics, InferencePayload
+from headrace.llm.serving import first_weights
 from headrace.supervision.messages import Done, Ready, Stop
 from headrace.telemetry.board import Activity, Board, Slot, State
 
@@ -64,25 +66,6 @@ def inference(context: ChildContext) -> None:
         context.control.send(Done({}), timeout_s=payload.basics.config.deadlines.stop_s)
 
 
-def first_weights(basics: Basics, version: int) -> PublishedWeights:
-    """What is served to begin with.
-
-    Raises:
-        ConfigError: Nothing was published yet.
-        HeadraceError: It is of another run, or damaged.
-    """
-    if version >= 0:
-        return weights.look(basics.weights / str(version), basics.run_id)
-    found = weights.newest(basics.weights, basics.run_id)
-    if found is None:
-        raise ConfigError(
-            "inference has no weights to serve",
-            folder=basics.weights,
-            fix="start it after the warm start, which publishes version 0",
-        )
-    return found
-
-
 def served_folder(basics: Basics, published: PublishedWeights) -> Path:
     """A folder as vLLM wants it, made anew: configuration and tokenizer of the run's model, weights of one version."""
     folder = basics.run / _SERVED
@@ -116,8 +99,13 @@ class Keeper:
         environment = {**command.defaults, **os.environ, **command.env}
         self._id, self._control, self._slot = context.id, context.control, slot
         self._config, self._published = config, published
+        limits = config.deadlines
+        self._token_s = limits.generate_s + limits.weights_s
+        """For one token: it may be held by an update of the weights."""
+        self._start_s = limits.start_s + limits.weights_s + self._token_s + limits.start_s
         self._stop: Stop | None = None
-        self._left = asyncio.Event()
+        self._left: asyncio.Future[None]
+        """Done as soon as it was told to stop, or vLLM has ended."""
         self._tree = Tree(context.id, command.argv, str(payload.basics.run), environment)
 
     def __enter__(self) -> Self:
@@ -131,11 +119,12 @@ class Keeper:
         self._tree.close()
 
     async def run(self) -> None:
-        """Follow it to its end."""
+        """Follow it to its end; called once."""
         loop = asyncio.get_running_loop()
+        self._left = loop.create_future()
         watched = {
             self._tree.output_fd: self._drain,
-            self._tree.pidfd: self._left.set,
+            self._tree.pidfd: self._leave,
             self._control.fileno(): self._heed,
         }
         for fd, heed in watched.items():
@@ -156,36 +145,35 @@ class Keeper:
             ComponentStalled: See the module.
         """
         async with VllmGenerator(self._endpoint, server=self._id, connections=4) as generator:
-            if not await self._while_alive(self._become_ready(generator)):
+            if not await self._while_alive(self._become_ready(generator), self._start_s):
                 return
             self._slot.set_state(State.RUNNING)
             beating = asyncio.create_task(self._beat())
             try:
-                while await self._while_alive(self._prove_alive(generator)):
+                while await self._while_alive(self._prove_alive(generator), self._token_s + 2 * TOKEN_EVERY_S):
                     pass
             finally:
                 beating.cancel()
                 await asyncio.wait({beating}, timeout=BEAT_S)
 
-    async def _while_alive(self, work: Awaitable[None]) -> bool:
+    async def _while_alive(self, work: Awaitable[None], limit_s: float) -> bool:
         """Whether ``work`` could be done before it was time to leave.
 
         Raises:
             ComponentDied: vLLM ended meanwhile.
             ComponentError: The work failed.
+            TimeoutError: It is not done after ``limit_s`` seconds, which its own limits should have prevented.
         """
         doing = asyncio.ensure_future(work)
-        leaving = asyncio.ensure_future(self._left.wait())
         try:
-            await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({doing, self._left}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
             if self._stop is not None:
                 return False
             self._require_running()
-            await doing
+            await asyncio.wait_for(doing, KILL_S)
         finally:
-            leaving.cancel()
             doing.cancel()
-            await asyncio.wait({doing, leaving}, timeout=KILL_S)
+            await asyncio.wait({doing}, timeout=KILL_S)
         return True
 
     async def _become_ready(self, generator: VllmGenerator) -> None:
@@ -199,12 +187,11 @@ class Keeper:
 
     async def _prove_alive(self, generator: VllmGenerator) -> None:
         await self._one_token(generator)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._left.wait(), TOKEN_EVERY_S)
+        await asyncio.wait({self._left}, timeout=TOKEN_EVERY_S)
 
     async def _one_token(self, generator: VllmGenerator) -> None:
-        """See it generate. It may be held by an update of its weights, so that both limits add up."""
-        limit_s = self._config.deadlines.generate_s + self._config.deadlines.weights_s
+        """See it generate."""
+        limit_s = self._token_s
         request = GenerationRequest(id="alive", prompt_ids=(0,), max_tokens=1)
         (answer,) = await generator.generate([request], limit_s)
         # A token without a version is one all the same: weights may be on their way.
@@ -227,11 +214,10 @@ class Keeper:
         """Ask it to leave, then end what is left."""
         self._slot.enter(Activity.STOP)
         self._tree.signal(signal.SIGTERM)
-        self._left.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._config.deadlines.stop_s / 2):
-                while self._tree.ended() is None:
-                    await self._left.wait()
+        deadline = Deadline(self._config.deadlines.stop_s / 2)
+        while self._tree.ended() is None and not deadline.passed:
+            self._left = asyncio.get_running_loop().create_future()
+            await asyncio.wait({self._left}, timeout=min(BEAT_S, deadline.left_s()))
         self._tree.kill(KILL_S)
 
     def _require_running(self) -> None:
@@ -251,7 +237,11 @@ class Keeper:
         stop = next((message for message in messages if isinstance(message, Stop)), None)
         if stop is not None:
             self._stop = stop
-            self._left.set()
+            self._leave()
+
+    def _leave(self) -> None:
+        if not self._left.done():
+            self._left.set_result(None)
 
     def _drain(self) -> None:
         """Keep what it prints; a pipe that is full would hold it up."""
