@@ -6,13 +6,19 @@ import json
 import os
 import signal
 import socket
+from dataclasses import replace
 
 import pytest
 
 from headrace.core.errors import ConfigError
 from headrace.llm.launch.deciding import single_cast
+from headrace.llm.launch.launcher import launch
 from headrace.llm.launch.place import read_endpoints
+from headrace.llm.launch.starting import begin
+from headrace.llm.loading import load_rl_config
+from headrace.supervision.supervisor import Supervisor
 from llm_launch_support import Launches, launches, llm_server
+from llm_stand_ins import TARGETS
 from run_support import events
 
 __all__ = ["launches", "llm_server"]
@@ -145,6 +151,23 @@ def test_an_interrupt_ends_in_order_and_the_trainer_saves(launches):
     assert (summary["outcome"], summary["exit_code"], summary["error"]) == ("interrupted", 130, None)
     assert summary["books"]["balanced"]
     assert list((launches.path / "checkpoints").iterdir())
+
+
+def test_an_interrupt_need_not_wait_for_imports(tmp_path, monkeypatch):
+    (tmp_path / "never_imported.py").write_text("import select\nselect.select([], [], [], 600)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = load_rl_config([])
+    what = replace(begin(config, tmp_path / "run", "x"), targets=TARGETS, preload=("never_imported",))
+    turns = []
+
+    def interrupt(supervisor, timeout_s):
+        turns.append(os.kill(os.getpid(), signal.SIGINT))
+        return []
+
+    monkeypatch.setattr(Supervisor, "poll", interrupt)
+    with what.place:
+        summary = launch(what)
+    assert (summary["outcome"], len(turns)) == ("interrupted", 1)
 
 
 @pytest.mark.table

@@ -41,14 +41,14 @@ def test_a_run_that_gets_on_says_how_fast_and_who_waits():
         WARM,
         component("inference", Activity.GENERATE, 9.0),
         trainer(updates=3),
-        orchestrator(rows=800),
+        orchestrator(episodes=800),
     )
     after = (
         SUPERVISOR,
         WARM,
         component("inference", Activity.GENERATE, 9.9),
         trainer(9.8, updates=5),
-        orchestrator(9.8, rows=1600),
+        orchestrator(9.8, episodes=1600),
     )
     found = verdict(*after, before=before)
     assert found.state is Condition.HEALTHY

@@ -248,6 +248,11 @@ class ForkServer:
         )
 
     @property
+    def awake(self) -> bool:
+        """Whether it has imported everything, as far as was read; `spawn` waits for that, and `collect` reads."""
+        return self._awake
+
+    @property
     def pid(self) -> int:
         """The server's process id."""
         return self._process.pid

@@ -28,7 +28,8 @@ MAIN_COUNTER = {
     "trainer": "updates",
     "collector": "env_steps",
     "evaluator": "evaluations",
-    "orchestrator": "rows",
+    "orchestrator": "episodes",
+    "twin": "updates",
     "inference": "rows",
     "command": "updates",
 }
