@@ -210,8 +210,8 @@ def _built(shape: Any, dtype: str) -> torch.nn.Module:
 def _draw(model: torch.nn.Module, seed: int, spread: float) -> None:
     """Matrices from a normal distribution, gains 1, biases 0.
 
-    One over the root of the width, and not the 0.02 of large models: at a width of 64, 400 steps on demonstrations of an expert
-    then led to 64 % of games won instead of 41 %.
+    One over the root of the width, and not the 0.02 of large models: at a width of 64, 400 steps on an expert's games of Wordle led
+    to 61 % of games won with 0.1, and to 41 % with 0.02 (one seed). Reversing letters is learned sooner with half of it.
     """
     draws = torch.Generator().manual_seed(seeding.integer(seed, "model"))
     with torch.no_grad():
