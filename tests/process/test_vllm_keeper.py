@@ -99,7 +99,7 @@ def place(tmp_path: Path, server: ForkServer) -> Iterator[Place]:
 
 @pytest.mark.parametrize("fault", ["ok", "deaf"])
 def test_ready_with_the_newest_version_and_gone_with_all_its_processes(place: Place, fault: str) -> None:
-    with contextlib.closing(place.spawn(fault, stop_s=0.6)) as child:
+    with contextlib.closing(place.spawn(fault, stop_s=2.0)) as child:
         ready = child.control.receive(LIMIT_S)
         assert isinstance(ready, Ready)
         assert (ready.facts["version"], ready.facts["endpoint"]) == (4, place.root)

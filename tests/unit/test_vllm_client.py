@@ -31,12 +31,17 @@ class FakeVllm:
         self.spans: list[dict[str, Any]] | None = None
         self.answers: dict[str, tuple[int, Any]] = {}
         self.hangs: set[str] = set()
+        self.dead_looks = 0
+        """Looks at its health until it is well again; before, it answers everything with errors."""
         self.release = asyncio.Event()
 
     async def handle(self, request: web.Request) -> web.Response:
         route = request.path_qs
         body = json.loads(await request.text() or "null")
         self.asked.append((route, body))
+        if self.dead_looks:
+            self.dead_looks -= request.path == "/health"
+            return web.json_response({}, status=503 if request.path == "/health" else 500)
         if request.path in self.hangs:
             await self.release.wait()
         if request.path in self.answers:
@@ -234,8 +239,25 @@ def test_an_update_that_fails_lets_the_server_go_on_without_a_version(path: str,
     what, fake = run(work)
     assert what == text
     assert not fake.paused
-    assert fake.routes()[-1] == "/resume"
+    assert fake.routes()[-2:] == ["/resume", "/health"]
     assert fake.version == (UNPROVEN if path != "/pause" else "2")
+
+
+def test_one_whose_engine_has_died_is_waited_for_until_it_is_started_again() -> None:
+    async def work(fake: FakeVllm, generator: VllmGenerator) -> Any:
+        fake.version, fake.dead_looks = "2", 3
+        (answer,) = await generator.generate([REQUEST], 5.0)
+        fake.dead_looks = 3
+        served = await generator.update_weights(published(), 5.0)
+        fake.dead_looks = 1_000
+        with pytest.raises(ComponentStalled, match="inference died and did not come back to load version 3 in time"):
+            await generator.update_weights(published(), 0.3)
+        return answer, served.version, await generator.generate([REQUEST], 0.3)
+
+    answer, version, (late,) = run(work)
+    assert answer.versions == (2, 2, 2)
+    assert version == 3
+    assert (late.reason, late.may_retry) == ("timeout", False)
 
 
 def test_a_load_that_never_answers_ends_at_its_deadline_and_the_server_goes_on() -> None:

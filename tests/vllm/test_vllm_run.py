@@ -66,7 +66,7 @@ def test_twenty_steps_with_every_version_proved(vllm: str, tmp_path: Path, lag: 
     assert (summary["outcome"], summary["steps"]) == ("completed", STEPS), summary["error"]
     assert [one["version"] for one in summary["evaluations"]] == [0, 10, 20]
     differences = metrics(run, "weights/probe_difference")
-    assert len(differences) >= STEPS - 1  # that of version 0 is told before the first batch
+    assert len(differences) >= (STEPS - 1 if lag == 0 else 1)  # with a lag, some are overtaken by newer ones
     assert max(differences) < PROBE_NATS
     assert max(metrics(run, "off_policy/max")) <= lag
     if lag == 0:

@@ -99,6 +99,10 @@ class Tree:
                 return False
             poll_fds({}, _LOOK_S)
 
+    def gone(self) -> bool:
+        """Whether it and every descendant have ended."""
+        return self.ended() is not None and not _children()
+
     def stopped(self) -> bool:
         """Whether the program is stopped by a signal."""
         return stat_fields(self.pid)[STATE : STATE + 1] in (["T"], ["t"])

@@ -30,6 +30,10 @@ RESUME_S = 10.0
 STOCK, OURS = "reload_weights", "headrace_load_weights"
 """Methods of vLLM's workers that load weights: its own, and that of `headrace.llm.backends.worker`."""
 
+LOOK_S = 5.0
+"""Seconds it has to say that it is well."""
+
+_HEALTH = "/health"
 _GENERATE = "/inference/v1/generate"
 _LOST_SCORE = -9999.0  # how it writes minus infinity
 
@@ -83,7 +87,7 @@ class VllmGenerator:
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         try:
-            await self._calls.patiently("GET", "/health", None, deadline_s)
+            await self._calls.patiently("GET", _HEALTH, None, deadline_s)
             await self._calls.patiently("POST", _GENERATE, self._body([0], {"max_tokens": 1}), deadline_s)
             label = str((await self._calls.patiently("GET", "/weight_info", None, deadline_s))["weight_version"])
         except TimeoutError as error:
@@ -113,7 +117,7 @@ class VllmGenerator:
     async def update_weights(self, published: PublishedWeights, timeout_s: float) -> ServedWeights:
         """See `Generator.update_weights`. vLLM cannot tell a sum over what it has in memory: it is left empty.
 
-        Running requests are held meanwhile; what was computed for their tokens is dropped and computed again by the new
+        One that dies is waited for, as it may be started again. Running requests are held meanwhile; what was computed for their tokens is dropped and computed again by the new
         weights, so that later tokens are those of the new version throughout.
 
         Raises:
@@ -121,8 +125,20 @@ class VllmGenerator:
             ComponentStalled: It did not answer in time.
             ComponentError: It refused, cannot load the file, or stays paused.
         """
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            try:
+                return await self._update(published, deadline_s)
+            except ComponentStalled:
+                raise
+            except ComponentError:
+                if await self._is_well(deadline_s):
+                    raise
+            await self._until_well(deadline_s, f"come back to load version {published.version}")
+
+    async def _update(self, published: PublishedWeights, deadline_s: float) -> ServedWeights:
+        """One try."""
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout_s
 
         async def ask(method: str, route: str, body: Any, what: str) -> Any:
             return await self._calls.ask(method, route, body, max(0.0, deadline_s - loop.time()), what)
@@ -175,6 +191,25 @@ class VllmGenerator:
         await self._calls.ask("POST", "/update_weight_version", body, timeout_s, "note its version")
         self._version = str(version)
 
+    async def _is_well(self, deadline_s: float) -> bool:
+        """Whether it says that its engine lives; one whose engine has died answers anything with errors until it ends."""
+        left_s = deadline_s - asyncio.get_running_loop().time()
+        try:
+            await self._calls.ask("GET", _HEALTH, None, min(LOOK_S, max(0.0, left_s)), "say whether it is well")
+        except ComponentError:
+            return False
+        return True
+
+    async def _until_well(self, deadline_s: float, what: str) -> None:
+        try:
+            await self._calls.patiently("GET", _HEALTH, None, deadline_s)
+        except (TimeoutError, Refused, aiohttp.ClientError, OSError, ValueError) as error:
+            raise ComponentStalled(
+                f"{self._server} died and did not {what} in time",
+                last=f"{type(error).__name__}: {error}",
+                fix=f"read logs/{self._server}.log; raise deadlines.weights_s if it starts slowly",
+            ) from error
+
     async def _resume(self) -> None:
         await self._calls.ask("POST", "/resume", None, RESUME_S, "go on after its weights were updated")
 
@@ -193,11 +228,15 @@ class VllmGenerator:
 
     async def _generate(self, request: GenerationRequest, deadline_s: float) -> Completion | Failure:
         try:
-            answer = await self._calls.patiently("POST", _GENERATE, self._asked(request), deadline_s)
-            return _completion(answer, request)
-        except Refused as refused:
-            lasting = 400 <= refused.status < 500
-            return Failure("refused" if lasting else "server", str(refused), may_retry=not lasting)
+            while True:
+                try:
+                    answer = await self._calls.patiently("POST", _GENERATE, self._asked(request), deadline_s)
+                    return _completion(answer, request)
+                except Refused as refused:
+                    lasting = 400 <= refused.status < 500
+                    if lasting or await self._is_well(deadline_s):
+                        return Failure("refused" if lasting else "server", str(refused), may_retry=not lasting)
+                await self._calls.patiently("GET", _HEALTH, None, deadline_s)
         except TimeoutError as error:
             return Failure("timeout", f"{self._server} gave no answer in time: {error}", may_retry=False)
         except (aiohttp.ClientError, OSError) as error:

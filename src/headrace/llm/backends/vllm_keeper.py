@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from headrace.commands.tree import Tree, exit_in_words
 from headrace.core.errors import ChannelClosed, ComponentDied, ComponentStalled, ConfigError
-from headrace.ipc.channel import Deadline
+from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.child import ChildContext
 from headrace.llm import weights
 from headrace.llm.backends.vllm_client import VllmGenerator
@@ -35,12 +35,16 @@ from headrace.telemetry.board import Activity, Board, Slot, State
 KILL_S = 5.0
 """Seconds that ending all its processes may take."""
 
+TIDY_S = 3.0
+"""Seconds that what outlives it has to remove what it shared."""
+
 BEAT_S = 1.0
 """Seconds between two signs of life of this process."""
 
 TOKEN_EVERY_S = 15.0
 """Seconds between two tokens that are asked for to see whether it generates."""
 
+_LOOK_S = 0.05
 _READ_BYTES = 1 << 16
 _SERVED = "served-model"
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.index.json")
@@ -114,9 +118,18 @@ class Keeper:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._tree.ended() is not None:
+            self._let_it_tidy_up()
         self._tree.kill(KILL_S)
         self._drain()
         self._tree.close()
+
+    def _let_it_tidy_up(self) -> None:
+        """What outlives it for a moment removes its shared memory; nobody would if that were killed at once."""
+        deadline = Deadline(TIDY_S)
+        while not self._tree.gone() and not deadline.passed:
+            self._drain()
+            poll_fds({}, _LOOK_S)
 
     async def run(self) -> None:
         """Follow it to its end; called once."""
@@ -211,14 +224,13 @@ class Keeper:
             await asyncio.sleep(BEAT_S)
 
     async def _end(self) -> None:
-        """Ask it to leave, then end what is left."""
+        """Ask it to leave; what is left is ended afterwards."""
         self._slot.enter(Activity.STOP)
         self._tree.signal(signal.SIGTERM)
         deadline = Deadline(self._config.deadlines.stop_s / 2)
         while self._tree.ended() is None and not deadline.passed:
             self._left = asyncio.get_running_loop().create_future()
             await asyncio.wait({self._left}, timeout=min(BEAT_S, deadline.left_s()))
-        self._tree.kill(KILL_S)
 
     def _require_running(self) -> None:
         code = self._tree.ended()
