@@ -11,10 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headrace.llm.training.building import build_trainer
-from headrace.llm.training.loop import Surroundings as TrainerSurroundings
-from headrace.llm.training.loop import TrainingLoop
-
 from headrace.core.clock import MonotonicClock
 from headrace.envs.text.building import build_text_environment
 from headrace.ipc.child import ChildContext
@@ -34,6 +30,9 @@ from headrace.llm.orchestrating import Parts, advantages_of
 from headrace.llm.orchestration.orchestrator import Orchestrator, Surroundings
 from headrace.llm.orchestration.presence import Presence
 from headrace.llm.payloads import Basics
+from headrace.llm.training.building import build_trainer
+from headrace.llm.training.loop import Surroundings as TrainerSurroundings
+from headrace.llm.training.loop import TrainingLoop
 from headrace.llm.transport import MemoryTransport
 from headrace.supervision.messages import Report
 from headrace.telemetry.board import Board

@@ -201,7 +201,7 @@ def orchestrator(context: ChildContext) -> None:
             for step in range(own.config.env.kwargs.get("from", 0), steps):
                 own.misbehave(step)
                 _complete(own, context.payload.endpoint)
-                own.slot.add("rows", 8)
+                own.slot.add("episodes", 8)
                 trained += 8
                 (own.basics.rollouts / f"batch-{step}").write_text("words")
                 _wake(context.fds["shipped"])

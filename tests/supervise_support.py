@@ -30,7 +30,7 @@ run_duration_s = 100.0
 [process.inference]
 command = ['{python}', '-u', '-c', '''{server}''', '{port}']
 ready = {{ http = "http://127.0.0.1:{port}/health", json_holds = {{ status = "ok" }} }}
-progress = {{ http = "http://127.0.0.1:{port}/metrics", metric = "generated_total", progress_s = {limits[0]} }}
+progress = {{ http = "http://127.0.0.1:{port}/metrics", metric = "generated_total", pending = "running", progress_s = {limits[0]} }}
 stop_s = 5.0
 [process.orchestrator]
 command = ['sh', '-c', '''{orchestrator}''']
@@ -40,7 +40,7 @@ progress = {{ log = 'shipped batch (\\d+)', progress_s = {limits[1]} }}
 essential = {essential}
 stop_s = 5.0
 [process.trainer]
-command = ['sh', '-c', 'echo Waiting for training batch to arrive; sleep 1000']
+command = ['sh', '-c', '''echo Waiting for training batch to arrive; {trainer}''']
 needs = ["orchestrator"]
 lifetime = "until-done"
 ready = {{ log = "Waiting" }}
@@ -56,7 +56,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         global calls
         calls += GROWS
-        body = b'{"status": "ok"}' if self.path == "/health" else b"generated_total %d\\n" % calls
+        body = b'{"status": "ok"}' if self.path == "/health" else b"generated_total %d\\nrunning RUNNING\\n" % calls
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -68,14 +68,26 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_
 
 def triple(
     orchestrator: str,
+    trainer: str = "sleep 1000",
     *,
     essential: bool = True,
     grows: int = 1,
+    running: int = 0,
     limits: tuple[float, float, float] = (90.0, 90.0, 90.0),
 ) -> str:
-    """The file of a run of three."""
+    """The file of a run of three.
+
+    Args:
+        orchestrator: What it does, for a shell.
+        trainer: The same, after it has begun to wait.
+        essential: Whether the run ends with it.
+        grows: By how much the server's tokens grow with each look.
+        running: Requests that the server says it has.
+        limits: Seconds without progress, in the order of the needs.
+    """
+    server = SERVER.replace("GROWS", str(grows)).replace("RUNNING", str(running))
     return TRIPLE.format(
-        python=sys.executable, server=SERVER.replace("GROWS", str(grows)), port=free_port(), orchestrator=orchestrator,
+        python=sys.executable, server=server, port=free_port(), orchestrator=orchestrator, trainer=trainer,
         essential=str(essential).lower(), limits=limits,
     )  # fmt: skip
 
@@ -146,13 +158,14 @@ class Run:
         return (self.folder / "logs" / f"{name}.log").read_bytes()
 
 
-def run_file(folder: Path, text: str, interrupts=lambda watched: 0) -> Run:
+def run_file(folder: Path, text: str, interrupts=lambda watched: 0, watched: Watched | None = None) -> Run:
     """Run it in this process.
 
     Args:
         folder: Becomes the run directory.
         text: The file.
         interrupts: How often the user has asked to end it, given what was told so far.
+        watched: Who looks on.
     """
     file = folder / "run.toml"
     file.write_text(text)
@@ -161,7 +174,7 @@ def run_file(folder: Path, text: str, interrupts=lambda watched: 0) -> Run:
     places = Places(
         folder / "board", folder / "events.jsonl", folder / "logs", folder / "stacks", folder / "summary.json"
     )
-    watched = Watched()
+    watched = watched or Watched()
     summary = supervise(load(file), places, watched, lambda: interrupts(watched), MonotonicClock())
     return Run(folder, summary, watched)
 

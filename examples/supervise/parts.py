@@ -19,16 +19,19 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """/health, /generate and /metrics."""
 
     tokens = 0
+    running = 0
 
     def do_GET(self) -> None:
         """Answer."""
         if self.path == "/health":
             body = json.dumps({"status": "ok"})
         elif self.path == "/metrics":
-            body = f"generated_tokens_total {Handler.tokens}\n"
+            body = f"generated_tokens_total {Handler.tokens}\nrunning_requests {Handler.running}\n"
         else:
-            Handler.tokens += 8
+            Handler.running += 1
             body = json.dumps({"tokens": random.choices(range(32), k=8)})
+            Handler.tokens += 8
+            Handler.running -= 1
         data = body.encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))

@@ -32,7 +32,7 @@ def assert_same(runs: Runs, env: str, collectors: tuple[int, ...], **settings: A
 
 
 def test_pendulum_learns_the_same_with_any_number_of_collectors(runs):
-    assert_same(runs, "Pendulum-v1", (1, 2, 3))
+    assert_same(runs, "Pendulum-v1", (1, 3))
 
 
 def test_hockey_learns_the_same_with_any_number_of_collectors(runs):

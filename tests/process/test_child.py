@@ -316,6 +316,21 @@ def test_a_server_that_never_finishes_importing_misses_its_deadline(start, tmp_p
         server.spawn("child-0", ZOO + "idle", None, {}, tmp_path / "0.log", tmp_path / "0.stacks")
 
 
+def test_imports_that_take_longer_than_a_child_may_are_no_fault(start, tmp_path, monkeypatch):
+    (tmp_path / "imported_late.py").write_text("import select\nselect.select([], [], [], 0.4)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    server = start(preload=["imported_late"], spawn_timeout_s=0.2)
+    receive_all, held = server._link.receive_all, []
+
+    def one_at_a_time():  # that it is awake arrives before the child does
+        held.extend(receive_all())
+        return [held.pop(0)] if held else []
+
+    monkeypatch.setattr(server._link, "receive_all", one_at_a_time)
+    child = server.spawn("child-0", ZOO + "idle", None, {}, tmp_path / "0.log", tmp_path / "0.stacks")
+    child.close()
+
+
 def test_a_child_that_comes_too_late_is_not_kept(start, spawn, tmp_path):
     server = start(spawn_timeout_s=1.0)
     _, first = spawn("idle", server=server)  # so that the server is awake

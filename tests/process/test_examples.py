@@ -39,7 +39,7 @@ def test_every_example_is_tested():
 
 
 def test_own_environment_trains_and_says_where(tmp_path):
-    said = run("own_environment.py", "1300", where=tmp_path)
+    said = run("own_environment.py", "800", where=tmp_path)
 
     assert "completed" in said
     [folder] = (tmp_path / "runs").iterdir()

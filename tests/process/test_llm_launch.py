@@ -6,18 +6,24 @@ import json
 import os
 import signal
 import socket
+from dataclasses import replace
 
 import pytest
 
 from headrace.core.errors import ConfigError
 from headrace.llm.launch.deciding import single_cast
+from headrace.llm.launch.launcher import launch
 from headrace.llm.launch.place import read_endpoints
+from headrace.llm.launch.starting import begin
+from headrace.llm.loading import load_rl_config
+from headrace.supervision.supervisor import Supervisor
 from llm_launch_support import Launches, launches, llm_server
+from llm_stand_ins import TARGETS
 from run_support import events
 
 __all__ = ["launches", "llm_server"]
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.thin(3)]
 
 
 def assert_left_in_order(launches: Launches, summary) -> None:
@@ -62,12 +68,14 @@ def test_a_server_that_is_killed_is_started_again_and_the_run_completes(launches
     assert fault["text"] == "inference killed by SIGKILL (often the out-of-memory killer)"
 
 
+@pytest.mark.table
 def test_a_server_that_ends_with_0_is_a_fault_too(launches, tmp_path):
     summary = launches.run(who="inference", fault="leave", at=1, once=str(tmp_path / "once"))
     assert (summary["outcome"], summary["restarts"]) == ("completed", 1)
     assert events(launches.path, "fault")[0]["text"] == "inference exit code 0"
 
 
+@pytest.mark.table
 def test_a_server_that_is_frozen_is_replaced(launches, tmp_path):
     summary = launches.run(
         who="inference", fault="freeze", at=1, once=str(tmp_path / "once"), deadlines__generate_s=0.6
@@ -76,6 +84,7 @@ def test_a_server_that_is_frozen_is_replaced(launches, tmp_path):
     assert (summary["faults"], summary["restarts"]) == ({"stalled": 1}, 1)
 
 
+@pytest.mark.table
 def test_a_server_that_keeps_dying_spends_its_budget(launches):
     summary = launches.run(who="inference", fault="kill", at=0, supervision__inference_restarts=1)
     assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("failed", 1, "inference")
@@ -125,6 +134,7 @@ def test_a_wait_that_came_to_nothing_is_blamed_on_the_end_of_the_chain(launches)
     assert "gave up: trainer waited 1 s for orchestrator" in summary["error"]
 
 
+@pytest.mark.table
 def test_output_without_end_holds_nobody_up(launches):
     summary = launches.run(who="inference", fault="flood", at=1)
     assert summary["outcome"] == "completed"
@@ -143,6 +153,24 @@ def test_an_interrupt_ends_in_order_and_the_trainer_saves(launches):
     assert list((launches.path / "checkpoints").iterdir())
 
 
+def test_an_interrupt_need_not_wait_for_imports(tmp_path, monkeypatch):
+    (tmp_path / "never_imported.py").write_text("import select\nselect.select([], [], [], 600)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = load_rl_config([])
+    what = replace(begin(config, tmp_path / "run", "x"), targets=TARGETS, preload=("never_imported",))
+    turns = []
+
+    def interrupt(supervisor, timeout_s):
+        turns.append(os.kill(os.getpid(), signal.SIGINT))
+        return []
+
+    monkeypatch.setattr(Supervisor, "poll", interrupt)
+    with what.place:
+        summary = launch(what)
+    assert (summary["outcome"], len(turns)) == ("interrupted", 1)
+
+
+@pytest.mark.table
 def test_a_run_ends_after_its_duration(launches):
     summary = launches.run(steps=100_000, run__run_duration_s=0.1)
     assert (summary["outcome"], summary["exit_code"]) == ("completed", 0)

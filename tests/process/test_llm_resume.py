@@ -85,6 +85,7 @@ def test_a_run_without_a_checkpoint_cannot_be_gone_on_with(stand_ins, tmp_path):
         resume(tmp_path / "run", None)
 
 
+@pytest.mark.table
 def test_components_started_alone_find_each_other(tmp_path):
     """Each has a launcher of its own; the server serves until it is told to stop."""
     run = tmp_path / "run"

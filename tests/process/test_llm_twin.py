@@ -9,15 +9,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from headrace.llm.engine.building import build_engine, prove
-from headrace.llm.server.application import build_application
-from headrace.llm.server.driver import Driver
-from headrace.llm.serving import build_server
 
 from headrace.llm import weights
 from headrace.llm.client import HttpGenerator
+from headrace.llm.engine.building import build_engine, prove
 from headrace.llm.messages import Batch, Generator
 from headrace.llm.payloads import Basics, TwinPayload
+from headrace.llm.server.application import build_application
+from headrace.llm.server.driver import Driver
+from headrace.llm.serving import build_server
 from headrace.llm.transport import MemoryTransport
 from headrace.llm.twin import twin
 from headrace.supervision.messages import Done, Ready, Stop

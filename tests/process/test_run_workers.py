@@ -200,6 +200,7 @@ def test_the_collector_is_killed_in_a_chunk_in_which_it_has_lost_an_environment(
     assert found[place + 1].group == found[place].group
 
 
+@pytest.mark.table
 def test_stopped_and_resumed_it_learns_the_same_as_without_workers(runs):
     inline = {"run__schedule": "inline", "env__group_size": 3, "env__max_episode_steps": 55}
     whole = runs.train("Pendulum-v1", run__steps=480, **inline)

@@ -10,9 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli.supervise import claim
+from headrace.commands.config import load
+from headrace.core.errors import RunDirectoryError
 from headrace.monitor.doctor import diagnose
 from headrace.monitor.reader import read_run
-from supervise_support import Command, answering, free_port, number_in, run_file, running, triple, wait_until_gone
+from supervise_support import (
+    Command,
+    Watched,
+    answering,
+    free_port,
+    number_in,
+    run_file,
+    running,
+    triple,
+    wait_until_gone,
+)
 
 pytestmark = pytest.mark.process
 
@@ -213,16 +226,13 @@ def test_one_that_is_needed_and_dies_ends_everybody_at_once(tmp_path):
 
 
 @pytest.mark.table
-def test_a_server_that_answers_and_generates_nothing_is_the_root(tmp_path):
-    run = run_file(
-        tmp_path,
-        triple("echo orchestrator is up; sleep 1000", grows=0, limits=(90.0, 90.0, 3.0)),
-    )
+@pytest.mark.parametrize(("running", "culprit"), [(3, "inference"), (0, "orchestrator")])
+def test_a_silent_server_is_the_root_if_it_has_work(tmp_path, running, culprit):
+    ships = "echo orchestrator is up; for i in 1 2 3; do echo shipped batch $i; sleep 0.5; done; touch all; sleep 1000"
+    trains = "while [ ! -e all ]; do sleep 0.05; done; echo step 1; echo step 2; sleep 1000"
+    run = run_file(tmp_path, triple(ships, trains, grows=0, running=running, limits=(90.0, 90.0, 3.0)))
 
-    assert run.summary["culprit"] == "inference"
-    error = run.summary["error"]
-    assert "it needs orchestrator (makes no progress for " in error
-    assert "which needs inference: makes no progress for " in error
+    assert (run.summary["exit_code"], run.summary["culprit"]) == (3, culprit)
 
 
 @pytest.mark.table
@@ -387,8 +397,71 @@ def test_an_interrupt_stops_the_last_first_and_the_doctor_sees_who_waits(tmp_pat
 def test_a_run_directory_is_used_once(tmp_path):
     with Command(tmp_path, '[process.p]\ncommand = "true"\nlifetime = "until-done"') as command:
         assert command.ended() == 0
-    with Command(tmp_path, '[process.p]\ncommand = "true"') as command:
-        assert command.ended() == 2
-    assert "already holds a run" in command.output()
     found = diagnose(read_run(command.run_dir))
     assert (found.exit_code, "with 1 process" in found.verdict) == (0, True)
+
+    with pytest.raises(RunDirectoryError, match="already holds a run"):
+        claim(command.run_dir, load(tmp_path / "run.toml"))
+    with claim(tmp_path / "other", load(tmp_path / "run.toml")), pytest.raises(RunDirectoryError, match="in use"):
+        claim(tmp_path / "other", load(tmp_path / "run.toml"))
+
+
+@pytest.mark.table
+def test_the_time_of_a_run_is_bounded(tmp_path):
+    run = run_file(tmp_path, '[run]\nrun_duration_s = 1.0\n[process.server]\ncommand = "sleep 1000"\n')
+
+    assert (run.summary["outcome"], run.summary["exit_code"]) == ("completed", 0)
+    assert run.summary["why"] == "run.run_duration_s = 1 is over"
+
+
+@pytest.mark.table
+def test_a_second_interrupt_waits_for_nobody(tmp_path):
+    text = """
+    [process.stubborn]
+    command = ['sh', '-c', 'trap "" TERM; echo up; while :; do sleep 0.1; done']
+    ready = { log = "up" }
+    stop_s = 1000.0
+    """
+    ready, ending = "stubborn is ready", "everybody is stopped, the last first: interrupted"
+    run = run_file(
+        tmp_path,
+        text,
+        lambda watched: sum(any(text.startswith(one) for text in watched.said) for one in (ready, ending)),
+    )
+
+    assert (run.summary["exit_code"], run.summary["processes"]["stubborn"]["stage"]) == (130, "stopped")
+
+
+@pytest.mark.table
+def test_a_run_whose_processes_are_all_gone_is_over(tmp_path):
+    run = run_file(tmp_path, '[process.p]\ncommand = "false"\nessential = false\n')
+
+    assert run.summary["error"].startswith("[SUP-001] no process is left")
+
+
+@pytest.mark.table
+def test_an_onlooker_that_raises_ends_everything_and_is_told(tmp_path):
+    class Broken(Watched):
+        def line(self, component, at_s, text):
+            raise RuntimeError("no terminal")
+
+    text = """[process.p]\ncommand = ['sh', '-c', 'echo $$ > pid; echo up; sleep 1000']\n"""
+    with pytest.raises(RuntimeError, match="no terminal"):
+        run_file(tmp_path, text, watched=Broken())
+    assert not running(number_in(tmp_path / "pid"))
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["error"].startswith("[SUP-001] the supervisor, or whoever looks on, raised RuntimeError")
+
+
+@pytest.mark.table
+def test_a_keeper_that_is_frozen_is_replaced(tmp_path):
+    with Command(tmp_path, PARTS) as command:
+        command.until("ready", "user")
+        pid = number_in(tmp_path / "server.pid")
+        os.kill(command.keeper("server"), signal.SIGSTOP)
+        text = command.until("fault", "server")["text"]
+        assert text.startswith("server was killed because its keeper was stuck: command for 15.")
+        wait_until_gone([pid])
+        command.until("restarted", "server")
+        command.process.send_signal(signal.SIGINT)
+        assert command.ended() == 130

@@ -82,6 +82,16 @@ def test_a_number_is_read_from_metrics_and_json(tmp_path):
         assert look_progress(ProgressConfig(http=url, metric="tokens_total"), tmp_path).number == 41.0
     with server(http('{"done": [{"steps": 7}]}')) as url:
         assert look_progress(ProgressConfig(http=url, json_path="done.0.steps"), tmp_path).number == 7.0
+    asked = {"metric": "tokens_total", "pending": "running"}
+    for body, idle in (
+        ("tokens_total 4\nrunning 0\n", True),
+        ("tokens_total 4\nrunning 2\n", False),
+        ("tokens_total 4", False),
+    ):
+        with server(http(body)) as url:
+            seen = look_progress(ProgressConfig(http=url, **asked), tmp_path)
+        assert (seen.number, seen.idle) == (4.0, idle)
+    assert seen.why.endswith("has no number running")
     with server(http("{}")) as url:
         seen = look_progress(ProgressConfig(http=url, json_path="done"), tmp_path)
     assert (seen.good, seen.why.endswith("has no number done")) == (False, True)

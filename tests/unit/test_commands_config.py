@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from pathlib import Path
 
 import pytest
 
-from headrace.commands.config import SuperviseConfig, load
+from headrace.commands.config import (
+    ProcessConfig,
+    ProgressConfig,
+    ReadyConfig,
+    RestartConfig,
+    SuperviseConfig,
+    SuperviseRunConfig,
+    load,
+)
 from headrace.core.errors import ConfigError
 
 WHOLE = """
@@ -99,6 +109,9 @@ def test_needs_in_a_ring_are_refused(tmp_path):
         ('fail_pattern = "("', "fail_pattern is no regular expression"),
         ('ready = { http = "localhost:80" }', "http must be a URL"),
         ('progress = { http = "http://x/m" }', "progress.http and exactly one of"),
+        ('progress = { log = "x", pending = "y" }', "progress.pending is of no use"),
+        ('ready = { log = "x", shared = true }', "ready.shared is of no use"),
+        ('ready = { log = "x", json_holds = {} }', "ready.json_holds is of no use"),
         ('progress = { log = "x", metric = "y" }', "progress.http and exactly one of"),
         ("ready = { alive_s = 9.0, start_s = 3.0 }", "it could never be ready"),
         ("ready = { done = true }", "ready.done is for a process that ends"),
@@ -116,6 +129,25 @@ def test_a_command_that_is_none_is_refused(tmp_path, command):
     assert refused(tmp_path, f"[process.p]\ncommand = {command}").what.startswith("command")
 
 
-@pytest.mark.parametrize("text", ["", '[[process]]\ncommand = "x"', '[process.supervisor]\ncommand = "x"'])
+@pytest.mark.parametrize(
+    "text", ["", '[[process]]\ncommand = "x"', '[process.supervisor]\ncommand = "x"', "process.p = 3"]
+)
 def test_a_file_without_usable_names_is_refused(tmp_path, text):
     assert "process" in refused(tmp_path, text).what
+
+
+def test_the_guides_file_is_understood(tmp_path):
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "supervise.md").read_text()
+    [block] = re.findall(r"^```toml\n(.*?)^```", guide, flags=re.MULTILINE | re.DOTALL)
+
+    config = load(written(tmp_path, block))
+    assert {name: process.needs for name, process in config.process.items()} == {
+        "inference": [], "orchestrator": ["inference"], "trainer": ["orchestrator"],
+    }  # fmt: skip
+
+
+def test_the_guide_speaks_of_every_key():
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "supervise.md").read_text()
+    sections = ProcessConfig, ReadyConfig, ProgressConfig, RestartConfig, SuperviseRunConfig
+    keys = {key for section in sections for key in section.model_fields}
+    assert keys - {"probe_s", "name"} == {key for key in keys if re.search(rf"\b{key}\b", guide)} - {"name"}

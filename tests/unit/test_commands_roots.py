@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.commands.roots import Stage, Standing, path_to_root, sentence
+from headrace.commands.roots import Sign, Stage, Standing, path_to_root, sentence, silent_too
 
 NOW_S = 1000.0
 
@@ -13,13 +13,13 @@ def standings(*found):
 
 def silent(name, needs=(), *, last_s, **more):
     """It runs, and got on last at ``last_s``."""
-    facts = {"stage": Stage.READY, "since_s": 100.0, "started_s": 90.0, "watched": True, "progress_s": last_s}
+    facts = {"stage": Stage.READY, "since_s": 100.0, "started_s": 90.0, "sign": Sign.RESULTS, "progress_s": last_s}
     return Standing(id=name, needs=needs, **(facts | more))
 
 
 def stalled(name, needs=(), *, last_s):
     trouble = f"makes no progress for {NOW_S - last_s:.3g} s (limit 300 s)"
-    return silent(name, needs, last_s=last_s, stage=Stage.FAILED, since_s=NOW_S, trouble=trouble)
+    return silent(name, needs, last_s=last_s, stage=Stage.FAILED, since_s=NOW_S, trouble=trouble, stalled=True)
 
 
 def test_the_root_is_the_one_that_died_two_needs_away():
@@ -61,6 +61,31 @@ def test_what_was_noticed_late_may_have_happened_before():
     assert path_to_root("trainer", found, NOW_S) == ["trainer", "server"]
 
 
+def test_a_server_that_may_only_have_nothing_to_do_is_not_blamed_for_falling_silent_about_then():
+    found = standings(
+        stalled("trainer", ("orchestrator",), last_s=690.0),
+        silent("orchestrator", ("inference",), last_s=689.0),
+        silent("inference", last_s=688.5, sign=Sign.ANSWERS),
+    )
+    path = path_to_root("trainer", found, NOW_S)
+
+    assert path == ["trainer", "orchestrator"]
+    assert silent_too(path, found, NOW_S) == ["inference (makes no progress for 312 s; it may have nothing to do)"]
+
+
+def test_a_server_that_fell_silent_long_before_is_blamed():
+    found = standings(stalled("trainer", ("server",), last_s=690.0), silent("server", last_s=600.0, sign=Sign.ANSWERS))
+    assert path_to_root("trainer", found, NOW_S) == ["trainer", "server"]
+    assert silent_too(["trainer", "server"], found, NOW_S) == []
+
+
+def test_a_server_that_does_nothing_with_work_at_hand_is_blamed_though_it_worked_on_for_a_while():
+    found = standings(stalled("trainer", ("server",), last_s=690.0), silent("server", last_s=750.0, sign=Sign.WORK))
+    assert path_to_root("trainer", found, NOW_S) == ["trainer", "server"]
+    found = standings(stalled("trainer", ("server",), last_s=690.0), silent("server", last_s=950.0, sign=Sign.WORK))
+    assert path_to_root("trainer", found, NOW_S) == ["trainer"]
+
+
 def test_a_dead_one_explains_more_than_a_silent_one():
     found = standings(
         stalled("trainer", ("silent", "dead"), last_s=690.0),
@@ -68,6 +93,18 @@ def test_a_dead_one_explains_more_than_a_silent_one():
         Standing(id="dead", stage=Stage.FAILED, since_s=950.0, trouble="was killed by SIGKILL"),
     )
     assert path_to_root("trainer", found, NOW_S) == ["trainer", "dead"]
+
+
+def test_one_that_exited_by_itself_is_excused_only_by_what_had_failed_before():
+    exited = {"stage": Stage.FAILED, "started_s": 90.0, "trouble": "exited with code 1"}
+    user = Standing(id="user", needs=("server",), since_s=900.0, progress_s=890.0, **exited)
+
+    def root(server):
+        return path_to_root("user", standings(user, server), NOW_S)[-1]
+
+    assert root(silent("server", last_s=600.0)) == "user"
+    assert root(Standing(id="server", since_s=899.0, **exited)) == "server"
+    assert root(Standing(id="server", since_s=901.0, **exited)) == "user"
 
 
 def test_one_that_ended_in_order_explains_a_wait_unless_it_only_prepared():

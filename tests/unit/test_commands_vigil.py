@@ -67,3 +67,13 @@ def test_a_stopped_process_is_frozen_after_its_limit_only():
     assert vigil.judge(110.9) is Judgement.WELL
     assert vigil.judge(111.0) is Judgement.FROZEN
     assert vigil.in_words(Judgement.FROZEN, 111.0) == "is stopped by a signal for 4 s (limit 4 s)"
+
+
+def test_one_that_nobody_wants_anything_of_is_not_silent():
+    vigil = watched(progress_s=30.0)
+    vigil.note_ready(101.0)
+    vigil.note_idle(130.9)
+
+    assert vigil.judge(135.0) is Judgement.WELL
+    assert vigil.judge(160.9) is Judgement.STALLED
+    assert vigil.signs == 0

@@ -95,7 +95,7 @@ def salvage_of_life(moments: list[str]) -> int:
     return place(moments, "after Snapshots.show", "before LaneBooks.change")
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("later", [0, 2, 3, 4, 6, 7, 8, 9], ids=lambda later: f"moment_{later}")
 def test_a_salvage_in_the_books_is_written_whole(tmp_path: Path, moments: list[str], later: int):
     first = salvage_of_life(moments)
@@ -111,6 +111,7 @@ def test_a_salvage_in_the_books_is_written_whole(tmp_path: Path, moments: list[s
     assert (salvages[0] in before_succession(events)) == (later > 0)
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("moment", ["before Snapshots.prepare", "before TraceWriter.write", "before Snapshots.show"])
 def test_nobody_acts_with_a_policy_that_is_not_on_record(tmp_path: Path, moments: list[str], moment: str):
     shown = place(moments, "after Snapshots.show", number=1)

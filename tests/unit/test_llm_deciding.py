@@ -124,6 +124,16 @@ def test_stopping_asks_workers_first_and_a_server_is_not_started_again_then():
     assert made.phase is Phase.OVER
 
 
+def test_a_server_that_falls_when_nobody_needs_it_any_more_does_not_fail_the_run():
+    made = running()
+    for name in ("trainer", "orchestrator"):
+        made.done(name)
+        leaves(made, name)
+    assert made.phase is Phase.CLOSING
+    assert made.ended("inference", Restart("inference", 0.0), expected=False) == []
+    assert (made.phase, made.failed) == (Phase.OVER, None)
+
+
 def test_stopping_before_anybody_but_the_server_is_there():
     made = course(warm_start=False)
     made.begin()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -11,13 +12,19 @@ import torch
 from headrace.llm.engine.engine import Engine
 from headrace.llm.engine.forward import LlamaForward
 from headrace.llm.messages import Completion, Failure, GenerationRequest
-from llm_serving_support import CONTEXT, VOCABULARY, gpt2, llama, plain_logprobs, ragged, run, wanted
+from llm_serving_support import CONTEXT, VOCABULARY, gpt2, llama, plain_logprobs, ragged, run, single_thread, wanted
 
 MODELS = {
     "llama": llama,
     "shared heads, tied": lambda: llama(shared=2, tied=True),
     "gpt2": gpt2,
 }
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with single_thread():
+        yield
 
 
 def engine_of(model: object, slots: int = 16, *, kv_reuse: bool = True) -> Engine:
@@ -186,11 +193,12 @@ def test_a_model_of_nan_fails_its_requests_and_nothing_else_later() -> None:
         model.model.norm.weight.fill_(torch.nan)
         model.model.layers[0].self_attn.v_proj.weight.fill_(torch.nan)
     answers: list[Completion | Failure] = []
-    engine.submit([wanted(1)], lambda _, answer: answers.append(answer))
+    engine.submit([wanted(1, 40)], lambda _, answer: answers.append(answer))
     engine.step()
     assert [getattr(answer, "reason", "") for answer in answers] == ["not_finite"]
     model.load_state_dict(kept)
-    assert run(engine, [wanted(1)]) == run(engine_of(llama()), [wanted(1)])
+    beside = [wanted(1, 5), wanted(2, 50)]  # the first is masked where the row held NaN
+    assert run(engine, beside) == run(engine_of(llama()), beside)
 
 
 def test_score_is_that_of_a_plain_forward_pass() -> None:

@@ -103,3 +103,29 @@ def test_what_a_generator_raises_reaches_everybody_who_waits() -> None:
         )
 
     assert [str(error) for error in run_in_fake_time(main())] == ["a bug", "a bug"]
+
+
+def test_a_call_that_nobody_waits_for_is_ended() -> None:
+    generator = Noting()
+    ended: list[float] = []
+
+    async def noting(requests: Sequence[GenerationRequest], timeout_s: float) -> list[Completion | Failure]:
+        try:
+            await pause(100.0)
+        finally:
+            ended.append(round(asyncio.get_running_loop().time(), 3))
+        return []
+
+    generator.generate = noting  # type: ignore[method-assign]
+
+    async def main() -> None:
+        gatherer = Gatherer(generator, rounds=False, at_once=8)  # type: ignore[arg-type]
+        tasks = [asyncio.create_task(gatherer.complete((key, 0), request(str(key)), 999.0)) for key in range(2)]
+        for task, after_s in zip(tasks, (2.0, 3.0), strict=True):
+            asyncio.get_running_loop().call_later(after_s, task.cancel)
+        await asyncio.wait(set(tasks), timeout=50.0)
+        await pause(1.0)
+        assert gatherer.outstanding == 0
+
+    run_in_fake_time(main())
+    assert ended == [3.0]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from headrace.cli.rlargs import overrides_of, parse
@@ -80,6 +83,15 @@ def test_the_effective_configuration_is_read_back_by_every_command(tmp_path):
     assert load_rl_config(together) == config
 
 
+def test_an_environment_of_ones_own_is_written_and_read_back(tmp_path):
+    config = load_rl_config([], {"env.factory": "mine:make"})
+    assert (config.env.name, config.env.factory) == (None, "mine:make")
+    (path, *_) = write_effective(config, tmp_path)
+    assert load_rl_config([Source(str(path))]) == config
+    with pytest.raises(ConfigError, match=r"env\.name and env\.factory are both set"):
+        load_rl_config([], {"env.factory": "mine:make", "env.name": "wordle"})
+
+
 def test_what_is_a_language_model_configuration(file):
     assert describes_language_model("wordle-grpo")
     assert not describes_language_model("pendulum-td3")
@@ -128,3 +140,13 @@ def test_a_key_that_is_given_in_two_ways_is_refused():
         "trainer.lr": "0.1",
         "run.steps": 4,
     }
+
+
+def test_launcher_and_commands_load_neither_torch_nor_transformers():
+    script = (
+        "import sys, headrace.cli.rl, headrace.cli.check, headrace.llm.preflight, headrace.llm.launch.alone, "
+        "headrace.llm.launch.starting, headrace.cli.rlview; "
+        "print([name for name in ('torch', 'transformers', 'uvicorn', 'aiohttp') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

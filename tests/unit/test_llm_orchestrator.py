@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import ComponentStalled, ConfigError, NothingToTrain, StaleWeights
-from headrace.envs.text.protocol import Message, Problem
+from headrace.envs.text.protocol import Judgement, Message, Problem, Reply
 from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
-from orchestration_support import Bench, MadeUp, SumGame, rl_config, run_in_fake_time, same_samples
+from orchestration_support import Bench, MadeUp, SumGame, pause, rl_config, run_in_fake_time, same_samples
 
 
 def lags(bench: Bench) -> list[int]:
@@ -179,6 +179,26 @@ def test_groups_that_are_filtered_are_replaced_and_counted() -> None:
     assert (
         sum(batch.facts["batch/filtered"] for batch in bench.batches) * 4 == bench.books["filtered"]["zero_advantage"]
     )
+
+
+class FirstIsShort(SumGame):
+    """The problem that is played first is over after one message, and not worth training on."""
+
+    first = ""
+
+    def step(self, problem: Problem, transcript: Sequence[Message]) -> Reply:
+        self.first = self.first or problem.id
+        return Reply(done=True) if problem.id == self.first else super().step(problem, transcript)
+
+    def reward(self, problem: Problem, transcript: Sequence[Message]) -> Judgement:
+        judgement = super().reward(problem, transcript)
+        return Judgement({"even": 1.0}, solved=True) if problem.id == self.first else judgement
+
+
+def test_groups_that_take_a_place_join_the_next_round() -> None:
+    bench = Bench(rl_config(steps=1), environment=FirstIsShort(held_out=0)).run()
+    groups = [sorted({name.partition(".")[0] for name in call}) for call in bench.generator.calls]
+    assert groups[:2] == [["g0", "g1", "g2"], ["g1", "g2", "g3"]]
 
 
 def test_easy_and_hard_groups_are_filtered_under_their_names() -> None:
@@ -411,6 +431,28 @@ def test_stopping_cancels_what_runs_and_the_books_balance() -> None:
     assert bench.books["cancelled"] > 0
     assert bench.books["in_flight"] == 0
     assert balanced(bench.books)
+
+
+def test_stopping_does_not_wait_for_a_server_that_loads() -> None:
+    generator = MadeUp()
+
+    async def never(published: PublishedWeights) -> ServedWeights:
+        await pause(1e6)
+        raise AssertionError("it was not cancelled")
+
+    generator.update = never
+    bench = Bench(rl_config(), generator)
+
+    async def main() -> float:
+        import asyncio
+
+        orchestrator = bench.make()
+        asyncio.get_running_loop().call_later(2.0, orchestrator.stop)
+        await orchestrator.run()
+        return asyncio.get_running_loop().time()
+
+    assert run_in_fake_time(main()) < 3.0
+    assert bench.books["requested"] == 0
 
 
 def test_a_group_that_is_overtaken_is_stale_and_never_trained_on() -> None:

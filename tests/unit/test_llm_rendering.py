@@ -123,6 +123,13 @@ def test_a_template_that_cannot_be_used(template: str | None, message: str) -> N
         Renderer(byte_level(template))
 
 
+def test_a_template_that_refuses_a_role_is_quoted() -> None:
+    refusing = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + CHATML
+    renderer = Renderer(byte_level(refusing))
+    with pytest.raises(ConfigError, match="the chat template refuses a conversation: no system role"):
+        renderer.opening([Message("system", "d"), Message("user", "ab")])
+
+
 def test_a_template_that_changes_what_was_said_before_is_shown_beside_ours() -> None:
     with pytest.raises(ConfigError) as raised:
         Renderer(byte_level(CHATML.replace("m['content']", "(m['content'] if loop.last else m['content'].upper())")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,15 @@ from headrace.llm.engine.engine import Engine
 from headrace.llm.messages import Completion, GenerationRequest, PublishedWeights
 from headrace.llm.server.driver import Driver
 from headrace.llm.weights import make_probe, publish
-from llm_serving_support import CONTEXT, llama, ragged, run, served, until, wanted
+from llm_serving_support import CONTEXT, llama, ragged, run, served, single_thread, until, wanted
 
 Client = Callable[..., Awaitable[tuple[int, Any]]]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with single_thread():
+        yield
 
 
 def engine(**settings: Any) -> Engine:
@@ -321,7 +327,7 @@ def test_score_refuses_what_is_too_long() -> None:
     async def work(client: Client, _: Driver) -> None:
         status, answer = await client("POST", "/score", {"token_ids": [1] * (CONTEXT + 1)})
         assert status == 400
-        assert "context_tokens: 96" in answer["error"]["message"]
+        assert "context tokens: 96" in answer["error"]["message"]
 
     ask(work, engine())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import openai
@@ -11,9 +11,15 @@ import pytest
 
 from headrace.llm.engine.engine import Engine
 from headrace.llm.server.driver import Driver
-from llm_serving_support import CONTEXT, llama, plain_logprobs, served, tokenizer, until
+from llm_serving_support import CONTEXT, llama, plain_logprobs, served, single_thread, tokenizer, until
 
 Work = Callable[[openai.AsyncOpenAI, Driver], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with single_thread():
+        yield
 
 
 def ask(work: Work, *, generating: bool = True) -> None:

@@ -41,7 +41,7 @@ def test_gains_are_one_and_matrices_are_not() -> None:
         if tensor.dim() == 1:
             assert torch.equal(tensor, torch.ones_like(tensor)), name
         else:
-            assert 0.5 < tensor.std().item() / tiny.INIT_STD < 1.5, name
+            assert 0.5 < tensor.std().item() * SMALL.hidden**0.5 < 1.5, name
 
 
 def test_the_default_model_has_the_size_that_was_measured() -> None:

@@ -14,8 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.algorithms.grpo import group_advantages
 from headrace.core.clock import FakeClock
-from headrace.core.errors import ComponentError, ConfigError, NonFiniteValue, RunDirectoryError
+from headrace.core.errors import BatchRefused, ConfigError, NonFiniteValue, RunDirectoryError
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import Batch, Sample
 from headrace.llm.training.forward import Device, said
@@ -100,6 +101,23 @@ def test_packed_log_probabilities_are_those_of_the_samples_alone(model: Any) -> 
         logprobs = said(model, part, config.sampling, Device("cpu", autocast=False)).logprob
         alone = torch.cat([alone_logprobs(model, samples[index])[samples[index].trained] for index in part.members])
         torch.testing.assert_close(logprobs, alone, atol=2e-6, rtol=0)
+
+
+def test_eager_attention_keeps_samples_apart_too(model: Any) -> None:
+    """It adds the mask to its scores: one of truth values would let everything through."""
+    eager = copy.deepcopy(model)
+    eager.set_attn_implementation("eager")
+    (part,) = pack(samples_of([(3, 9), (8, 2), (20, 30)]), 128)
+    config = rl_config()
+    found = [said(one, part, config.sampling, Device("cpu", autocast=False)).logprob for one in (model, eager)]
+    torch.testing.assert_close(found[0], found[1], atol=2e-6, rtol=0)
+
+
+def test_attention_that_takes_no_such_mask_is_refused(model: Any) -> None:
+    other = copy.deepcopy(model)
+    other.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ConfigError, match="attention: flash_attention_2"):
+        build(other)
 
 
 def test_several_turns_are_trained_without_what_the_environment_said_between(model: Any) -> None:
@@ -294,19 +312,19 @@ def test_rates_rise_and_fall() -> None:
     ("change", "error", "says"),
     [
         ({"run_id": "old"}, RunDirectoryError, "batch of another run"),
-        ({"step": 3}, ComponentError, "it is of step 3, and step 2 is trained"),
-        ({"samples": ()}, ComponentError, "no token in it was chosen by the policy"),
-        ({"samples": (sample(0, reply=0),)}, ComponentError, "no token in it was chosen by the policy"),
-        ({"samples": (sample(0, version=0),)}, ComponentError, "a token is 2 versions old, and 1 are allowed"),
-        ({"samples": (sample(0, version=3),)}, ComponentError, "a token is newer than the policy"),
-        ({"samples": (sample(0, prompt=0, version=2),)}, ComponentError, "the first token of a sample"),
-        ({"samples": (sample(0, prompt=95, version=2),)}, ComponentError, "a sample has 100 tokens, and 96 fit"),
+        ({"step": 3}, BatchRefused, "it is of step 3, and step 2 is trained"),
+        ({"samples": ()}, BatchRefused, "no token in it was chosen by the policy"),
+        ({"samples": (sample(0, reply=0),)}, BatchRefused, "no token in it was chosen by the policy"),
+        ({"samples": (sample(0, version=0),)}, BatchRefused, "a token is 2 versions old, and 1 are allowed"),
+        ({"samples": (sample(0, version=3),)}, BatchRefused, "a token is newer than the policy"),
+        ({"samples": (sample(0, prompt=0, version=2),)}, BatchRefused, "the first token of a sample"),
+        ({"samples": (sample(0, prompt=95, version=2),)}, BatchRefused, "a sample has 100 tokens, and 96 fit"),
         (
             {"samples": (sample(0, version=2, token_ids=np.full(9, VOCABULARY, np.int32)),)},
-            ComponentError,
+            BatchRefused,
             "a token is none of the 33",
         ),
-        ({"samples": (sample(0, version=2, versions=np.zeros(3, np.int32)),)}, ComponentError, "differ in length"),
+        ({"samples": (sample(0, version=2, versions=np.zeros(3, np.int32)),)}, BatchRefused, "differ in length"),
         ({"samples": (sample(0, version=2, advantage=np.nan),)}, NonFiniteValue, "whose advantage are not finite"),
         (
             {"samples": (sample(0, version=2, logprobs=np.full(9, -np.inf, np.float32)),)},
@@ -372,3 +390,54 @@ def test_bfloat16_is_what_is_published_and_float32_what_is_trained(model: Any) -
         logits = served(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False).logits.float()
     expected = torch.log_softmax(logits[0, :-1], -1)[[0, 1], [2, 3]]
     assert trainer.probe([1, 2, 3]).logprobs == pytest.approx(expected.tolist(), abs=0)
+
+
+# --- it learns
+
+
+def rollouts_of(model: Any, step: int, wanted: int) -> Batch:
+    """Groups of eight replies of three tokens, drawn from ``model``; rewarded for every token that is the wanted one."""
+    draws = torch.Generator().manual_seed(step)
+    tokens = torch.arange(8).repeat_interleave(8)[:, None]  # a prompt of one token for each of eight groups
+    logprobs = torch.zeros(64, 1)
+    with torch.no_grad():
+        for _ in range(3):
+            said_next = torch.log_softmax(model(input_ids=tokens, use_cache=False).logits[:, -1], -1)
+            chosen = torch.multinomial(said_next.exp(), 1, generator=draws)
+            logprobs = torch.cat([logprobs, said_next.gather(-1, chosen)], 1)
+            tokens = torch.cat([tokens, chosen], 1)
+    rewards = (tokens[:, 1:] == wanted).sum(1).numpy().astype(np.float64)
+    groups = np.repeat(np.arange(8), 8)
+    advantages = group_advantages(rewards, groups)
+    trained = np.array([False, True, True, True])
+    samples = tuple(
+        Sample(
+            rollout=f"g{group}.{index}",
+            group=int(group),
+            problem=str(group),
+            token_ids=tokens[index].numpy().astype(np.int32),
+            trained=trained,
+            logprobs=logprobs[index].numpy(),
+            versions=np.where(trained, step, -1).astype(np.int32),
+            reward=float(rewards[index]),
+            advantage=float(advantages[index]),
+        )
+        for index, group in enumerate(groups)
+    )
+    return Batch(run_id="run", step=step, samples=samples)
+
+
+@pytest.mark.thin(2)
+@pytest.mark.parametrize("kind", ["grpo", "gspo", "cispo", "icepop"])
+def test_each_loss_learns_what_is_rewarded(model: Any, kind: str) -> None:
+    """From a token in 33 to two of three."""
+    loss = {"kind": kind} | ({"clip_low": 0.125, "clip_high": 8.0} if kind == "icepop" else {})
+    trainer = build(model, rl_config(trainer={"lr": 1e-2, "tokens_per_pass": 512, "epochs": 2, "loss": loss}))
+    means = []
+    for step in range(30):
+        metrics = trainer.step(rollouts_of(trainer._model, step, wanted=7))
+        means.append(metrics["train/effective/reward/mean"])
+        assert metrics["mismatch_kl/max"] < 1e-6
+        assert metrics["off_policy/max"] == 0
+    assert means[0] < 0.5
+    assert np.mean(means[-5:]) > 2.0

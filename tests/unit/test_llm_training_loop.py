@@ -13,24 +13,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from headrace.core.errors import ChannelClosed, ComponentError, ComponentStalled, ConfigError, RunDirectoryError
+from headrace.core.errors import BatchRefused, ChannelClosed, ComponentStalled, ConfigError, RunDirectoryError
 from headrace.ipc.channel import Channel
 from headrace.ipc.child import ChildContext
 from headrace.llm import transport
-from headrace.llm.config import RLConfig
 from headrace.llm.messages import Batch
-from headrace.llm.payloads import Basics, TrainerPayload
-from headrace.llm.tiny import load_model, make_model_folder
+from headrace.llm.payloads import TrainerPayload
+from headrace.llm.tiny import load_model
 from headrace.llm.trainer import trainer
 from headrace.llm.training.alarms import Alarms
 from headrace.llm.training.checkpoints import RLCheckpoints, read_checkpoint
 from headrace.llm.transport import FileSink, batch_path
-from headrace.llm.weights import make_probe, newest, publish, read, tensors_sha256, versions
+from headrace.llm.weights import make_probe, newest, read, tensors_sha256, versions
 from headrace.supervision.messages import Done, Ready, Report, Stop
 from headrace.telemetry.board import Board, State
 from llm_support import batch, sampled_by
-
-RUN = "run"
+from llm_training_support import RUN, Run, make_tiny_folder, rl_config
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,63 +43,7 @@ def _one_thread() -> Iterator[None]:
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model's folder; only read."""
     folder = tmp_path_factory.mktemp("tiny") / "model"
-    make_model_folder(rl_config().model, object(), folder, 0)
-    return folder
-
-
-def rl_config(steps: int = 6, **sections: Any) -> RLConfig:
-    given = {
-        "run": {"steps": steps, "seed": 7},
-        "model": {"hidden": 16, "layers": 1, "heads": 2},
-        "orchestrator": {"max_policy_lag": 0},
-        "trainer": {"lr": 1e-2, "epochs": 2, "minibatches": 2, "warmup_steps": 2},
-        "checkpoint": {"every_steps": 0},
-        "deadlines": {"batch_s": 0.01},
-    }
-    return RLConfig.model_validate({name: given.get(name, {}) | sections.get(name, {}) for name in given | sections})
-
-
-class Run:
-    """A run directory with a model and version 0."""
-
-    def __init__(self, folder: Path, model_folder: Path) -> None:
-        folder.mkdir()
-        self.basics = Basics(config=rl_config(), run=folder, run_id=RUN)
-        self.basics.model.symlink_to(model_folder)
-        model = load_model(self.basics.model, _weights(model_folder))
-        publish(
-            model.state_dict(),
-            version=0,
-            weights_dir=self.basics.weights,
-            run_id=RUN,
-            probe=make_probe(model, [1, 7, 9, 3]),
-            metadata={"made": "here"},
-        )
-        with Board.create(self.basics.board, [(one, one) for one in ("trainer", "orchestrator")], RUN):
-            pass
-
-    def ship(self, *steps: int, **more: Any) -> None:
-        sink = FileSink(self.basics.rollouts, RUN)
-        for step in steps:
-            sink.ship(batch(step, 8, **({"carry": {"shipped": step}} | more)))
-
-    def train(self, steps: int = 6, *, resume: Path | None = None, stop: bool = False, **sections: Any) -> list[Any]:
-        """Call the process's function; what it sent."""
-        basics = dataclasses.replace(self.basics, config=rl_config(steps, **sections))
-        ours, theirs = Channel.pair()
-        with closing(ours), closing(theirs):
-            if stop:
-                theirs.send(Stop("enough"), 1.0)
-            payload = TrainerPayload(basics=basics, resume=resume)
-            trainer(ChildContext("trainer", payload, {}, ours, os.getppid()))
-            return theirs.receive_all()
-
-
-def _weights(model_folder: Path) -> dict[str, torch.Tensor]:
-    from headrace.llm.tiny import make_model
-
-    vocabulary = __import__("json").loads((model_folder / "config.json").read_text())["vocab_size"]
-    return make_model(rl_config().model, vocabulary, 5).state_dict()
+    return make_tiny_folder(folder)
 
 
 @pytest.fixture
@@ -237,7 +179,7 @@ def test_a_batch_that_is_too_old_is_refused_and_stays(run: Run) -> None:
     late = batch(0, 8)
     FileSink(run.basics.run / "elsewhere", RUN)
     transport.write_batch(batch_path(run.basics.rollouts, 1), Batch(run_id=RUN, step=1, samples=late.samples))
-    with pytest.raises(ComponentError, match="a token is 1 versions old, and 0 are allowed"):
+    with pytest.raises(BatchRefused, match="a token is 1 versions old, and 0 are allowed"):
         run.train(2)
     assert batch_path(run.basics.rollouts, 1).exists()
     assert versions(run.basics.weights) == [0, 1]
@@ -287,8 +229,14 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_others(run: Run, monkeyp
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("headrace.llm.training.checkpoints.write_whole", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(RunDirectoryError) as raised:
         run.train(2, resume=run.basics.checkpoints / "1")
+    assert str(raised.value) == (
+        "[CFG-002] the checkpoint of version 2 cannot be written\n"
+        f"  place: {run.basics.checkpoints / '2'}\n"
+        "  error: [Errno 28] No space left on device\n"
+        "  fix: make room on that disk or repair it, then resume the run"
+    )
     assert [path.name for path in run.basics.checkpoints.iterdir()] == ["1"]
 
 

@@ -137,6 +137,17 @@ def test_a_failed_ship_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, data: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    sink = FileSink(tmp_path, "run")
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(RunDirectoryError, match="batch 3 cannot be written"):
+        sink.ship(batch(3))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_unfinished_file_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / ".batch-00000000.safetensors.123").write_bytes(b"half")
     with pytest.raises(ComponentStalled):

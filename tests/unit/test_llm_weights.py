@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from headrace.core.errors import RunDirectoryError, SnapshotCorrupt
+from headrace.llm import weights
 from headrace.llm.messages import Probe, PublishedWeights
 from headrace.llm.weights import (
     forget_newer,
@@ -133,6 +135,20 @@ def test_what_a_dead_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
     (tmp_path / ".1.99").mkdir()
     published(tmp_path, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = weights.write_whole
+
+    def full(path: Path, pieces: Any) -> None:
+        if path.name == weights.MANIFEST:
+            raise OSError(28, "No space left on device")
+        write(path, pieces)
+
+    monkeypatch.setattr(weights, "write_whole", full)
+    with pytest.raises(RunDirectoryError, match="version 5 of the weights cannot be written"):
+        published(tmp_path, 5)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_newest_goes_by_number(tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ def train(config: str | None, run_dir: Path | None, resume: bool, quiet: bool, *
     """
     import_from_here()
     if (named := _language_model(config, run_dir, resume=resume)) is not None:
-        return _train_language_model(named, given | {"run_dir": run_dir, "resume": resume, "quiet": quiet})
+        own = Path(config) if config is not None and not named else run_dir
+        return _train_language_model(named, given | {"run_dir": own, "resume": resume, "quiet": quiet})
     overrides = overrides_of(given.pop("settings"), given)
     with _resumed(config, run_dir, overrides) if resume else _begun(config, run_dir, overrides) as session:
         if session.note is not None and not quiet:

@@ -83,6 +83,9 @@ class ProgressConfig(Section):
     """Name of a Prometheus metric, with labels or without; without, all its series are added up."""
     json_path: str | None = None
     """Where the number is in a JSON answer: ``workers.0.steps``."""
+    pending: str | None = None
+    """Of the same answer, the metric or path of a number that is 0 while nobody wants anything of the process (requests that
+    run or wait): then it may be silent, and silence with work at hand is its own fault. Not set: nobody can tell."""
     progress_s: float = Field(default=300.0, gt=0)
     """Seconds without progress, from readiness on, after which it counts as stalled."""
     probe_s: float = Field(default=5.0, gt=0)
@@ -102,6 +105,8 @@ class ProgressConfig(Section):
                 json_path=self.json_path or "not set",
                 fix="name one number of the answer that grows while the process gets on",
             )
+        if self.pending is not None and self.http is None:
+            raise ConfigError("progress.pending is of no use without progress.http", fix="add it, or remove pending")
         return self
 
 
@@ -250,6 +255,12 @@ def _by_name(given: object) -> dict[str, Any]:
 
 
 def _process(name: str, table: object, folder: Path) -> ProcessConfig:
+    if not isinstance(table, dict):
+        raise ConfigError(
+            f"process.{name} must be a section with keys of its own",
+            value=table,
+            fix=f'write [process.{name}], and command = "…" below it',
+        )
     try:
         found = ProcessConfig.model_validate(table)
     except ConfigError as error:

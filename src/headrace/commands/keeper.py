@@ -34,11 +34,13 @@ KILL_S = 5.0
 BEAT_S = 1.0
 """Seconds between two signs of life of a keeper whose program is well."""
 
+SHOWN_PROCESSES = 8
+"""Processes of a program that an error names."""
+
 _TURN_S = 0.25
 _WAKE_BYTES = 4096
 _PROBE_FAST_S, _PROBE_SLOW_S = 0.2, 5.0
 _LOOKS = 100.0
-_SHOWN_PROCESSES = 8
 _SHOWN_CHARACTERS = 500
 
 
@@ -169,6 +171,8 @@ class Keeper:
             seen = progress.turn()
             if seen is not None and seen.number is not None:
                 self._vigil.note_number(seen.number, now_s)
+            if seen is not None and seen.idle:
+                self._vigil.note_idle(now_s)
         if seen is not None:
             self._last_failure = seen.why
 
@@ -197,7 +201,7 @@ class Keeper:
 
     def _lost(self, judgement: Judgement, now_s: float) -> ComponentStalled:
         facts: dict[str, object] = {"last_look": self._last_failure} if self._last_failure else {}
-        facts["processes"] = "; ".join(self._tree.in_words()[:_SHOWN_PROCESSES])
+        facts["processes"] = "; ".join(self._tree.in_words()[:SHOWN_PROCESSES])
         key = {Judgement.LATE: "ready.start_s", Judgement.STALLED: "progress.progress_s"}.get(judgement, "stopped_s")
         fix = f"read the last lines of logs/{self._id}.log; raise {key} if it is only slow"
         return ComponentStalled(f"{self._id} {self._vigil.in_words(judgement, now_s)}", **facts, fix=fix)
@@ -291,6 +295,7 @@ class Display:
         if judgement is Judgement.QUIET and self._process.progress is not None:
             on = suspect(self._process.needs, [self._board.read(name) for name in self._process.needs])
             if self._shown != (Activity.WAIT_PROGRESS, on):
+                self._slot.set_state(State.RUNNING)
                 self._slot.waiting(Activity.WAIT_PROGRESS, on=on, deadline_s=self._process.progress.progress_s)
                 self._shown = (Activity.WAIT_PROGRESS, on)
         elif judgement is Judgement.WELL and (self._shown != (Activity.COMMAND, None) or self._beat.passed):

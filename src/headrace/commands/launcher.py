@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.commands.config import ProcessConfig, SuperviseConfig
-from headrace.commands.keeper import KILL_S, Orders, pace_s
+from headrace.commands.keeper import KILL_S, SHOWN_PROCESSES, Orders, pace_s
 from headrace.commands.ordering import blocked_by, hopeless, needed_by, next_to_stop, startable
-from headrace.commands.roots import Stage, Standing, condition, never_started, path_to_root, sentence
+from headrace.commands.roots import Sign, Stage, Standing, condition, never_started, path_to_root, sentence, silent_too
+from headrace.commands.tree import in_words_below
 from headrace.core.clock import Clock
-from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError, RestartBudgetSpent
+from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError, RestartBudgetSpent, RunDirectoryError
 from headrace.core.files import write_whole
 from headrace.ipc.forkserver import ForkServer
 from headrace.supervision.child import tail
@@ -91,10 +92,29 @@ def supervise(
                 launch.run(supervisor, interrupts)
         except HeadraceError as error:
             launch.fail(error)
+        except BaseException as error:
+            # Not of the run itself: a bug, or whoever looks on has raised.
+            what = f"the supervisor, or whoever looks on, raised {type(error).__name__}"
+            launch.fail(
+                ComponentDied(what, error=error, fix="see the traceback; if it ends inside Headrace, file a bug")
+            )
+            _write_summary(places.summary, launch.summary())
+            raise
         summary = launch.summary()
         board.slot("supervisor").set_state(State.FAILED if summary["error"] else State.ENDED)
-        write_whole(places.summary, [f"{json.dumps(plain(summary), indent=2)}\n".encode()])
+        _write_summary(places.summary, summary)
         return summary
+
+
+def _write_summary(path: Path, summary: Mapping[str, Any]) -> None:
+    try:
+        write_whole(path, [f"{json.dumps(plain(summary), indent=2)}\n".encode()])
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be written",
+            problem=f"{type(error).__name__}: {error}",
+            fix="make room on the disk; events.jsonl holds what was written before",
+        ) from None
 
 
 @contextmanager
@@ -276,7 +296,8 @@ class Launch:
             self._on_done(name, was_ready=event.was_ready)
             return
         self._facts[name]["faults"] += 1
-        self._stand(name, stage=Stage.FAILED, since_s=now_s, trouble=_trouble(event))
+        stalled = isinstance(event.error, ComponentStalled) or event.stalled is not None
+        self._stand(name, stage=Stage.FAILED, since_s=now_s, trouble=_trouble(event), stalled=stalled)
         path = path_to_root(name, self._standings, now_s)
         text = sentence(path, self._standings, now_s)
         self._say("fault", name, text, pid=event.pid, culprit=path[-1], error=event.error, log_tail=event.log_tail)
@@ -313,13 +334,19 @@ class Launch:
         idle = never_started(needed_by(root, self._needs), self._standings)
         if idle:
             error.facts["never_started"] = ", ".join(idle)
+        if root != path[0] and root in self._supervisor.alive():
+            below = in_words_below(self._supervisor.pid(root))
+            error.facts[f"processes of {root}"] = "; ".join(below[:SHOWN_PROCESSES])
+        silent = silent_too(path, self._standings, self._clock.now())
+        if silent:
+            error.facts["silent_too"] = ", ".join(silent)
         lines = tails.get(root) or tail(self._places.logs / f"{root}.log", 0)
         if lines:
             error.facts[f"last lines of {root}"] = "".join(f"\n    {line[:300]}" for line in lines[-_TAIL_LINES:])
         if root != path[0]:
             error.fix = f"read the last lines of logs/{root}.log"
         self._error, self._culprit = error, root
-        self._chronicle.note("verdict", root, error.what)
+        self._chronicle.note("verdict", root, f"{root} is to blame")
         self._end(f"{path[0]} failed")
 
     # What follows.
@@ -403,11 +430,11 @@ class Launch:
 
 
 def _standing(name: str, process: ProcessConfig, now_s: float) -> Standing:
-    progress = process.progress
-    late_s = pace_s(progress.progress_s) if progress is not None and progress.log is None else 0.0
-    return Standing(
-        id=name, needs=tuple(process.needs), since_s=now_s, watched=progress is not None, slack_s=late_s
-    )  # fmt: skip
+    sign, slack_s, progress = Sign.NONE, 0.0, process.progress
+    if progress is not None:
+        sign = Sign.RESULTS if progress.http is None else Sign.WORK if progress.pending is not None else Sign.ANSWERS
+        slack_s = 0.0 if progress.log is not None else pace_s(progress.progress_s)
+    return Standing(id=name, needs=tuple(process.needs), since_s=now_s, sign=sign, slack_s=slack_s)
 
 
 def _trouble(event: Exited) -> str:

@@ -31,6 +31,8 @@ class Seen:
     good: bool
     """Whether the sign is there; of a number, whether there is one."""
     number: float | None = None
+    idle: bool = False
+    """Whether nobody wants anything of it."""
     why: str = ""
     """Of one that is not good: what was found instead."""
 
@@ -119,11 +121,15 @@ def look_progress(progress: ProgressConfig, cwd: Path) -> Seen:
         return Seen(good=False, why=f"GET {url}: {_short(error)}")
     if answer.status != http.client.OK:
         return Seen(good=False, why=f"GET {url} answered {answer.status}")
-    if progress.metric is not None:
-        name, number = progress.metric, prometheus(answer.text, progress.metric)
-    else:
-        name, number = progress.json_path or "", json_number(answer.text, progress.json_path or "")
-    return Seen(good=number is not None, number=number, why="" if number is not None else f"{url} has no number {name}")
+    read = prometheus if progress.metric is not None else json_number
+    wanted = [
+        progress.metric or progress.json_path or "",
+        *([progress.pending] if progress.pending is not None else []),
+    ]
+    numbers = [read(answer.text, name) for name in wanted]
+    missing = [name for name, number in zip(wanted, numbers, strict=True) if number is None]
+    why = f"{url} has no number {' and no '.join(missing)}" if missing else ""
+    return Seen(good=not missing, number=numbers[0], idle=len(numbers) > 1 and numbers[1] == 0.0, why=why)
 
 
 def _of_files(pattern: str, by: str, cwd: Path) -> float:

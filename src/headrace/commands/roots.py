@@ -22,6 +22,19 @@ class Stage(Enum):
     """It was asked to leave, and did."""
 
 
+class Sign(Enum):
+    """What the progress of a process means to those that need it."""
+
+    NONE = "none"
+    """It is not watched."""
+    RESULTS = "results"
+    """What it makes is used by them: they fall silent after it."""
+    ANSWERS = "answers"
+    """It works when they ask: it may be silent because they do not."""
+    WORK = "work"
+    """It is silent only if it does not get on with what was asked of it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """What is known about one process at one moment."""
@@ -33,8 +46,10 @@ class Standing:
     """When that stage began."""
     trouble: str | None = None
     """Of one that failed: ``exited with code 1``, ``makes no progress for 31 s (limit 30 s)``."""
-    watched: bool = False
-    """Whether it is expected to show progress."""
+    stalled: bool = False
+    """Of one that failed: whether it was ended because it did not get on, for which others may be the reason."""
+    sign: Sign = Sign.NONE
+    """By what it shows progress."""
     started_s: float | None = None
     """When it was started last; None: never."""
     progress_s: float | None = None
@@ -42,14 +57,20 @@ class Standing:
     slack_s: float = 0.0
     """By how much that may have been noticed late."""
 
+    @property
+    def watched(self) -> bool:
+        """Whether it is expected to show progress."""
+        return self.sign is not Sign.NONE
+
 
 _QUIET_S = 1.0
+_SHARE = 1.0 / 3.0
 
 
 def path_to_root(start: str, standings: Mapping[str, Standing], now_s: float) -> list[str]:
     """From a process in trouble to the root of it, both included: each next one is needed by the one before.
 
-    A process explains what needs it if it has ended, is not ready, or got on for the last time before that one did.
+    A process explains what needs it if it has ended, is not ready, or fell silent first.
     Of several that do, what has failed explains more than what was never started, and that more than what is silent; among
     equals, what has been so for longest.
     """
@@ -71,15 +92,43 @@ def path_to_root(start: str, standings: Mapping[str, Standing], now_s: float) ->
 def _explains(needed: Standing, user: Standing, now_s: float) -> int | None:
     """How well a process explains that its user does not get on, 0 best; None: not at all."""
     if needed.stage is Stage.FAILED:
-        return 0
+        return 0 if user.stage is not Stage.FAILED or needed.since_s <= user.since_s else None
     if needed.stage in {Stage.STOPPED, Stage.DONE}:
         # One that had ended before its user was started prepared something, and is not missed.
         return 1 if user.started_s is not None and needed.since_s > user.started_s else None
     if needed.stage in {Stage.WAITING, Stage.STARTING}:
         return 1
-    if not needed.watched or needed.progress_s is None or now_s - needed.progress_s < _QUIET_S:
+    if user.stage is Stage.FAILED and not user.stalled:
+        return None  # it ended by itself, and said why
+    if needed.progress_s is None or now_s - needed.progress_s < _QUIET_S + needed.slack_s:
         return None
-    return 2 if user.progress_s is None or needed.progress_s - needed.slack_s < user.progress_s else None
+    return 2 if _fell_silent_first(needed, user, now_s) else None
+
+
+def _fell_silent_first(needed: Standing, user: Standing, now_s: float) -> bool:
+    if needed.progress_s is None or user.progress_s is None:
+        return needed.watched
+    match needed.sign:
+        case Sign.WORK:  # it may have worked on for a while after its user had its last result
+            return now_s - needed.progress_s - needed.slack_s >= _SHARE * (now_s - user.progress_s)
+        case Sign.ANSWERS:
+            return needed.progress_s + needed.slack_s + _QUIET_S < user.progress_s
+        case Sign.RESULTS:
+            return needed.progress_s - needed.slack_s < user.progress_s
+    return False
+
+
+def silent_too(path: list[str], standings: Mapping[str, Standing], now_s: float) -> list[str]:
+    """Whoever the root needs that makes no progress either, but may only have nothing to do; in words."""
+    root = standings[path[-1]]
+    return [
+        f"{name} ({condition(standings[name], now_s)}; it may have nothing to do)"
+        for name in root.needs
+        if standings[name].stage is Stage.READY
+        and standings[name].sign is Sign.ANSWERS
+        and now_s - (standings[name].progress_s or now_s) >= _SHARE * (now_s - (root.progress_s or now_s))
+        and now_s - (standings[name].progress_s or now_s) >= _QUIET_S
+    ]
 
 
 def sentence(path: list[str], standings: Mapping[str, Standing], now_s: float) -> str:

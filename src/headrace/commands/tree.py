@@ -118,7 +118,7 @@ class Tree:
 
     def in_words(self) -> list[str]:
         """Every process of it, a line each: number, state, where in the kernel it waits, command."""
-        return [_one(pid) for pid in (self.pid, *_below(self.pid))]
+        return [_one(self.pid), *in_words_below(self.pid)]
 
     def close(self) -> None:
         """Give the descriptors back."""
@@ -136,6 +136,11 @@ def end_adopted(within_s: float) -> None:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)
         poll_fds({}, _LOOK_S)
+
+
+def in_words_below(pid: int) -> list[str]:
+    """Every process that one has started, and theirs, a line each."""
+    return [_one(below) for below in _below(pid)]
 
 
 def exit_in_words(code: int) -> str:

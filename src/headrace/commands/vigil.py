@@ -70,6 +70,10 @@ class Vigil:
         self.progress_s = now_s
         self.signs += 1
 
+    def note_idle(self, now_s: float) -> None:
+        """Nobody wants anything of it: its silence is none."""
+        self.progress_s = now_s
+
     def note_number(self, value: float, now_s: float) -> bool:
         """The number by which it shows progress; whether it has grown.
 

@@ -17,6 +17,7 @@ HeadraceError
     ChannelClosed        SUP-004  the other end of a channel is gone
     EpisodeNotRestored   SUP-005  a resumed run could not bring an environment back into its episode
     StaleWeights         LLM-001  a server does not serve the weights that were published
+    BatchRefused         LLM-003  a batch of rollouts is not what was declared
   VectorMisused          VEC-001  a call that this vector environment cannot answer now, or with these arguments
   UnknownAttribute       VEC-002  no layer of an environment has this attribute
   DataLossError          DAT-001  the books do not balance
@@ -195,6 +196,13 @@ class StaleWeights(ComponentError):
     """A server says, or shows, that it does not serve the weights that were published."""
 
     code = "LLM-001"
+    exit_code = 3
+
+
+class BatchRefused(ComponentError):
+    """A batch of rollouts is not what was declared, e.g. a token is too old; it was not trained on."""
+
+    code = "LLM-003"
     exit_code = 3
 
 

@@ -248,6 +248,11 @@ class ForkServer:
         )
 
     @property
+    def awake(self) -> bool:
+        """Whether it has imported everything, as far as was read; `spawn` waits for that, and `collect` reads."""
+        return self._awake
+
+    @property
     def pid(self) -> int:
         """The server's process id."""
         return self._process.pid
@@ -359,13 +364,15 @@ class ForkServer:
 
     def _ask(self, request: Spawn) -> Child:
         """Send a request and wait for its answer."""
-        deadline = Deadline(self._spawn_timeout_s)
+        deadline, was_awake = Deadline(self._spawn_timeout_s), self._awake
         with contextlib.suppress(ChannelClosed):  # the next read finds that too, and what was said before
             self._link.send(request, self._limit(deadline).left_s())
         self._read_link()
         while self._answer is None:
             if self.error is not None:
                 raise self.error
+            if self._awake and not was_awake:  # its imports were no part of starting this child
+                deadline, was_awake = Deadline(self._spawn_timeout_s), True
             limit = self._limit(deadline)
             if limit.passed:
                 raise self._late(request, limit)

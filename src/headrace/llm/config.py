@@ -69,6 +69,14 @@ class TextEnvConfig(Section):
     max_turns: int = Field(default=8, ge=1)
     """Messages of the model after which an episode is cut."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _factory_alone(cls, values: Any) -> Any:
+        """Whoever names a factory means it instead of the default; a file cannot say that ``name`` is not set."""
+        if isinstance(values, dict) and values.get("factory") is not None and "name" not in values:
+            return {**values, "name": None}
+        return values
+
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if (self.name is None) == (self.factory is None):
@@ -247,8 +255,8 @@ class RLDeadlinesConfig(Section):
     """One pass of the trainer over part of a batch, or one gradient step."""
     weights_s: float = Field(default=120.0, gt=0)
     """Publishing weights, or having the server load and prove them."""
-    evaluate_s: float = Field(default=600.0, gt=0)
-    """One evaluation."""
+    evaluate_s: float = Field(default=240.0, gt=0)
+    """One evaluation. Less than ``batch_s``, since the trainer waits meanwhile."""
     checkpoint_s: float = Field(default=120.0, gt=0)
     stop_s: float = Field(default=20.0, gt=0)
 
@@ -390,5 +398,17 @@ _VLLM_CPU_HEADS = (
     256,
     512,
 )  # of vLLM 0.32; others end its engine at the start
+
+
+def _evaluations_are_waited_for(config: RLConfig) -> None:
+    section = config.deadlines
+    if config.evaluation.every_steps and section.evaluate_s >= section.batch_s:
+        raise ConfigError(
+            "deadlines.evaluate_s is not below batch_s, so the trainer would give up during an evaluation that is in time",
+            evaluate_s=section.evaluate_s,
+            batch_s=section.batch_s,
+            fix="raise batch_s, or lower evaluate_s",
+        )
+
 
 _CHECKS = (_inline_is_on_policy, _url_fits, _icepop_interval, _group_fits, _steps_are_filled, _vllm_can_serve)

@@ -91,7 +91,14 @@ class Renderer:
 
     def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
         turns = [{"role": message.role, "content": message.content} for message in messages]
-        return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=prompt))
+        try:
+            return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=prompt))
+        except Exception as error:  # a template is somebody's program, and some refuse a role or an order of roles
+            raise ConfigError(
+                f"the chat template refuses a conversation: {error}",
+                roles=", ".join(message.role for message in messages),
+                fix="use an environment without such messages, or a template that takes them",
+            ) from error
 
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

@@ -27,6 +27,9 @@ from headrace.telemetry.board import Activity, Board, State
 _LEAVE_S = 2
 """Seconds that open connections are given once everybody was answered."""
 
+_IDLE_S = 3600
+"""Seconds an idle connection stays open. A server that closes early does so, now and then, just when the client sends."""
+
 
 def inference(context: ChildContext) -> None:
     """Serve completions until told to stop, or nobody is left to serve.
@@ -98,6 +101,7 @@ def build_server(application: ASGIApp) -> QuietServer:
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=_LEAVE_S,
+        timeout_keep_alive=_IDLE_S,
     )
     return QuietServer(settings)
 

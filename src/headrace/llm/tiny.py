@@ -5,6 +5,7 @@ Transformers takes seconds to import, so it is imported where it is needed.
 
 from __future__ import annotations
 
+import copy
 import string
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -30,7 +31,6 @@ CHAT_TEMPLATE = (
 """A token per role in front of a message, and one that ends those of the model: the fewest that can be told apart."""
 
 _PRINTABLE = string.printable.rstrip("\t\r\x0b\x0c")
-INIT_STD = 0.02
 _MLP_RATIO = 3
 
 
@@ -85,7 +85,7 @@ def make_model(config: ModelConfig, vocabulary: int, seed: int) -> torch.nn.Modu
         eos_token_id=_SPECIAL.index(END),
     )
     model = _built(shape, "float32")
-    _draw(model, seed)
+    _draw(model, seed, config.hidden**-0.5)
     return model
 
 
@@ -161,6 +161,17 @@ def fill(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], source: Pa
         raise _other_model(source, missing=", ".join(lacking[:3]), unexpected=", ".join(unexpected[:3]))
 
 
+def served_copy(model: torch.nn.Module, dtype: str) -> torch.nn.Module:
+    """A copy as a server loads it: weights rounded to ``dtype``, and buffers, e.g. the frequencies of positions, as they are.
+
+    ``model.to(dtype)`` rounds buffers as well, which moved log-probabilities by up to 0.01.
+    """
+    served = copy.deepcopy(model)
+    for parameter in served.parameters():
+        parameter.data = parameter.data.to(getattr(torch, dtype))
+    return served
+
+
 def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a Hugging Face folder. Nothing is downloaded.
 
@@ -196,13 +207,17 @@ def _built(shape: Any, dtype: str) -> torch.nn.Module:
     return model.eval()
 
 
-def _draw(model: torch.nn.Module, seed: int) -> None:
-    """Matrices from a normal distribution, gains 1, biases 0."""
+def _draw(model: torch.nn.Module, seed: int, spread: float) -> None:
+    """Matrices from a normal distribution, gains 1, biases 0.
+
+    One over the root of the width, and not the 0.02 of large models: at a width of 64, 400 steps on an expert's games of Wordle led
+    to 61 % of games won with 0.1, and to 41 % with 0.02 (one seed). Reversing letters is learned sooner with half of it.
+    """
     draws = torch.Generator().manual_seed(seeding.integer(seed, "model"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                parameter.copy_(torch.randn(parameter.shape, generator=draws) * INIT_STD)
+                parameter.copy_(torch.randn(parameter.shape, generator=draws) * spread)
             else:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 

@@ -33,6 +33,7 @@ from safetensors import SafetensorError
 
 from headrace.core.errors import ChannelClosed, ComponentStalled, RunDirectoryError, SnapshotCorrupt
 from headrace.ipc.channel import Deadline
+from headrace.llm.disk import writing
 from headrace.llm.messages import Batch, Sample
 from headrace.llm.payloads import ORCHESTRATOR
 from headrace.telemetry.board import Activity, Slot
@@ -85,11 +86,12 @@ def write_batch(path: Path, batch: Batch) -> None:
     """Write a batch; it appears whole or not at all.
 
     Raises:
-        OSError: It cannot be written; nothing is left.
+        RunDirectoryError: It cannot be written; nothing is left.
         TypeError: Its carry is not JSON.
     """
     arrays, text = _packed(batch)
-    save_tensors(path, arrays, {_FACTS: text, _SUM: _checksum(arrays, text)})
+    with writing(f"batch {batch.step}", path):
+        save_tensors(path, arrays, {_FACTS: text, _SUM: _checksum(arrays, text)})
 
 
 def read_batch(path: Path, run_id: str, step: int) -> Batch:
@@ -159,8 +161,7 @@ class FileSink:
         """Make a batch appear, and wake the reader.
 
         Raises:
-            RunDirectoryError: The step was shipped already.
-            OSError: It cannot be written; nothing is left.
+            RunDirectoryError: The step was shipped already, or it cannot be written; nothing is left.
         """
         path = batch_path(self.folder, batch.step)
         if path.exists():

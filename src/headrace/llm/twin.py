@@ -16,7 +16,7 @@ from headrace.llm.engine.engine import Engine
 from headrace.llm.engine.local import LocalGenerator
 from headrace.llm.engine.rows import OnDone
 from headrace.llm.messages import Batch, GenerationRequest, PublishedWeights, ServedWeights
-from headrace.llm.orchestrating import LoopLag, Parts, Teller, advantages_of, listening
+from headrace.llm.orchestrating import Parts, Teller, advantages_of, listening
 from headrace.llm.orchestration.orchestrator import Orchestrator, Surroundings
 from headrace.llm.orchestration.presence import Presence
 from headrace.llm.payloads import TwinPayload
@@ -42,7 +42,6 @@ def twin(context: ChildContext) -> None:
         parts = Parts(basics, payload.resume)
         engine = build_engine(config, basics.model, training.published)
         prove(engine)
-        lag = LoopLag()
         presence = Presence(slot)
 
         async def ship(batch: Batch) -> None:
@@ -56,7 +55,7 @@ def twin(context: ChildContext) -> None:
             ship=ship,
             policies=parts,
             advantages=advantages_of(config),
-            tell=Teller(context, config.deadlines.stop_s, lag.taken),
+            tell=Teller(context, config.deadlines.stop_s, dict),
             presence=presence,
             server=context.id,
             trainer=context.id,

@@ -91,8 +91,7 @@ def begin(basics: Basics, component: str) -> Start:
 
 def publish_first(start: Start, basics: Basics) -> PublishedWeights:
     """Publish the model as version 0, rounded to the type it is served in."""
-    kind = getattr(torch, basics.config.model.dtype)
-    model = start.model.to("cpu", kind)
+    model = tiny.served_copy(start.model.to("cpu"), basics.config.model.dtype)
     probe = weights.make_probe(model, probe_tokens(start))
     return weights.publish(
         model.state_dict(),

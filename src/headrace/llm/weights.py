@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.core.errors import RunDirectoryError, SnapshotCorrupt
 from headrace.core.files import sync_folder, write_whole
+from headrace.llm.disk import writing
 from headrace.llm.messages import Probe, PublishedWeights
 
 if TYPE_CHECKING:
@@ -81,8 +82,8 @@ def publish(
         metadata: Further facts as JSON knows them, e.g. the model's configuration.
 
     Raises:
-        RunDirectoryError: The version is there already, and is another one.
-        OSError: It cannot be written; nothing is left but, at worst, a hidden folder that the next one removes.
+        RunDirectoryError: The version is there already, and is another one; or it cannot be written: then nothing is left
+            but, at worst, a hidden folder that the next one removes.
     """
     folder = weights_dir / str(version)
     published = PublishedWeights(
@@ -91,18 +92,8 @@ def publish(
     if folder.exists():
         _require_same(published)
         return published
-    weights_dir.mkdir(parents=True, exist_ok=True)
-    for left in weights_dir.glob(f".{version}.*"):
-        shutil.rmtree(left, ignore_errors=True)
-    staged = weights_dir / f".{version}.{os.getpid()}"
-    staged.mkdir()
-    try:
-        _write(staged, tensors, published, metadata)
-        staged.rename(folder)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
-    sync_folder(weights_dir)
+    with writing(f"version {version} of the weights", folder):
+        _place(published, tensors, metadata)
     return published
 
 
@@ -203,6 +194,23 @@ def _remove(weights_dir: Path, run_id: str, which: Sequence[int]) -> list[int]:
         (weights_dir / str(version)).rename(gone)  # so that nobody reads half of it
         shutil.rmtree(gone)
     return list(which)
+
+
+def _place(published: PublishedWeights, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
+    """Write the folder beside its place, and rename it."""
+    folder = published.folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f".{folder.name}.*"):
+        shutil.rmtree(left, ignore_errors=True)
+    staged = folder.with_name(f".{folder.name}.{os.getpid()}")
+    staged.mkdir()
+    try:
+        _write(staged, tensors, published, metadata)
+        staged.rename(folder)
+    except BaseException:
+        shutil.rmtree(staged, ignore_errors=True)
+        raise
+    sync_folder(folder.parent)
 
 
 def _write(

@@ -175,7 +175,7 @@ def restart_loop(snapshot: Snapshot) -> Blame | None:
         return None
     flow = Flow(snapshot.looks, snapshot.plan)
     recent = _restarts(snapshot, _LOOP_S)
-    if not recent or flow.span_s <= 0.0 or flow.total(["env_steps", "updates"]):
+    if not recent or flow.span_s <= 0.0 or flow.total(["env_steps", "updates", "rows"]):
         return None
     component, count = recent.most_common(1)[0]
     if count < _LOOP_RESTARTS:
@@ -345,10 +345,15 @@ def _told(error: str) -> tuple[str, dict[str, str]]:
     """An error's sentence and facts, from its text."""
     first, *lines = error.splitlines()
     facts: dict[str, str] = {}
+    newest = None
     for line in lines:
-        name, colon, value = line.strip().partition(": ")
+        if newest is not None and line.startswith("    "):  # of a fact with several lines, as the end of a log
+            facts[newest] += f"\n    {line.strip()}"
+            continue
+        name, colon, value = line.strip().partition(":")
         if colon and line.startswith("  "):
-            facts.setdefault(name, value)
+            newest = name
+            facts.setdefault(name, value.strip())
     return re.sub(r"^\[[A-Z]+-\d+\] ", "", first), facts
 
 

@@ -53,6 +53,25 @@ _LIMITS = {
     Activity.WAIT_CREDIT: "credit_s",
     Activity.WAIT_ROWS: "rows_s",
 }
+_LANGUAGE_LIMITS = {
+    Activity.START: "start_s",
+    Activity.ENV_CONSTRUCT: "start_s",
+    Activity.ENV_RESET: "env_s",
+    Activity.ENV_STEP: "env_s",
+    Activity.GENERATE: "generate_s",
+    Activity.SCORE: "generate_s",
+    Activity.LOAD_WEIGHTS: "weights_s",
+    Activity.PUBLISH: "weights_s",
+    Activity.UPDATE: "train_s",
+    Activity.SAMPLE: "train_s",
+    Activity.CHECKPOINT: "checkpoint_s",
+    Activity.EVALUATE: "evaluate_s",
+    Activity.WARM_START: "warm_start_s",
+    Activity.WAIT_BATCH: "batch_s",
+    Activity.WAIT_POLICY: "policy_s",
+    Activity.WAIT_COMPLETIONS: "evaluate_s",
+}
+"""The same of language-model runs."""
 _OTHERWISE = {"credit_s": "wait_s", "rows_s": "wait_s", "commit_s": "wait_s", "publish_s": "update_s"}
 """Where a key is not given (or the run is of a version that did not know it)."""
 
@@ -169,6 +188,8 @@ def read_plan(config_file: Path) -> Plan:
         table = tomllib.loads(config_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return Plan()
+    if "orchestrator" in table:
+        return _language_plan(table)
     deadlines, replay = _section(table, "deadlines"), _section(table, "replay")
     found = {activity: deadlines.get(key, deadlines.get(_OTHERWISE.get(key, ""))) for activity, key in _LIMITS.items()}
     limits = {activity: float(limit_s) for activity, limit_s in found.items() if _is_number(limit_s)}
@@ -182,6 +203,17 @@ def read_plan(config_file: Path) -> Plan:
         group_size=_whole(_section(table, "env").get("group_size")) or 1,
         max_restarts=_whole(_section(table, "supervision").get("max_restarts")),
         restart_window_s=_number(_section(table, "supervision").get("restart_window_s")) or 300.0,
+    )
+
+
+def _language_plan(table: Mapping[str, Any]) -> Plan:
+    """What the configuration of a language-model run lets one expect."""
+    deadlines, supervision = _section(table, "deadlines"), _section(table, "supervision")
+    found = {activity: _number(deadlines.get(key)) for activity, key in _LANGUAGE_LIMITS.items()}
+    return Plan(
+        limits={activity: limit_s for activity, limit_s in found.items() if limit_s is not None},
+        max_restarts=_whole(supervision.get("inference_restarts")),
+        restart_window_s=_number(supervision.get("restart_window_s")) or 300.0,
     )
 
 

@@ -24,7 +24,7 @@ from headrace.runtime.resources import LEARNER, Resources, child_specs, collecto
 from headrace.runtime.resume import ResumePoint
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.scores import EvaluationQueue
-from headrace.runtime.standstill import StandstillWatch, plan
+from headrace.runtime.standstill import watch_for
 from headrace.runtime.summary import audit, summarize, unbalanced
 from headrace.runtime.tellings import telling
 from headrace.supervision.messages import Command, Done, Report
@@ -181,9 +181,7 @@ class Experiment:
         self._clock = clock
         self._course = Course()
         self._ending = Ending(basics.config, self._course, chronicle, resources, observer, clock)
-        self._standstill = StandstillWatch(
-            basics.config.deadlines.stall_limit_s, plan(basics.config), observer.views
-        )
+        self._standstill = watch_for(basics.config, observer.views)
         self._successor: Literal["cleared for", "started"] | None = None
         """Set while the learner is dead and another one is to go on in its place."""
         self._updates_before = 0

@@ -9,6 +9,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -47,6 +48,8 @@ class RunDirectory:
         self.logs_dir = path / "logs"
         self.stacks_dir = path / "stacks"
         self.checkpoints_dir = path / "checkpoints"
+        self.may_be_forgotten: Callable[[], bool] = partial(never_began, self)
+        """Whether a run ended here before there was anything that anybody could miss."""
         self._lock: int | None = None
         self._made: list[Path] = []
         """What was not there before, the newest first."""
@@ -229,9 +232,9 @@ class RunDirectory:
             RunDirectoryError: See `create`.
         """
         try:
-            self._make_folder()
+            _make_folder(self.path, self._made)
             self.take_lock(_ELSEWHERE)
-            if self.never_began():
+            if self.may_be_forgotten():
                 self.set_aside()  # it has no experience that anybody could miss
             _refuse_remains(self)
             self._made.insert(0, self.config_file)
@@ -267,21 +270,9 @@ class RunDirectory:
         self._undo()
         return True
 
-    def never_began(self) -> bool:
-        """Whether a run ended here before there was anything that anybody could miss."""
-        return never_began(self)
-
     def folders(self) -> tuple[Path, ...]:
         """The folders every run directory of this kind has."""
         return self.tensorboard_dir, self.record_dir, self.logs_dir, self.stacks_dir, self.checkpoints_dir
-
-    def _make_folder(self) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise RunDirectoryError(f"{self.path} is a file, not a run directory", fix=_ELSEWHERE)
-        for folder in (*reversed(self.path.parents), self.path):
-            if not folder.exists():
-                folder.mkdir()
-                self._made.insert(0, folder)
 
     def take_lock(self, fix: str) -> None:
         """Hold the run until `close`; `create` and `resume` call it.
@@ -331,6 +322,15 @@ class RunDirectory:
                 path.rmdir()
         self._made = []
         self.close()
+
+
+def _make_folder(path: Path, made: list[Path]) -> None:
+    if path.exists() and not path.is_dir():
+        raise RunDirectoryError(f"{path} is a file, not a run directory", fix=_ELSEWHERE)
+    for folder in (*reversed(path.parents), path):
+        if not folder.exists():
+            folder.mkdir()
+            made.insert(0, folder)
 
 
 def never_began(run: RunDirectory) -> bool:

@@ -77,6 +77,11 @@ class StandstillWatch:
         return ComponentStalled(f"{found.sentence}; {still}", **facts, fix=found.remedy or "see `headrace doctor RUN`")
 
 
+def watch_for(config: ExperimentConfig, views: Callable[[], Sequence[SlotView]]) -> StandstillWatch:
+    """The watch of a run of this configuration."""
+    return StandstillWatch(config.deadlines.stall_limit_s, plan(config), views)
+
+
 def plan(config: ExperimentConfig) -> Plan:
     """What a run's configuration lets one expect of it."""
     return Plan(

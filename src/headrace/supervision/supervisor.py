@@ -203,9 +203,9 @@ class Supervisor:
         try:
             self.stop(self._children, "the supervisor is closing")
             limits = [child.spec.stop_timeout_s for child in self._children.values() if child.alive]
-            self._poll_until_gone(Deadline(max(limits, default=0.0) + 1.0))
+            _poll_until_gone(self, Deadline(max(limits, default=0.0) + 1.0))
             self.kill_all()
-            self._poll_until_gone(Deadline(_DIE_S))
+            _poll_until_gone(self, Deadline(_DIE_S))
         finally:
             self._fork_server.close()
             for child in self._children.values():
@@ -218,10 +218,6 @@ class Supervisor:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.close()
-
-    def _poll_until_gone(self, deadline: Deadline) -> None:
-        while self.alive() and not deadline.passed:
-            self.poll(min(LOOK_S, deadline.left_s()))
 
     def _child(self, child_id: str) -> SupervisedChild:
         self._board.index(child_id)  # names the ids there are
@@ -261,3 +257,8 @@ class Supervisor:
         now_s = self._clock.now()
         due = [child.due_s - now_s for child in self._children.values() if child.life.phase is Phase.DELAYED]
         return max(0.0, min([self._watchdog.next_look_s(), *due]))
+
+
+def _poll_until_gone(supervisor: Supervisor, deadline: Deadline) -> None:
+    while supervisor.alive() and not deadline.passed:
+        supervisor.poll(min(LOOK_S, deadline.left_s()))

@@ -392,7 +392,7 @@ def _is_in(flow: Flow, view: SlotView) -> str:
 def _language_pace(flow: Flow) -> str:
     """Rollouts and steps of a language-model run, and who waits for whom."""
     orchestrators, trainers = flow.of_kind("orchestrator", "twin"), flow.of_kind("trainer", "twin")
-    rollouts = sum(flow.rise(view, "rows") for view in orchestrators) / flow.span_s
+    rollouts = sum(flow.rise(view, "episodes") for view in orchestrators) / flow.span_s
     updates = sum(flow.rise(view, "updates") for view in trainers) / flow.span_s
     sentence = f"the run gets on: {rollouts:,.1f} rollouts/s and {updates:,.1f} updates/s"
     waits = tuple(waiting_for(flow.views[name], flow) for name in flow.waits())

@@ -11,9 +11,7 @@ from headrace.telemetry.board import Activity, SlotView, State
 ALIVE = frozenset({State.STARTING, State.READY, State.RUNNING, State.WAITING, State.STOPPING})
 """States in which a component should have a process."""
 
-IDLE = frozenset(
-    {Activity.NONE, Activity.IDLE, Activity.WAIT_COMMANDS, Activity.WAIT_CHILD, Activity.WAIT_REQUESTS}
-)
+IDLE = frozenset({Activity.NONE, Activity.IDLE, Activity.WAIT_COMMANDS, Activity.WAIT_CHILD, Activity.WAIT_REQUESTS})
 """Activities in which a component needs nothing from anybody."""
 
 ELSEWHERE = "elsewhere"
@@ -30,7 +28,8 @@ MAIN_COUNTER = {
     "trainer": "updates",
     "collector": "env_steps",
     "evaluator": "evaluations",
-    "orchestrator": "rows",
+    "orchestrator": "episodes",
+    "twin": "updates",
     "inference": "rows",
     "command": "updates",
 }

@@ -2,181 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import select
-import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, SupportsIndex
+from typing import Any, SupportsIndex
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from headrace.core.errors import (
-    ComponentDied,
-    ComponentStalled,
-    ConfigError,
-    EnvironmentNotBuilt,
-    EnvironmentRaised,
-    HeadraceError,
-)
+from headrace.core.errors import ConfigError, EnvironmentNotBuilt, HeadraceError
 from headrace.envs.cage2 import network as net
 from headrace.envs.cage2.env import OBSERVATION_BITS
 from headrace.envs.cage2.settings import Opponent
 from headrace.envs.cage2.world import TYPE_BITS, TYPE_BITS_BESIDE_FOOTHOLD
 from headrace.envs.checks import check_options, checked_seed
-from headrace.ipc.channel import Deadline, poll_fds
+from headrace.envs.guest import Guest, GuestProcess
 
-_CHILD = Path(__file__).with_name("cyborg_child.py")
-_READ_BYTES = 1 << 16
-_LAST_WORDS_BYTES = 2000
-_END_S = 10.0
-
-
-class CybORGProcess:
-    """The interpreter that CybORG runs in, and requests to it, each with a deadline.
-
-    After an error other than an exception of CybORG's the process is gone.
-
-    Args:
-        python: The interpreter's path.
-        settings: What the child builds its game from.
-        start_s: How long it may take to build the game.
-    """
-
-    def __init__(self, python: str, settings: Mapping[str, Any], start_s: float) -> None:
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
-        self._unread = b""
-        theirs, self._requests = os.pipe()
-        self._answers, their_answers = os.pipe()
-        os.set_blocking(self._requests, False)
-        command = [python, str(_CHILD), str(theirs), str(their_answers), json.dumps(settings)]
-        try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                pass_fds=(theirs, their_answers),
-                start_new_session=True,
-            )
-        except OSError as error:
-            self._close_files()
-            raise ConfigError(
-                "CybORG's interpreter cannot be started",
-                fix="Set python to the path of one.",
-                python=python,
-                error=error,
-            ) from None
-        finally:
-            os.close(theirs)
-            os.close(their_answers)
-        try:
-            self.built = self._answer("its construction", start_s)
-        except HeadraceError as error:
-            self.close()
-            raise EnvironmentNotBuilt(
-                "CybORG could not be built",
-                fix="Install CybORG 2.1 for that interpreter.",
-                python=python,
-                cause=error.what,
-                **error.facts,
-            ) from None
-
-    def ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Send a request and wait for its answer.
-
-        Raises:
-            EnvironmentRaised: CybORG did; the process goes on.
-            ComponentDied: The process is gone.
-            ComponentStalled: There was no answer in time; the process was ended.
-        """
-        doing = f"{request['op']}()"
-        if self._process.returncode is not None:
-            raise self._died(doing)
-        line = json.dumps(request).encode() + b"\n"
-        try:
-            os.write(self._requests, line)  # shorter than a pipe's buffer, which an answered request has emptied
-        except (BrokenPipeError, BlockingIOError):
-            raise self._died(doing) from None
-        return self._answer(doing, timeout_s)
-
-    def close(self) -> None:
-        """End the process and wait for its end; calling it again does nothing."""
-        if self._requests < 0:
-            return
-        self._close_files()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=_END_S)  # it leaves by itself when the requests end
-        if self._process.returncode is None:
-            self._process.kill()
-            self._process.wait(timeout=_END_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _answer(self, doing: str, timeout_s: float) -> dict[str, Any]:
-        deadline = Deadline(timeout_s)
-        while b"\n" not in self._unread:
-            if not poll_fds({self._answers: select.POLLIN}, deadline.left_s()):
-                raise self._stalled(doing, timeout_s)
-            read = os.read(self._answers, _READ_BYTES)
-            if not read:
-                raise self._died(doing)
-            self._unread += read
-        line, self._unread = self._unread.split(b"\n", 1)
-        answer: dict[str, Any] = json.loads(line)
-        if "traceback" in answer:
-            raise EnvironmentRaised(
-                f"CybORG raised in {doing}", fix="Read its traceback.", traceback=answer["traceback"].strip()
-            )
-        return answer
-
-    def _stalled(self, doing: str, timeout_s: float) -> HeadraceError:
-        self._process.kill()
-        words = self._last_words()
-        self.close()
-        return ComponentStalled(
-            f"CybORG did not answer within {timeout_s} s, in {doing}",
-            fix="Raise the time it may take, or find out where it stands still.",
-            output=words,
-        )
-
-    def _died(self, doing: str) -> HeadraceError:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=_END_S)
-        code, words = self._process.returncode, self._last_words()
-        self.close()
-        return ComponentDied(
-            f"CybORG's process ended in {doing}",
-            fix="Read the last lines of its output.",
-            exit_code="none yet" if code is None else code,
-            output=words,
-        )
-
-    def _last_words(self) -> str:
-        if self._output.closed:
-            return ""
-        size = os.fstat(self._output.fileno()).st_size
-        words = os.pread(self._output.fileno(), _LAST_WORDS_BYTES, max(0, size - _LAST_WORDS_BYTES))
-        return words.decode(errors="replace").strip()
-
-    def _close_files(self) -> None:
-        os.close(self._requests)
-        os.close(self._answers)
-        self._output.close()
-        self._requests = -1
+_CYBORG = Guest("CybORG", Path(__file__).with_name("cyborg_child.py"), "Install CybORG 2.1 for that interpreter.")
 
 
 class CybORGEnv(gymnasium.Env[NDArray[np.uint8], SupportsIndex]):
@@ -230,7 +73,7 @@ class CybORGEnv(gymnasium.Env[NDArray[np.uint8], SupportsIndex]):
         self._running = False
         self._levels: list[int] | None = None
         settings = {"red": red, "scenario": scenario, "true_state": true_state, "path": list(pythonpath)}
-        self._cyborg = CybORGProcess(python, settings, start_s)
+        self._cyborg = GuestProcess(_CYBORG, python, settings, start_s)
         self._check_actions(self._cyborg.built)
 
     def reset(
@@ -240,7 +83,7 @@ class CybORGEnv(gymnasium.Env[NDArray[np.uint8], SupportsIndex]):
 
         Raises:
             ConfigError: There are options.
-            HeadraceError: As `CybORGProcess.ask`.
+            HeadraceError: As `GuestProcess.ask`.
         """
         check_options("CybORGEnv", options)
         super().reset(seed=checked_seed("CybORGEnv", seed))
@@ -254,7 +97,7 @@ class CybORGEnv(gymnasium.Env[NDArray[np.uint8], SupportsIndex]):
 
         Raises:
             ConfigError: ``action`` is no integer from 0 to 144; nothing has happened.
-            HeadraceError: No episode is in progress; or as `CybORGProcess.ask`.
+            HeadraceError: No episode is in progress; or as `GuestProcess.ask`.
         """
         number = net.CHECKED.one("CybORGEnv", action)
         if not self._running:

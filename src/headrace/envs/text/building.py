@@ -15,6 +15,7 @@ from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, Text
 FACTORIES: Mapping[str, str] = {
     "wordle": "headrace.envs.text.wordle:WordleEnvironment",
     "reverse-text": "headrace.envs.text.reverse:ReverseEnvironment",
+    "verifiers": "headrace.envs.text.verifiers:VerifiersEnvironment",
 }
 """Those that come with Headrace, by name."""
 

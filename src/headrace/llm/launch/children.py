@@ -45,15 +45,16 @@ class Targets:
     warm_start: str = "headrace.llm.warmstart:warm_start"
     inference: str = "headrace.llm.serving:inference"
     vllm: str = "headrace.llm.backends.vllm_keeper:inference"
-    """In place of ``inference`` where ``inference.backend`` is vllm."""
+    """In place of ``inference`` where vLLM serves."""
     orchestrator: str = "headrace.llm.orchestrating:orchestrator"
     trainer: str = "headrace.llm.trainer:trainer"
     twin: str = "headrace.llm.twin:twin"
 
     def of(self, component: str, config: RLConfig) -> str:
-        """Of the component of this id in a run of this configuration."""
-        foreign = component == INFERENCE and config.inference.backend == "vllm"
-        return str(getattr(self, "vllm" if foreign else component.replace("-", "_")))
+        """Of the component of this id."""
+        if component == INFERENCE and config.inference.backend == "vllm":
+            return self.vllm
+        return str(getattr(self, component.replace("-", "_")))
 
 
 class Shared:

@@ -128,7 +128,7 @@ class Chronicle:
 
     def _on_batch(self, component: str, facts: Mapping[str, Any]) -> None:
         metrics = dict(facts.get("metrics", {}))
-        step = int(facts["step"])
+        step = int(facts["step"]) + 1  # the trainer counts steps that are made, the orchestrator those to be made
         self.tally.batches += 1
         self._metrics.write(step, self.tally.steps, self.wall_s, _numbers(metrics))
         self.show(component, step_line(step, self._steps, metrics, "orchestrator"), "step")

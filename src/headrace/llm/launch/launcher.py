@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ from headrace.runtime.standstill import StandstillWatch
 from headrace.supervision.messages import Done, Report
 from headrace.supervision.spec import (
     BecameReady,
+    ChildSpec,
     Event,
     Exited,
     ForkServerLost,
@@ -49,6 +50,13 @@ _GRACE_S = 5.0
 """Seconds a component has to leave once another one's end has ended the run; the trainer, which saves, has longer."""
 _IN_VAIN_S = 2.0
 _LOOKS_KEPT = 12
+_PRELOAD = (
+    "torch",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.llama.modeling_llama",
+)
+"""transformers imports these only when they are used, which takes each process several seconds."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -68,7 +76,7 @@ class Launch:
     endpoint: str | None = None
     """Of a server that another launcher looks after."""
     targets: Targets = field(default_factory=Targets)
-    preload: tuple[str, ...] = ("torch", "transformers")
+    preload: tuple[str, ...] = _PRELOAD
     """Imported once for all processes."""
     sessions: int = 1
     tally: Tally = field(default_factory=Tally)
@@ -116,8 +124,8 @@ def launch(what: Launch, on_line: OnLine | None = None) -> dict[str, Any]:
         specs = child_specs(what.basics, what.cast, shared, what.targets, what.resume)
         with Interrupts() as interrupts:
             try:
-                with _supervisor(what, board, specs, clock) as supervisor:
-                    launcher.run(supervisor, interrupts)
+                with _fork_server(what) as server, _supervisor(what, server, board, specs, clock) as supervisor:
+                    launcher.run(supervisor, interrupts, lambda: server.awake or server.error is not None)
             except HeadraceError as error:
                 launcher.fail(error, "supervisor")
             except BaseException as error:
@@ -132,16 +140,10 @@ def launch(what: Launch, on_line: OnLine | None = None) -> dict[str, Any]:
         return summary
 
 
-@contextmanager
-def _supervisor(what: Launch, board: Board, specs: Sequence[Any], clock: Clock) -> Iterator[Supervisor]:
+def _supervisor(what: Launch, server: ForkServer, board: Board, specs: Sequence[ChildSpec], clock: Clock) -> Supervisor:
     place = what.place
-    with (
-        _fork_server(what) as server,
-        Supervisor(
-            server, board, specs, RestartBudget(max_restarts=0), clock, place.logs_dir, place.stacks_dir
-        ) as supervisor,
-    ):
-        yield supervisor
+    budget = RestartBudget(max_restarts=0)  # each that may be started again has one of its own
+    return Supervisor(server, board, specs, budget, clock, place.logs_dir, place.stacks_dir)
 
 
 @contextmanager
@@ -183,11 +185,23 @@ class Launcher:
         self._standstill = StandstillWatch(standstill_s(what.config.deadlines), self._plan, board.read_all)
         self._freezes = Freezes(what.config.deadlines.generate_s)
 
-    def run(self, supervisor: Supervisor, interrupts: Interrupts) -> None:
-        """Start everything, follow it to its end."""
+    def run(self, supervisor: Supervisor, interrupts: Interrupts, imported: Callable[[], bool]) -> None:
+        """Start everything, follow it to its end.
+
+        Args:
+            supervisor: Of the children.
+            interrupts: Heeded.
+            imported: Whether children can be started at once, or no more.
+        """
         self._supervisor = supervisor
         self._say("started", "supervisor", f"run started: {self._config.run.schedule}", run_id=self._what.run_id)
-        self._follow(self._course.begin())
+        due_s = self._clock.now() + self._config.deadlines.start_s
+        while not (imported() or interrupts.count) and self._clock.now() < due_s:
+            supervisor.poll(_POLL_S)  # so that an interrupt need not wait for imports
+        if interrupts.count:
+            self._watch_interrupts(interrupts)
+        else:
+            self._follow(self._course.begin())
         while self._course.phase is not Phase.OVER:
             for event in supervisor.poll(_POLL_S):
                 self._on(event)

@@ -24,6 +24,7 @@ class LanguageRun(RunDirectory):
         self.weights_dir = path / "weights"
         self.rollouts_dir = path / "rollouts"
         self.endpoints_file = path / "endpoints.json"
+        self.may_be_forgotten = self.never_began
 
     def folders(self) -> tuple[Path, ...]:
         """See `RunDirectory.folders`."""

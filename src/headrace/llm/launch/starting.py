@@ -155,7 +155,9 @@ def _prepare(place: LanguageRun, config: RLConfig, step: int) -> int:
         if place.summary_file.exists():
             place.summary_file.rename(earlier / f"summary-{number}.json")
         aside = earlier / f"beyond-{number}"
-        for path in [*_beyond(place.checkpoints_dir, step), *_beyond(place.weights_dir, step)]:
+        # Batches on their way too: they were made by policies that are forgotten, and bear this run's id.
+        on_their_way = list(place.rollouts_dir.iterdir()) if place.rollouts_dir.is_dir() else []
+        for path in [*_beyond(place.checkpoints_dir, step), *_beyond(place.weights_dir, step), *on_their_way]:
             target = aside / path.parent.name
             target.mkdir(parents=True, exist_ok=True)
             path.rename(target / path.name)

@@ -32,6 +32,7 @@ class Tally:
     """By kind: died, stalled."""
     restarts: int = 0
     lag_sum: float = 0.0
+    lag_steps: int = 0
     lag_max: float | None = None
     """Versions by which tokens were older than the policy that was trained on them, as measured by the trainer."""
     sft_steps: int = 0
@@ -49,6 +50,7 @@ class Tally:
         mean, most = metrics.get("off_policy/mean"), metrics.get("off_policy/max")
         if isinstance(mean, int | float):
             self.lag_sum += float(mean)
+            self.lag_steps += 1
         if isinstance(most, int | float):
             self.lag_max = max(float(most), self.lag_max or 0.0)
 
@@ -105,6 +107,7 @@ def summarize(
         "exit_code": code,
         "culprit": facts.get("culprit"),
         "kind": "language-model",
+        "did": f"{tally.steps:,} steps of the trainer and {_total((books or {}).get('requested')):,} rollouts",
         "run_id": facts["run_id"],
         "schedule": config.run.schedule,
         "seed": config.run.seed,
@@ -118,7 +121,7 @@ def summarize(
         "books": books,
         "policy_lag": {
             "declared": float(config.orchestrator.max_policy_lag),
-            "mean": tally.lag_sum / tally.steps if tally.steps and tally.lag_max is not None else None,
+            "mean": tally.lag_sum / tally.lag_steps if tally.lag_steps else None,
             "max": tally.lag_max,
         },
         "evaluations": tally.evaluations,

@@ -15,11 +15,8 @@ from headrace.llm.orchestration.evaluation import Result, is_due, play_all, resu
 from headrace.llm.orchestration.policies import Serving
 from headrace.llm.orchestration.presence import Wait
 from headrace.llm.orchestration.rollout import Rollout, RolloutPlayer
-from headrace.llm.orchestration.wakeup import Wakeup
+from headrace.llm.orchestration.wakeup import Wakeup, unless_stopped
 from headrace.telemetry.board import Activity
-
-_LOOK_S = 0.5  # most seconds between two looks whether the run goes on
-_LEAVE_S = 5.0  # for rollouts that were cancelled to notice
 
 
 class Examiner:
@@ -108,15 +105,12 @@ class Examiner:
         wait = Wait(
             activity=Activity.WAIT_COMPLETIONS, on=self._serving.server, need=len(todo), timeout_s=limit_s
         )  # fmt: skip
-        playing = asyncio.ensure_future(
-            play_all(todo, self._player, self._player.gatherer, section.groups_per_step * section.group_size)
-        )
-        playing.add_done_callback(lambda _: self._wakeup.set())
+        at_once = section.groups_per_step * section.group_size
+        playing = play_all(todo, self._player, self._player.gatherer, at_once)
         with self._serving.presence.waiting(wait), self._serving.times.of("time/evaluate"):
             try:
                 async with asyncio.timeout(limit_s):
-                    while not playing.done() and goes_on():
-                        await self._wakeup.wait(_LOOK_S)
+                    return await unless_stopped(playing, self._wakeup, goes_on, [])
             except TimeoutError:
                 raise ComponentStalled(
                     f"an evaluation was not complete after {limit_s:g} s",
@@ -124,8 +118,3 @@ class Examiner:
                     rollouts=len(todo),
                     fix="raise deadlines.evaluate_s, or evaluate fewer problems",
                 ) from None
-            finally:
-                if not playing.done():
-                    playing.cancel()
-                    await asyncio.wait({playing}, timeout=_LEAVE_S)
-        return [] if playing.cancelled() else await playing  # it is done

@@ -23,6 +23,11 @@ class _Asked:
     answer: asyncio.Future[Completion | Failure]
     deadline_s: float
 
+    @property
+    def given_up(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+        return self.answer.cancelled()
+
 
 class Gatherer:
     """Stands between rollouts and what generates their completions.
@@ -49,7 +54,7 @@ class Gatherer:
         self._waiting: dict[Key, _Asked] = {}
         self._members = 0
         self._outstanding = 0
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls: dict[asyncio.Task[None], list[_Asked]] = {}
         self._flush_planned = False
 
     @property
@@ -73,6 +78,9 @@ class Gatherer:
         self._look()
         try:
             return await answer
+        except asyncio.CancelledError:
+            self._give_up()
+            raise
         finally:
             if self._waiting.get(key) is asked:
                 del self._waiting[key]
@@ -83,6 +91,12 @@ class Gatherer:
             call.cancel()
         if self._calls:
             await asyncio.wait(set(self._calls), timeout=5.0)
+
+    def _give_up(self) -> None:
+        """End the calls of which no answer is wanted any more, so that the server is free for others."""
+        for call, asked in self._calls.items():
+            if all(one.given_up for one in asked):
+                call.cancel()
 
     def _look(self) -> None:
         if self._rounds:
@@ -100,9 +114,10 @@ class Gatherer:
 
     def _send(self, most: int) -> None:
         keys = sorted(self._waiting)[:most]
-        call = asyncio.get_running_loop().create_task(self._call([self._waiting.pop(key) for key in keys]))
-        self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
+        asked = [self._waiting.pop(key) for key in keys]
+        call = asyncio.get_running_loop().create_task(self._call(asked))
+        self._calls[call] = asked
+        call.add_done_callback(self._calls.pop)
         self._outstanding += len(keys)
 
     async def _call(self, asked: list[_Asked]) -> None:

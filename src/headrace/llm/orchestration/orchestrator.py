@@ -26,7 +26,7 @@ from headrace.llm.orchestration.problems import Problems, build_curriculum, chec
 from headrace.llm.orchestration.rollout import RolloutPlayer, TextRenderer
 from headrace.llm.orchestration.tallies import Tally, batch_metrics
 from headrace.llm.orchestration.times import Times
-from headrace.llm.orchestration.wakeup import Wakeup
+from headrace.llm.orchestration.wakeup import Wakeup, unless_stopped
 from headrace.telemetry.board import Activity
 
 _LOOK_S = 0.5  # most seconds between two looks for a policy, whether or not anybody said that there is one
@@ -185,7 +185,10 @@ class Orchestrator:
     async def _take(self, published: PublishedWeights) -> None:
         """Have it served and, where it is due, evaluated. No group is begun meanwhile."""
         self._collecting.paused = True
-        await self._serving.serve(published, have=self._collecting.version)
+        serving = self._serving.serve(published, have=self._collecting.version)
+        await unless_stopped(serving, self._wakeup, lambda: not self._stopping, None)
+        if self._stopping:
+            return
         self._policy = published
         self._collecting.version = published.version
         self._around.presence.count("version", published.version)
@@ -222,12 +225,19 @@ class Orchestrator:
         with self._times.of("time/ship"):
             await self._around.ship(batch)
         self._around.presence.enter(Activity.IDLE)
-        self._around.presence.count("chunks", self.step)
+        self._count()
         self._around.tell("batch", {"step": step, "metrics": facts | self._times.taken()})
         self._around.tell("rollout_books", self.books.to_json())
         collecting.tally = Tally()
         self._news = True
         self._policy_since_s = asyncio.get_running_loop().time()
+
+    def _count(self) -> None:
+        books, presence = self.books.to_json(), self._around.presence
+        presence.count("chunks", self.step)
+        presence.count("episodes", books["completed"])
+        presence.count("retries", books["attempts"] - books["requested"])
+        presence.count("dropped", books["stale"] + sum(books["failed"].values()) + sum(books["filtered"].values()))
 
     def _carry(self) -> dict[str, Any]:
         return {
@@ -242,7 +252,7 @@ class Orchestrator:
         loop = asyncio.get_running_loop()
         if self._collecting.running:
             self._policy_since_s = loop.time()
-            with self._around.presence.waiting(self._completions()), self._times.of("time/wait_for_completions"):
+            with self._around.presence.waiting(self._completions()), self._times.of("time/generate"):
                 await self._wakeup.wait(_LOOK_S)
             return
         limit_s = self._config.deadlines.policy_s

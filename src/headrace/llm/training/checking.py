@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.core.errors import ComponentError, NonFiniteValue, RunDirectoryError
+from headrace.core.errors import BatchRefused, NonFiniteValue, RunDirectoryError
 from headrace.llm.messages import Batch, Sample
 
 
@@ -21,7 +21,7 @@ def check_batch(batch: Batch, *, run_id: str, step: int, max_policy_lag: int, vo
 
     Raises:
         RunDirectoryError: It is of another run.
-        ComponentError: It is of another step, has no trained token, or a sample that cannot be.
+        BatchRefused: It is of another step, has no trained token, or a sample that cannot be.
         NonFiniteValue: A log-probability or an advantage is not a finite number.
     """
     if batch.run_id != run_id:
@@ -86,9 +86,9 @@ def _check_versions(batch: Batch, sample: Sample, max_policy_lag: int) -> None:
         raise _refused(batch, "a token is newer than the policy that is trained on it", sample)
 
 
-def _refused(batch: Batch, why: str, sample: Sample | None = None, **facts: object) -> ComponentError:
+def _refused(batch: Batch, why: str, sample: Sample | None = None, **facts: object) -> BatchRefused:
     about = {} if sample is None else {"rollout": sample.rollout, "problem": sample.problem}
-    return ComponentError(
+    return BatchRefused(
         f"the trainer refuses batch {batch.step}: {why}",
         **about,
         **facts,

@@ -25,6 +25,7 @@ from torch import Tensor
 from headrace.core.errors import ConfigError, RunDirectoryError
 from headrace.core.files import sync_folder, write_whole
 from headrace.llm.config import RLConfig
+from headrace.llm.disk import writing
 from headrace.llm.weights import tensors_sha256
 
 STATE, MANIFEST = "state.safetensors", "manifest.json"
@@ -151,11 +152,12 @@ class RLCheckpoints:
         """Write a checkpoint, and remove those that are too old; one of this version that is there already stays.
 
         Raises:
-            OSError: It cannot be written; the others are as they were.
+            RunDirectoryError: It cannot be written; the others are as they were.
         """
         place = self.folder / str(version)
         if not place.exists():
-            self._write(place, version, state, weights_sha256=weights_sha256, carry=carry, config=config)
+            with writing(f"the checkpoint of version {version}", place):
+                self._write(place, version, state, weights_sha256=weights_sha256, carry=carry, config=config)
         for old in self.complete()[self._keep :]:
             _remove(old.folder)
         return place

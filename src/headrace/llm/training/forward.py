@@ -50,7 +50,7 @@ def said(model: nn.Module, part: Pass, sampling: SamplingConfig, device: Device)
     nucleus counts, as it is under *this* model. Where both models agree, so do their log-probabilities.
 
     Args:
-        model: A causal language model of transformers, with attention that takes a mask of truth values (sdpa).
+        model: A causal language model of transformers, with `attention_kind` sdpa or eager.
         part: The pass.
         sampling: How the tokens were drawn.
         device: Where the model is.
@@ -59,10 +59,22 @@ def said(model: nn.Module, part: Pass, sampling: SamplingConfig, device: Device)
         logits = model(
             input_ids=device.tensor(part.input_ids),
             position_ids=device.tensor(part.positions),
-            attention_mask=device.tensor(part.attention()),
+            attention_mask=_mask(model, device.tensor(part.attention())),
             use_cache=False,
         ).logits
     targets = device.tensor(part.targets)
     own = logits[device.tensor(part.rows), device.tensor(part.columns)].float() / sampling.temperature
     own = nucleus(own, sampling.top_p, targets)
     return Said(own.log_softmax(-1).gather(-1, targets[:, None])[:, 0], own)
+
+
+def attention_kind(model: nn.Module) -> str:
+    """How a model of transformers computes attention, e.g. ``sdpa``."""
+    return str(getattr(model.config, "_attn_implementation", "eager"))
+
+
+def _mask(model: nn.Module, seen: Tensor) -> Tensor:
+    """A mask as the model's attention takes it: eager attention adds it to its scores."""
+    if attention_kind(model) == "sdpa":
+        return seen
+    return torch.zeros(seen.shape, device=seen.device).masked_fill(~seen, torch.finfo(torch.float32).min)

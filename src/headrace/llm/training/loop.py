@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.core.clock import Clock
+from headrace.llm.config import RLConfig
 from headrace.llm.messages import Batch, PublishedWeights
 from headrace.llm.payloads import Basics
 from headrace.llm.training.alarms import Alarms
@@ -56,12 +57,12 @@ class TrainingLoop:
     ) -> None:
         self.trainer = trainer
         self._basics = basics
-        self._config = basics.config
+        self._config: RLConfig = basics.config
         self._source = source
         self._around = around
         self._slot, self._tell, self._clock = around.slot, around.tell, around.clock
-        self._alarms = Alarms(basics.config.supervision)
-        self._checkpoints = RLCheckpoints(basics.checkpoints, basics.run_id, basics.config.checkpoint.keep)
+        self._alarms = Alarms(self._config.supervision)
+        self._checkpoints = RLCheckpoints(basics.checkpoints, basics.run_id, self._config.checkpoint.keep)
         self._carry: Mapping[str, Any] | None = checkpoint.carry if checkpoint else None
         self._saved = checkpoint.version if checkpoint else 0
         self._first = look(basics.weights / _FIRST, basics.run_id)
@@ -111,7 +112,7 @@ class TrainingLoop:
         """Write a checkpoint of what is trained by now, unless there is one, or nothing to save.
 
         Raises:
-            OSError: It cannot be written.
+            RunDirectoryError: It cannot be written.
         """
         if self._carry is None or self._saved == self.trainer.version:
             return

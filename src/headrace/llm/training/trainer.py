@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
@@ -17,8 +16,9 @@ from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, NonFiniteValue
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import Batch, Probe, Sample
+from headrace.llm.tiny import served_copy
 from headrace.llm.training.checking import check_batch, off_policy
-from headrace.llm.training.forward import Device, said
+from headrace.llm.training.forward import Device, attention_kind, said
 from headrace.llm.training.packing import Pass, pack
 from headrace.llm.training.rates import rate_at
 from headrace.llm.training.tallies import Tally
@@ -26,6 +26,7 @@ from headrace.llm.weights import make_probe
 
 _MODEL, _OPTIMISER = "model.", "optimiser."
 _MATRIX = 2
+_ATTENTION = ("sdpa", "eager")
 
 
 class Trainer:
@@ -43,7 +44,7 @@ class Trainer:
         initial: The model that training began with, if a loss needs it (``trainer.loss.kl_weight``).
 
     Raises:
-        ConfigError: A pass is too small for one sample, or the initial model is needed and missing.
+        ConfigError: A pass is too small for one sample, the initial model is needed and missing, or attention cannot be masked.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Trainer:
         version: int = 0,
         initial: nn.Module | None = None,
     ) -> None:
-        _refuse(config, initial)
+        _refuse(model, config, initial)
         self.version = version
         self._config = config
         self._run_id = run_id
@@ -79,7 +80,7 @@ class Trainer:
 
         Raises:
             RunDirectoryError: The batch is of another run.
-            ComponentError: It breaks what was declared, e.g. the lag. Nothing has changed.
+            BatchRefused: It breaks what was declared, e.g. the lag. Nothing has changed.
             NonFiniteValue: A number in it, or a loss or a gradient, is NaN or infinite. With one gradient step nothing has
                 changed; of several, those before it are made.
         """
@@ -129,7 +130,7 @@ class Trainer:
         """What the published weights say of a text."""
         model = self._model
         if self._config.model.dtype == "bfloat16":
-            model = copy.deepcopy(model).to(torch.bfloat16)  # what a server runs: rounded weights, no float32 anywhere
+            model = served_copy(model, "bfloat16")  # what a server runs: rounded weights, no float32 anywhere
         return make_probe(model, token_ids)
 
     def state(self) -> dict[str, Tensor]:
@@ -262,7 +263,14 @@ class Trainer:
         )
 
 
-def _refuse(config: RLConfig, initial: nn.Module | None) -> None:
+def _refuse(model: nn.Module, config: RLConfig, initial: nn.Module | None) -> None:
+    if attention_kind(model) not in _ATTENTION:
+        raise ConfigError(
+            "packed samples need attention that takes a mask of its own for each pair of tokens",
+            attention=attention_kind(model),
+            allowed=", ".join(_ATTENTION),
+            fix='load the model with attn_implementation="sdpa"',
+        )
     if config.model.context_tokens > config.trainer.tokens_per_pass:
         raise ConfigError(
             "one sample may have more tokens than a pass of the trainer",

@@ -1,0 +1,250 @@
+"""All that can be found out about a language-model run in seconds, before it is started for hours."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.files import write_whole
+from headrace.llm.config import RLConfig
+from headrace.llm.finding import Finding, Verdict
+from headrace.llm.launch.children import Targets, listen
+from headrace.llm.launch.launcher import Launch, launch
+from headrace.llm.launch.starting import begin
+from headrace.llm.trying import ANSWER, NONCE, TRIED, tried
+from headrace.runtime.config import dump_toml
+
+_FLOAT_BYTES = 4
+_OPTIMISER_COPIES = 4
+"""Of every parameter in the trainer: itself, its gradient, and Adam's two moments."""
+_ACTIVATIONS_PER_LAYER = 24
+"""Numbers kept for backward per token, layer and unit of width, about."""
+_PROCESS_BYTES = 400e6
+"""Of a process that has imported torch and transformers, about; much of it is shared."""
+_VERSIONS_KEPT = 8
+_SCARCE_BYTES = 256e6
+_SLOW_S = 2.0
+
+OnFinding = Callable[[Finding], None]
+
+
+def check(
+    config: RLConfig, folder: Path, on_finding: OnFinding, *, short_run: bool = True, targets: Targets | None = None
+) -> list[Finding]:
+    """Look at everything, the quick things first.
+
+    Args:
+        config: Of the run.
+        folder: In which run directories are to be made; made if missing, and what is tried there is removed.
+        on_finding: Told of each as it is found.
+        short_run: Whether to end with a real run of one step.
+        targets: Of its processes; None: ours.
+
+    Returns:
+        All findings.
+    """
+    found: list[Finding] = []
+
+    def tell(findings: list[Finding]) -> None:
+        found.extend(findings)
+        for one in findings:
+            on_finding(one)
+
+    tell([Finding("configuration", Verdict.OK, f"every section agrees; {parameters_of(config):,} parameters, about")])
+    tell(check_port(config))
+    tell(check_threads(config, len(os.sched_getaffinity(0))))
+    tell(check_memory(config, int(psutil.virtual_memory().available)))
+    tell(tried("disk", lambda: check_disk(config, folder)))
+    for findings in _try_apart(config, folder):
+        tell(findings)
+    if short_run and all(one.verdict is not Verdict.FAILED for one in found):
+        tell(tried("one step", lambda: check_step(config, folder, targets)))
+    return found
+
+
+def parameters_of(config: RLConfig) -> int:
+    """Of a model that is made from nothing, about; of one on disk, a quarter of its bytes."""
+    section = config.model
+    if section.path is not None:
+        size = sum(path.stat().st_size for path in Path(section.path).glob("*.safetensors"))
+        return size // (_FLOAT_BYTES if section.dtype == "float32" else 2)
+    # Attention has four square matrices of the width, the feed-forward part three that are thrice as wide; characters are few.
+    return section.layers * 13 * section.hidden**2 + 2 * 64 * section.hidden
+
+
+def check_port(config: RLConfig) -> list[Finding]:
+    """Whether the server can listen where it is told to."""
+    section = config.inference
+    if section.backend == "external":
+        return [Finding("port", Verdict.OK, f"none is needed: the server is {section.url}")]
+    try:
+        with listen(section.host, section.port) as sock:
+            port = sock.getsockname()[1]
+    except ConfigError as error:
+        return [Finding("port", Verdict.FAILED, error.what, error.fix)]
+    chosen = "any that is free" if section.port == 0 else str(port)
+    return [Finding("port", Verdict.OK, f"{section.host} can be listened on, port {chosen}")]
+
+
+def check_threads(config: RLConfig, cores: int) -> list[Finding]:
+    """Whether components that compute at the same time have a core for each of their threads."""
+    inline = config.run.schedule == "inline"
+    threads = {"trainer": config.trainer.threads}
+    if config.inference.backend == "headrace":
+        threads["inference"] = config.inference.threads
+    total = max(threads.values()) if inline else sum(threads.values())
+    told = ", ".join(f"{name} {count}" for name, count in threads.items())
+    if total > cores:
+        return [
+            Finding(
+                "threads", Verdict.WARNING,
+                f"{told}: {total} threads compute on {cores} core{'' if cores == 1 else 's'}, and each waits for the others at every step",
+                "set inference.threads and trainer.threads so that their sum is at most the number of cores",
+            )
+        ]  # fmt: skip
+    return [Finding("threads", Verdict.OK, f"{told}, on {cores} core{'' if cores == 1 else 's'}")]
+
+
+def memory_of(config: RLConfig) -> dict[str, float]:
+    """Bytes each component is expected to need, about."""
+    section, parameters = config.model, parameters_of(config)
+    bytes_each = _FLOAT_BYTES if section.dtype == "float32" else 2
+    cache = 2 * section.layers * section.hidden * section.context_tokens * config.inference.slots * bytes_each
+    activations = config.trainer.tokens_per_pass * section.layers * section.hidden * _ACTIVATIONS_PER_LAYER
+    trainer = parameters * _FLOAT_BYTES * _OPTIMISER_COPIES + activations * _FLOAT_BYTES
+    needs = {"orchestrator": _PROCESS_BYTES, "trainer": _PROCESS_BYTES + trainer}
+    if config.inference.backend == "headrace":
+        needs["inference"] = _PROCESS_BYTES + parameters * bytes_each + cache
+    return needs
+
+
+def check_memory(config: RLConfig, available_bytes: int) -> list[Finding]:
+    """Whether the machine has room for models, caches and activations."""
+    needs = memory_of(config)
+    total = sum(needs.values())
+    told = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in needs.items())
+    text = f"about {total / 1e9:.1f} GB are needed ({told}), {available_bytes / 1e9:.1f} GB are free"
+    if total > available_bytes:
+        fix = "lower inference.slots or trainer.tokens_per_pass, or take a smaller model"
+        return [Finding("memory", Verdict.WARNING, text, fix)]
+    return [Finding("memory", Verdict.OK, text)]
+
+
+def check_disk(config: RLConfig, folder: Path) -> list[Finding]:
+    """Whether weights and checkpoints fit onto the disk of the run directory."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    size = parameters_of(config) * _FLOAT_BYTES
+    needed = size * (_VERSIONS_KEPT + _OPTIMISER_COPIES * config.checkpoint.keep) + _SCARCE_BYTES
+    text = f"{free / 1e9:,.1f} GB are free in {folder}, about {needed / 1e9:,.1f} GB are needed"
+    if free < needed:
+        return [Finding("disk", Verdict.FAILED, text, "make room, or choose another --run-dir or run.directory")]
+    return [Finding("disk", Verdict.OK, text)]
+
+
+def _try_apart(config: RLConfig, folder: Path) -> Iterator[list[Finding]]:
+    """Have a fresh interpreter try environment and texts, and pass a nonce through the folder both ways."""
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix=".headrace-check-", dir=folder)
+    except OSError as error:
+        fix = "choose another --run-dir or run.directory, where you may write"
+        yield [Finding("folder", Verdict.FAILED, f"{folder} cannot be written: {error}", fix)]
+        return
+    with scratch as name:
+        place = Path(name)
+        yield from _tried_in(config, place)
+
+
+def _tried_in(config: RLConfig, place: Path) -> Iterator[list[Finding]]:
+    nonce = secrets.token_bytes(32)
+    began_s = time.monotonic()
+    write_whole(place / NONCE, [nonce])
+    written_s = time.monotonic() - began_s
+    (place / "config.toml").write_text(dump_toml(config), encoding="utf-8")
+    limit_s = config.deadlines.start_s + 4 * config.deadlines.env_s
+    command = [sys.executable, "-m", "headrace.llm.trying", str(place / "config.toml"), str(place)]
+    try:
+        ended = subprocess.run(command, capture_output=True, timeout=limit_s, check=False, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        fix = "see what its import, its dataset or its reward waits for; a download, for instance"
+        yield [Finding("environment", Verdict.FAILED, f"it did not come back within {limit_s:g} s", fix)]
+        return
+    yield [_nonce_finding(place, nonce, written_s)]
+    try:
+        found = json.loads((place / TRIED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        last = (ended.stderr.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
+        yield [
+            Finding(
+                "environment", Verdict.FAILED, f"the interpreter that tried it ended with {ended.returncode}: {last}"
+            )
+        ]
+        return
+    yield [Finding(one["name"], Verdict(one["verdict"]), one["text"], one["fix"]) for one in found]
+
+
+def _nonce_finding(place: Path, nonce: bytes, written_s: float) -> Finding:
+    try:
+        answer = (place / ANSWER).read_bytes()
+    except OSError:
+        answer = b""
+    fix = "use a directory that all components share, on a file system with atomic renaming"
+    if answer != nonce[::-1]:
+        return Finding("folder", Verdict.FAILED, "what one process wrote, another one did not read", fix)
+    text = f"a file reaches another process by renaming and back; writing one takes {1000 * written_s:.1f} ms"
+    return Finding("folder", Verdict.OK if written_s < _SLOW_S else Verdict.WARNING, text)
+
+
+def short_config(config: RLConfig, directory: Path) -> RLConfig:
+    """The same run, so short that it takes seconds: one step of a few groups."""
+    table: dict[str, Any] = config.model_dump()
+    groups = min(2, config.orchestrator.groups_per_step)
+    table["run"] |= {"steps": 1, "run_duration_s": None, "directory": str(directory)}
+    table["orchestrator"] |= {"groups_per_step": groups, "groups_in_flight": None}
+    table["orchestrator"]["filter"] |= {"zero_advantage": False, "easy_above": None, "hard_below": None}
+    table["evaluation"] |= {"every_steps": 0, "problems": 1, "samples": 1}
+    table["sft"] |= {"steps": min(1, config.sft.steps)}
+    table["trainer"] |= {"minibatches": 1}
+    return RLConfig.model_validate(table)
+
+
+def check_step(config: RLConfig, folder: Path, targets: Targets | None = None) -> list[Finding]:
+    """Run all components for one step: warm start, rollouts, training, new weights, evaluation."""
+    began_s = time.monotonic()
+    lines: list[str] = []
+    with tempfile.TemporaryDirectory(prefix=".headrace-check-", dir=folder) as scratch:
+        short = short_config(config, Path(scratch))
+        what = begin(short, Path(scratch) / "run", "check")
+        if targets is not None:
+            what = _with_targets(what, targets)
+        with what.place:
+            try:
+                summary = launch(what, lambda line: lines.append(f"{line.component}: {line.text}"))
+            except HeadraceError as error:
+                return [Finding("one step", Verdict.FAILED, str(error), error.fix)]
+    took_s = time.monotonic() - began_s
+    if summary["error"] is not None:
+        return [Finding("one step", Verdict.FAILED, str(summary["error"]), "see the lines of that component above")]
+    books = summary["books"] or {}
+    text = (
+        f"all components made one step of {books.get('trained', 0):,} rollouts in {took_s:.1f} s, "
+        f"start included; version {summary['policy_version']} was served"
+    )
+    return [Finding("one step", Verdict.OK, text)]
+
+
+def _with_targets(what: Launch, targets: Targets) -> Launch:
+    return replace(what, targets=targets, preload=())

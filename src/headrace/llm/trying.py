@@ -1,0 +1,119 @@
+"""A program of its own that tries what a component would do: environment, texts, shared folder; without a network.
+
+``python -m headrace.llm.trying CONFIG FOLDER`` reads a configuration and writes ``FOLDER/tried.json``, a list of findings.
+A fresh interpreter, because what the launcher has imported already would hide what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+from headrace.core.errors import HeadraceError
+from headrace.core.files import write_whole
+from headrace.envs.text.building import build_text_environment, check_environment
+from headrace.llm.config import RLConfig
+from headrace.llm.finding import Finding, Verdict
+from headrace.llm.loading import Source, load_rl_config
+
+NONCE, ANSWER, TRIED = "nonce", "answer", "tried.json"
+
+
+def go_offline() -> None:
+    """Have every attempt to reach another machine fail, so that what needs a download is found here."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise OSError("headrace check has no network: training must not depend on a download")
+
+    socket.getaddrinfo = refuse
+    socket.socket.connect = refuse  # type: ignore[method-assign]
+
+
+def try_environment(config: RLConfig) -> list[Finding]:
+    """Build it, look at its datasets, play a scripted episode of each split."""
+    section = config.env
+    env = build_text_environment(section.name, section.factory, section.kwargs, component="orchestrator")
+    seen = check_environment(env, label=section.name or section.factory or "the environment")
+    found = [
+        Finding(
+            "environment",
+            Verdict.OK,
+            f"{seen.train_problems:,} problems to train on, {seen.eval_problems:,} to evaluate, "
+            f"an episode of {seen.messages} messages played twice alike",
+        ),
+        *(Finding("environment", Verdict.WARNING, note) for note in seen.notes),
+    ]
+    if config.sft.steps and not seen.has_teacher:
+        found.append(
+            Finding(
+                "environment", Verdict.FAILED, "the warm start needs a teacher, and this environment has none",
+                "set sft.steps = 0, or give the environment a method demonstration(problem, seed)",
+            )
+        )  # fmt: skip
+    return found
+
+
+def try_texts(config: RLConfig, folder: Path) -> list[Finding]:
+    """Make or load the tokenizer as two components would, and compare what both make of an episode."""
+    from headrace.llm import tiny
+    from headrace.llm.rendering import Renderer
+
+    section = config.env
+    env = build_text_environment(section.name, section.factory, section.kwargs, component="warm-start")
+    tiny.make_model_folder(config.model, env, folder / "model", config.run.seed)
+    of_server, of_trainer = (Renderer(tiny.load_tokenizer(folder / "model")) for _ in range(2))
+    problem = env.dataset("train")[0]
+    ids = of_server.opening(problem.opening)
+    if ids != of_trainer.opening(problem.opening):
+        return [Finding("texts", Verdict.FAILED, "the same opening became different tokens in two processes")]
+    longest = max(len(of_server.opening(one.opening)) for one in env.dataset("train"))
+    room = config.model.context_tokens - longest
+    if room < config.sampling.max_tokens:
+        return [
+            Finding(
+                "texts", Verdict.FAILED,
+                f"the longest opening has {longest:,} tokens, which leaves {room:,} of {config.model.context_tokens:,} for answers",
+                "raise model.context_tokens, or lower sampling.max_tokens",
+            )
+        ]  # fmt: skip
+    text = f"tokenizer and chat template agree with each other; openings of up to {longest:,} tokens leave {room:,}"
+    return [Finding("texts", Verdict.OK, text)]
+
+
+def answer_nonce(folder: Path) -> list[Finding]:
+    """Read what the launcher has left, and answer by a file that appears by its renaming."""
+    nonce = (folder / NONCE).read_bytes()
+    write_whole(folder / ANSWER, [nonce[::-1]])
+    return []
+
+
+def tried(name: str, trial: Callable[[], list[Finding]]) -> list[Finding]:
+    """What a trial finds; what it raises is a finding."""
+    try:
+        return trial()
+    except HeadraceError as error:
+        facts = "; ".join(f"{key.replace('_', ' ')} {value}" for key, value in error.facts.items())
+        return [Finding(name, Verdict.FAILED, f"{error.what}{f' ({facts})' if facts else ''}", error.fix)]
+    except Exception as error:  # noqa: BLE001 - a process border: user code may raise anything, and that is the finding
+        return [Finding(name, Verdict.FAILED, f"{type(error).__name__}: {error}", "correct what the message names")]
+
+
+def main(config_file: str, folder: Path) -> None:
+    """Try everything, write what was found."""
+    config = load_rl_config([Source(config_file)])
+    found = tried("folder", lambda: answer_nonce(folder))
+    go_offline()
+    environment = tried("environment", lambda: try_environment(config))
+    found += environment
+    if all(one.verdict is not Verdict.FAILED for one in environment):
+        found += tried("texts", lambda: try_texts(config, folder))
+    write_whole(folder / TRIED, [json.dumps([asdict(one) for one in found]).encode()])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

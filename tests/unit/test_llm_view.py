@@ -1,0 +1,55 @@
+"""A language-model run as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headrace.cli.rlview import books_line, curve, ending, make_printer
+from headrace.llm.launch.chronicle import Line
+
+BOOKS = {
+    "requested": 2_050, "completed": 2_040, "failed": {"timeout": 8}, "stale": 2, "cancelled": 0, "in_flight": 0,
+    "trained": 2_000, "filtered": {"zero_advantage": 40}, "pending": 0, "balanced": True,
+}  # fmt: skip
+
+
+def test_the_equation_of_the_books_is_told_with_its_reasons():
+    assert books_line(BOOKS) == (
+        "requested 2,050 = completed 2,040 + failed 8 (timeout 8) + stale 2; "
+        "completed 2,040 = trained 2,000 + filtered 40 (zero_advantage 40)"
+    )
+    assert books_line(BOOKS | {"balanced": False}).endswith("   THE BOOKS DO NOT BALANCE")
+
+
+def test_a_curve_of_win_rates():
+    rows = curve(
+        [{"step": 0, "win_rate": 0.25, "mean_reward": 0.5}, {"step": 1_000, "win_rate": 1.0, "mean_reward": 1.5}]
+    )
+    assert rows == [
+        "        step      won   mean reward",
+        "           0   25.0 %         0.500  " + "█" * 10,
+        "       1,000  100.0 %         1.500  " + "█" * 40,
+    ]
+
+
+def test_the_end_names_what_comes_next():
+    summary = {
+        "outcome": "failed", "wall_s": 12.25, "steps": 3, "error": "[SUP-001] x", "books": BOOKS, "restarts": 1,
+        "policy_lag": {"declared": 1.0, "mean": 0.5, "max": 1.0}, "faults": {"died": 2}, "alarms": [{"text": "entropy"}],
+    }  # fmt: skip
+    lines = ending(summary, Path("runs/x")).splitlines()
+    assert lines[0] == "failed after 12.2 s: 3 steps"
+    assert "  policy lag    0.50 mean, 1 max, 1 allowed" in lines
+    assert "  faults        died 2" in lines
+    assert "  alarm         entropy" in lines
+    assert lines[-1].endswith("doctor runs/x    runs/x/logs holds what every process printed")
+
+
+def test_lines_bear_time_and_name(capsys):
+    show = make_printer(colours=False)
+    show(Line(12.34, "trainer", "Step 1/3"))
+    show(Line(13.0, "orchestrator", "entropy is low", "alarm"))
+    assert capsys.readouterr().out.splitlines() == [
+        "    12.3 s  trainer       Step 1/3",
+        "    13.0 s  orchestrator  ! entropy is low",
+    ]
