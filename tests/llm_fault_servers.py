@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from headrace.ipc.child import ChildContext
@@ -149,7 +150,7 @@ def _fill_the_disk(suffix: str) -> None:
     write = os.write
 
     def full(fd: int, data: Any) -> int:
-        name = os.readlink(f"/proc/self/fd/{fd}")
+        name = Path(f"/proc/self/fd/{fd}").readlink().name
         if stat.S_ISREG(os.fstat(fd).st_mode) and suffix in name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(fd, data)

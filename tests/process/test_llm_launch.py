@@ -123,7 +123,7 @@ def test_an_environment_that_never_returns_is_found_by_its_deadline(launches):
 
 
 def test_a_wait_that_came_to_nothing_is_blamed_on_the_end_of_the_chain(launches):
-    summary = launches.run(who="inference", fault="dawdle", at=1, deadlines__batch_s=1.0, deadlines__generate_s=30.0)
+    summary = launches.run(who="inference", fault="dawdle", at=1, deadlines__batch_s=1.0, deadlines__evaluate_s=0.9)
     assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("stalled", 3, "inference")
     first = summary["error"].splitlines()[0]
     assert first.startswith("[SUP-002] trainer has waited ")

@@ -16,6 +16,7 @@ __all__ = ["real", "real_server"]
 
 pytestmark = [pytest.mark.process, pytest.mark.table]
 
+
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_run_completes_and_its_books_balance(real, lag):
     summary = real(orchestrator__max_policy_lag=lag)
