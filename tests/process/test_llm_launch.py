@@ -134,6 +134,14 @@ def test_a_wait_that_came_to_nothing_is_blamed_on_the_end_of_the_chain(launches)
     assert "gave up: trainer waited 1 s for orchestrator" in summary["error"]
 
 
+def test_a_server_that_never_becomes_ready_is_named_after_its_time(launches):
+    summary = launches.run(
+        who="inference", fault="dawdle", at=-1, deadlines__start_s=1.0, supervision__inference_restarts=0
+    )
+    assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("stalled", 3, "inference")
+    assert summary["steps"] == 0
+
+
 @pytest.mark.table
 def test_output_without_end_holds_nobody_up(launches):
     summary = launches.run(who="inference", fault="flood", at=1)

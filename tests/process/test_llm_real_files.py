@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from dataclasses import replace
 
 import pytest
 
+from headrace.llm.launch.launcher import launch
+from headrace.llm.launch.starting import resume
 from headrace.llm.transport import batch_path, write_batch
 from headrace.llm.weights import MANIFEST
 from llm_real_support import real, real_server
@@ -77,3 +81,28 @@ def test_a_full_disk_is_named_by_who_writes_and_leaves_nothing_half(real, compon
     assert "No space left on device" in summary["error"]
     assert [path.name for path in (real.path / "weights").iterdir()] == ["0"]
     assert summary["books"]["balanced"]
+
+
+@pytest.mark.parametrize("component", ["inference", "trainer"])
+def test_a_device_that_is_not_there_ends_the_run_by_name(real, component):
+    summary = real(**{f"{component}__device": "cuda:77"})
+    assert (summary["outcome"], summary["steps"]) == ("failed", 0)
+    assert summary["culprit"] in {component, "warm-start"}  # which tunes on the trainer's
+    assert "CUDA" in summary["error"]
+
+
+def test_a_checkpoint_that_is_damaged_is_named_and_nothing_begins_from_nothing(real):
+    def interrupt(line):
+        if line.component == "trainer" and line.text.startswith("Step 2/"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    real(interrupt, run__steps=4)
+    (checkpoint,) = (real.path / "checkpoints").iterdir()
+    state = checkpoint / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:-9])
+    what = resume(real.path, None)
+    with what.place:
+        summary = launch(what)
+    assert summary["outcome"] == "failed"
+    assert str(state) in summary["error"]
+    assert state.exists()
