@@ -16,6 +16,7 @@ from headrace.llm.loading import (
     load_rl_config,
     write_effective,
 )
+from headrace.runtime.config import load_config
 
 
 @pytest.fixture

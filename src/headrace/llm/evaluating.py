@@ -119,7 +119,9 @@ def _published(place: LanguageRun, version: int | None) -> PublishedWeights:
         raise RunDirectoryError(
             f"{place.path} has no weights" + (f" of version {version}" if version is not None else " yet"),
             has=", ".join(map(str, there)) or "none",
-            fix="name one that it has; older ones are removed as the run goes on" if there else "wait for its warm start",
+            fix="name one that it has; older ones are removed as the run goes on"
+            if there
+            else "wait for its warm start",
         )
     number = there[-1] if version is None else version
     return weights.look(place.weights_dir / str(number), run_id_of(place))
