@@ -33,7 +33,7 @@ import modal
 
 HERE = Path(__file__).resolve().parent
 VOLUME = Path("/runs")
-WORK = Path("/root/work")
+WORK = Path("/tmp/headrace")
 MIRROR_S = 60.0
 LEAVE_S = 25.0
 """Seconds for a checkpoint after SIGTERM; ``deadlines.stop_s`` should be less, and what Modal grants more."""

@@ -96,6 +96,15 @@ def test_what_limits_is_who_works_while_nothing_else_goes_on():
     assert one.limit == "trainer"
 
 
+def test_work_that_overlaps_is_told_of_before_what_limits_the_rest():
+    one = Tried(LAG_1, (1.0,), {}, {"together": 0.7, "trainer": 0.2, "inference": 0.1})
+    told = sentence([one])
+    assert told.startswith(
+        "async, lag 1: nothing else was measured; more than one is at work for 70% of the time, "
+        "and the trainer limits the rest (20%); it learns from samples up to 1 version old"
+    )
+
+
 def test_lag_0_is_compared_only_where_both_ran():
     runs = [tried(INLINE, 1.0), tried(LAG_0, 1.3), tried(LAG_1, 0.5)]
     assert at_lag_0(runs).way == INLINE

@@ -175,11 +175,16 @@ def _against(choice: Tried, others: Sequence[Tried]) -> str:
 
 
 def _limit(one: Tried) -> str:
+    from headrace.llm.comparing import TOGETHER
+
     if not one.shares:
         return "what limits it was not seen"
     name = one.limit
     who = {"inference": "the inference", "trainer": "the trainer", "environment": "the environment"}
     who |= {"handover": "handing weights and batches over", "waiting": "waiting for each other's messages and cores"}
+    together = one.shares.get(TOGETHER, 0.0)
+    if together > one.shares[name]:
+        return f"more than one is at work for {together:.0%} of the time, and {who[name]} limits the rest ({one.shares[name]:.0%})"
     return f"{who[name]} limits it ({one.shares[name]:.0%})"
 
 
