@@ -17,6 +17,7 @@ from headrace.llm.loading import (
     load_rl_config,
     write_effective,
 )
+from headrace.runtime.config import load_config
 
 
 @pytest.fixture
@@ -176,3 +177,19 @@ def test_launcher_and_commands_load_neither_torch_nor_transformers():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_configuration_of_the_other_kind_is_called_that_both_ways():
+    with pytest.raises(ConfigError) as caught:
+        load_rl_config([Source("pendulum-td3")])
+    assert str(caught.value) == (
+        "[CFG-001] pendulum-td3 describes no language-model run\n"
+        "  sections: algorithm, collect, replay: those of a run with collectors and a learner\n"
+        "  fix: headrace train pendulum-td3"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load_config("wordle-grpo")
+    assert caught.value.what == (
+        "wordle-grpo describes a language-model run, which has no collectors, no lanes and no record"
+    )
+    assert "headrace train, plan, eval and doctor" in caught.value.fix

@@ -38,7 +38,7 @@ def check(words: tuple[str, ...], run_dir: Path | None, settings: tuple[str, ...
         load_rl_config_or_other(others[0])
         raise ConfigError(
             f"{others[0]} describes no language-model run, and headrace check knows only those",
-            fix="for other runs: headrace verify and headrace plan, which run them for some seconds",
+            fix="for other runs: headrace plan and headrace debug-run, which run them for some seconds",
         )
     config = load_rl_config(sources, overrides_of(settings, {}, dotted))
     with early.importing():

@@ -8,8 +8,11 @@ import click
 
 from headrace.cli.drawing import mean
 from headrace.cli.train import import_from_here
+from headrace.core.errors import ConfigError
+from headrace.llm.loading import describes_language_model
 from headrace.runtime.progress import EvaluationPoint
 from headrace.runtime.rundir import RunDirectory
+from headrace.telemetry.wording import amount
 
 
 @click.command("eval")
@@ -18,9 +21,12 @@ from headrace.runtime.rundir import RunDirectory
 @click.option("--version", type=click.IntRange(min=0), metavar="V", help="Policy version; default: the newest.")
 @click.option("--render", is_flag=True, help="Also make a GIF of the first episode.")
 def evaluate(run: Path, episodes: int | None, version: int | None, render: bool) -> None:
-    """Play the policy of RUN, a run directory, without exploration."""
+    """Play the policy of RUN, a run directory, without exploration; of a language-model run, the evaluation's problems."""
     import_from_here()
     place = RunDirectory.open(run)
+    if describes_language_model(str(place.config_file)):
+        _evaluate_language_model(run, episodes, version, render=render)
+        return
     render_to = place.path / "renders" / f"{'newest' if version is None else version}.gif" if render else None
 
     from headrace.runtime.evaluation import evaluate_run
@@ -31,3 +37,19 @@ def evaluate(run: Path, episodes: int | None, version: int | None, render: bool)
         click.echo(f"  {agent}: {earned:.2f}")
     if found.get("render_path") is not None:
         click.echo(f"rendered to {found['render_path']}")
+
+
+def _evaluate_language_model(run: Path, episodes: int | None, version: int | None, *, render: bool) -> None:
+    if render:
+        raise ConfigError("a language-model run has no pictures to make a GIF of", run=run, fix="leave --render out")
+    from headrace.llm.evaluating import evaluate_run
+    from headrace.llm.launch.place import LanguageRun
+
+    found = evaluate_run(LanguageRun.open(run), episodes, version)
+    facts = found.facts()
+    click.echo(
+        f"policy version {found.version}: {found.win_rate:.1%} won ({facts['low']:.1%} to {facts['high']:.1%}), "
+        f"mean reward {found.mean_reward:.3f}, {amount(found.episodes, 'rollout')} of {amount(found.problems, 'problem')}"
+    )
+    if found.failed:
+        click.echo(f"  {amount(found.failed, 'rollout')} failed, and are in no mean")

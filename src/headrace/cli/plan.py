@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli import early
+from headrace.cli.rlplan import plan_language_model, refuse_options
 from headrace.cli.train import import_from_here, overrides_of
 from headrace.cli.unheard import going_on
+from headrace.llm.loading import describes_language_model
 from headrace.runtime.config import ExperimentConfig, load_config
 
 if TYPE_CHECKING:
@@ -38,15 +40,25 @@ _LEAST = 0.1
 @click.option("--check", "most", type=click.IntRange(min=2), default=4, show_default=True, metavar="N",
               help="How many plans are run for real: inline, the configured one, the best by prediction.")  # fmt: skip
 @click.option("--no-check", is_flag=True, help="Run none of them: predictions alone.")
+@click.option("--steps", type=click.IntRange(min=2), metavar="N",
+              help="Language models only: steps of the trainer in each short run, 8 unless given.")  # fmt: skip
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key of the configuration; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def plan(config: str, seconds: float, most: int, no_check: bool, settings: tuple[str, ...], as_json: bool) -> int:
+def plan(
+    config: str, seconds: float, most: int, no_check: bool, steps: int | None, settings: tuple[str, ...], as_json: bool
+) -> int:
     """Say how CONFIG had best be run here: inline, in lockstep or asynchronously, with how many collectors, and what limits it.
 
     CONFIG is a preset's name or a TOML file. One short run is timed inside, every plan is predicted from that, the best are
     run for real, without evaluations and checkpoints, and compared by their counters. Nothing is kept, unless a run fails.
+
+    Of a language-model configuration the single process and the three are run for --steps, after one warm start.
     """
     import_from_here()
+    if describes_language_model(config):
+        refuse_options(_given("seconds", "most", "no_check"), "a language-model run", "say --steps N")
+        return plan_language_model(config, settings, steps, as_json=as_json)
+    refuse_options(_given("steps"), "a run with collectors", "say --seconds S")
     experiment = load_config(config, overrides_of(settings, {}))
     with early.importing():
         import headrace.cli.planreport
@@ -60,6 +72,14 @@ def plan(config: str, seconds: float, most: int, no_check: bool, settings: tuple
     if code in (0, USAGE):
         shutil.rmtree(folder, ignore_errors=True)
     return code
+
+
+def _given(*names: str) -> dict[str, bool]:
+    """Of each option whether it is on the command line."""
+    context = click.get_current_context()
+    options = {one.name: one.opts[0] for one in context.command.params}
+    line = click.core.ParameterSource.COMMANDLINE
+    return {options[name]: context.get_parameter_source(name) is line for name in names}
 
 
 class _Planner:
@@ -76,8 +96,9 @@ class _Planner:
         """The exit code."""
         from headrace.cli.planreport import Report, in_words, to_json
         from headrace.runtime.advisor import candidates, predict
+        from headrace.runtime.load import usable_cores
         from headrace.runtime.measuring import costs_of
-        from headrace.runtime.planning import measure, usable_cores
+        from headrace.runtime.planning import measure
 
         timed_s = seconds * (_TIMED if most else 1.0)
         self._say(f"timing {timed_s:.3g} s under inline")

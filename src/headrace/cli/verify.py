@@ -43,6 +43,7 @@ def verify(run: Path, samples: int, tolerance: float, as_json: bool) -> int:
     """
     import_from_here()
     place = RunDirectory.open(run)
+    place.read_config()  # refuses a run of another kind in its own words, before a record is looked for
 
     from headrace.runtime.verifier import verify_run
 

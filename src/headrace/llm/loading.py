@@ -16,12 +16,11 @@ from headrace.core.config import nearest
 from headrace.core.errors import ConfigError
 from headrace.core.files import write_whole
 from headrace.llm.config import COMPONENTS, RLConfig
-from headrace.runtime.config import dump_toml
+from headrace.runtime.config import LANGUAGE_SECTIONS, ExperimentConfig, dump_toml
 from headrace.runtime.presets import resolve
 
 SECTIONS = tuple(RLConfig.model_fields)
-_TELLING = frozenset({"model", "orchestrator", "inference", "trainer", "sampling", "sft"})
-"""Sections that no other kind of configuration has."""
+_OTHERS = frozenset(ExperimentConfig.model_fields) - frozenset(SECTIONS)
 _Table = dict[str, Any]
 
 
@@ -72,7 +71,7 @@ def describes_language_model(name: str) -> bool:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (ConfigError, OSError, ValueError):
         return False
-    return bool(_TELLING & table.keys())
+    return bool(LANGUAGE_SECTIONS & table.keys())
 
 
 def write_effective(config: RLConfig, folder: Path) -> tuple[Path, ...]:
@@ -120,6 +119,7 @@ def _read(source: Source) -> _Table:
     path = resolve(source.name)
     table = toml.read(path)
     if source.component is None:
+        _refuse_other_kind(table, source.name)
         _refuse_unknown(table, path)
         return table
     own = {key: value for key, value in table.items() if not (key in SECTIONS and isinstance(value, dict))}
@@ -129,6 +129,17 @@ def _read(source: Source) -> _Table:
         _lay(section, own)
         whole[source.component] = section
     return whole
+
+
+def _refuse_other_kind(table: _Table, name: str) -> None:
+    """A run of collectors and a learner shares some sections, so that it would be called misspelt."""
+    theirs = sorted(_OTHERS & table.keys())
+    if theirs and not LANGUAGE_SECTIONS & table.keys():
+        raise ConfigError(
+            f"{name} describes no language-model run",
+            sections=f"{', '.join(theirs)}: those of a run with collectors and a learner",
+            fix=f"headrace train {name}",
+        )
 
 
 def _refuse_unknown(table: _Table, path: Path) -> None:

@@ -120,6 +120,10 @@ class ExperimentConfig(Section):
         return self
 
 
+LANGUAGE_SECTIONS = frozenset({"model", "orchestrator", "inference", "trainer", "sampling", "sft"})
+"""Sections that only language-model configurations have; see `headrace.llm.loading`."""
+
+
 def load_config(
     source: str | Path | ExperimentConfig | None,
     overrides: Mapping[str, object] | None = None,
@@ -162,7 +166,16 @@ def _table(source: str | Path | ExperimentConfig | None) -> dict[str, Any]:
         return {}
     if isinstance(source, ExperimentConfig):
         return source.model_dump()
-    return toml.read(presets.resolve(source))
+    path = presets.resolve(source)
+    table = toml.read(path)
+    if LANGUAGE_SECTIONS & table.keys():
+        raise ConfigError(
+            f"{source} describes a language-model run, which has no collectors, no lanes and no record",
+            file=path,
+            fix="use what knows both kinds: headrace train, plan, eval and doctor; headrace check and rl know only these. "
+            "Its twin in one process: headrace rl @ FILE --schedule inline --orchestrator.max_policy_lag 0",
+        )
+    return table
 
 
 def _laid_over(base: ExperimentConfig, source: str | Path | ExperimentConfig | None) -> dict[str, Any]:

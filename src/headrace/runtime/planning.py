@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import psutil
-
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.errors import ConfigError
 from headrace.runtime.advisor import Plan, configured
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.experiment import run_experiment
+from headrace.runtime.load import Load
 from headrace.runtime.measuring import FIGURES_FILE, TARGET
 from headrace.runtime.progress import Progress
 from headrace.runtime.rehearsal import Pace
@@ -55,11 +52,6 @@ class Checked:
     """That other work had meanwhile."""
 
 
-def usable_cores() -> int:
-    """Cores that this process, and a run that it starts, may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def short_run(config: ExperimentConfig, seconds: float) -> dict[str, object]:
     """Changes that make a run which does from its beginning what a long one does most of the time."""
     rounds = config.env.lanes * config.collect.chunk_steps
@@ -94,12 +86,12 @@ def measure(config: ExperimentConfig, seconds: float, folder: Path) -> Figures:
             schedule=config.run.schedule,
             fix="see what headrace train says to it with --schedule inline",
         )
-    before = _Load.now()
+    before = Load.now()
     with RunDirectory.create(folder / "timed", short) as place:
         summary = run_experiment(short, place, learner_target=TARGET)
     file = place.path / FIGURES_FILE
     values = json.loads(file.read_text()) if file.is_file() and _completed(summary) else None
-    return Figures(summary, values, _Load.now().others_since(before))
+    return Figures(summary, values, Load.now().others_since(before))
 
 
 def check(config: ExperimentConfig, plan: Plan, seconds: float, folder: Path) -> Checked:
@@ -113,38 +105,10 @@ def check(config: ExperimentConfig, plan: Plan, seconds: float, folder: Path) ->
     """
     short = configured(config, plan, short_run(config, seconds))
     assert short is not None, "only plans that it allows are checked"
-    name, before = f"{plan.schedule}-{plan.collectors}", _Load.now()
+    name, before = f"{plan.schedule}-{plan.collectors}", Load.now()
     with RunDirectory.create(folder / name, short) as place, Readings(place.board_file) as readings:
         summary = run_experiment(short, place, readings.on_progress)
-    return Checked(summary, readings.pace(_WARM * seconds), readings.start_s, _Load.now().others_since(before))
-
-
-@dataclass(frozen=True, slots=True)
-class _Load:
-    """Seconds that have passed, and how much of the cores has been used in them."""
-
-    at_s: float
-    all_s: float
-    """By everybody, of the cores this process may use."""
-    own_s: float
-    """By this process and all that it has started, as far as it has ended."""
-
-    @classmethod
-    def now(cls) -> Self:
-        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        own_s = sum(one.ru_utime + one.ru_stime for one in used)
-        return cls(MonotonicClock().now(), _busy_s(), own_s)
-
-    def others_since(self, before: Self) -> float:
-        """Cores that others used since then."""
-        lasted_s = max(self.at_s - before.at_s, 1e-9)
-        return max(0.0, (self.all_s - before.all_s) - (self.own_s - before.own_s)) / lasted_s
-
-
-def _busy_s() -> float:
-    cores = psutil.cpu_times(percpu=True)
-    mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(len(cores)))
-    return float(sum(core.user + core.nice + core.system for number, core in enumerate(cores) if number in mine))
+    return Checked(summary, readings.pace(_WARM * seconds), readings.start_s, Load.now().others_since(before))
 
 
 def _completed(summary: Summary) -> bool:

@@ -75,7 +75,7 @@ def resume(path: Path, config: RLConfig | None) -> Launch:
         before = place.read_rl_config()
         config = config or before
         _refuse_changes(before, config)
-        run_id = _run_id(place)
+        run_id = run_id_of(place)
         checkpoint = newest_checkpoint(place.checkpoints_dir)
         if checkpoint is None:
             raise RunDirectoryError(
@@ -111,7 +111,8 @@ def _refuse_changes(before: RLConfig, config: RLConfig) -> None:
         )
 
 
-def _run_id(place: LanguageRun) -> str:
+def run_id_of(place: LanguageRun) -> str:
+    """The id of the run in a directory."""
     found = read_endpoints(place.endpoints_file)
     if found is not None:
         return found.run_id

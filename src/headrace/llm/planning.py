@@ -1,0 +1,172 @@
+"""Real short runs behind `headrace plan` of a language-model configuration: one warm start, then one run of each way."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from headrace.core.clock import MonotonicClock
+from headrace.core.errors import ConfigError, HeadraceError, RunDirectoryError
+from headrace.llm.comparing import Tried, Way, at_work, steps_of, why_not
+from headrace.llm.config import RLConfig
+from headrace.llm.launch.launcher import launch
+from headrace.llm.launch.starting import begin
+from headrace.runtime.load import Load
+from headrace.telemetry.board import Board
+from headrace.telemetry.looks import ALIVE
+
+_LEFT_OUT = 1
+"""Steps at the beginning that do not count: they also fill the pipeline."""
+_LOOK_S = 0.02
+_END_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """What all the runs begin with."""
+
+    checkpoint: str | None
+    """For ``sft.checkpoint``."""
+    steps: int
+    """0: none was made."""
+    took_s: float
+    error: str | None = None
+    exit_code: int = 0
+
+
+def refuse(config: RLConfig) -> None:
+    """Refuse what cannot be tried.
+
+    Raises:
+        ConfigError: It would load the weights of these runs into a server that others may be using.
+    """
+    if config.inference.backend == "external":
+        raise ConfigError(
+            "headrace plan makes short runs, and inference.backend external would be given their weights",
+            url=config.inference.url,
+            fix='set inference.backend = "headrace" or "vllm" for the comparison',
+        )
+
+
+def warm_start(config: RLConfig, folder: Path) -> WarmStart:
+    """Make it once, with all its steps: how long games are, and what is filtered, depends on it.
+
+    Raises:
+        KeyboardInterrupt: It was interrupted, and has ended in order.
+    """
+    if not config.sft.steps:
+        return WarmStart(config.sft.checkpoint, 0, 0.0)
+    began_s = MonotonicClock().now()
+    what = begin(config, folder / "warm-start", "plan", only_warm_start=True)
+    with what.place:
+        summary = launch(what)
+    _require_heard(summary)
+    took_s = MonotonicClock().now() - began_s
+    return WarmStart(str(what.place.path), config.sft.steps, took_s, summary["error"], int(summary["exit_code"]))
+
+
+def short_config(config: RLConfig, way: Way, steps: int, start: WarmStart) -> RLConfig:
+    """The configuration of a short run: ``steps`` that count, those left out before them, and those still in the pipeline after."""
+    table: dict[str, Any] = config.model_dump()
+    table["run"] |= {"schedule": way.schedule, "steps": _LEFT_OUT + steps + way.lag, "run_duration_s": None}
+    table["orchestrator"] |= {"max_policy_lag": way.lag}
+    # The first and the last version are always evaluated, which is outside of what counts: one game each.
+    table["evaluation"] |= {"every_steps": 0, "problems": 1, "samples": 1}
+    table["sft"] |= {"steps": 0, "checkpoint": start.checkpoint}
+    table["checkpoint"] |= {"every_steps": 0}
+    return RLConfig.model_validate(table)
+
+
+def try_way(config: RLConfig, way: Way, steps: int, start: WarmStart, folder: Path) -> Tried:
+    """Run it, and measure.
+
+    Args:
+        config: Of the run that is planned.
+        way: How to run it.
+        steps: Of the trainer that count.
+        start: What it begins with.
+        folder: Where the run is kept.
+
+    Raises:
+        KeyboardInterrupt: It was interrupted, and has ended in order.
+    """
+    reason = why_not(config, way)
+    if reason is not None:
+        return Tried(way, why_not=reason)
+    last = _LEFT_OUT + steps
+    before = Load.now()
+    try:
+        what = begin(
+            short_config(config, way, steps, start), folder / str(way).replace(", ", "-").replace(" ", ""), "plan"
+        )
+        with what.place, Watch(what.place.board_file, _LEFT_OUT, last) as watch:
+            summary = launch(what)
+    except HeadraceError as error:
+        return Tried(way, why_not=error.what)
+    _require_heard(summary)
+    others = Load.now().others_since(before)
+    if summary["error"] is not None:
+        return Tried(way, why_not=str(summary["error"]).splitlines()[0], busy_cores=others)
+    lines = [json.loads(line) for line in what.place.metrics_file.read_text(encoding="utf-8").splitlines()]
+    steps_s, times_s = steps_of(lines, _LEFT_OUT, last)
+    lag = summary["policy_lag"]["mean"] or 0.0
+    return Tried(way, steps_s, times_s, watch.shares(), lag, None, others)
+
+
+class Watch:
+    """A thread that looks fifty times a second who is at work, from `__enter__` to `__exit__`.
+
+    Args:
+        board_file: The run makes it after its start.
+        first: Step of the trainer after which looks count.
+        last: Step with which they end.
+    """
+
+    def __init__(self, board_file: Path, first: int, last: int) -> None:
+        self._file, self._first, self._last = board_file, first, last
+        self._counts: Counter[str] = Counter()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="headrace-plan-watch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join(timeout=_END_S)
+
+    def shares(self) -> dict[str, float]:
+        """Of the looks that counted; empty if there were none."""
+        return {name: count / self._counts.total() for name, count in self._counts.most_common()}
+
+    def _run(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            try:
+                board = Board.open(self._file)
+            except RunDirectoryError:
+                continue  # the run has not begun yet
+            with board:
+                self._follow(board)
+            return
+
+    def _follow(self, board: Board) -> None:
+        while not self._over.wait(_LOOK_S):
+            alive = (view for view in board.read_all() if view.state in ALIVE)  # others show what they did last
+            views = ((view.id, view.activity, view.counters["updates"]) for view in alive)
+            found = at_work(views, self._first, self._last)
+            if found is not None:
+                self._counts[found] += 1
+
+
+def _require_heard(summary: dict[str, Any]) -> None:
+    """Whoever interrupts a run means the command."""
+    if summary["outcome"] == "interrupted":
+        raise KeyboardInterrupt

@@ -1,0 +1,101 @@
+"""`headrace eval` of a language-model run: it finds what the run found, and refuses what is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.main import main
+from headrace.envs.text.building import build_text_environment
+from headrace.llm.config import RLConfig
+from headrace.llm.evaluating import chosen, evaluate_run
+from headrace.llm.launch.place import Endpoints, LanguageRun, write_endpoints
+from headrace.llm.loading import load_rl_config, write_effective
+from headrace.llm.orchestration.evaluation import specs
+from headrace.llm.payloads import TwinPayload
+from headrace.llm.twin import twin
+from language_support import RUN_ID, child, prepare, tiny_config
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, dict[str, float]]]:
+    """A run of two steps, and what it found in its own evaluations, by version."""
+    path = tmp_path_factory.mktemp("runs") / "tiny"
+    config = tiny_config(steps=2)
+    basics = prepare(config, path)
+    write_effective(config, path)
+    write_endpoints(path / "endpoints.json", Endpoints(RUN_ID))
+    with child("twin", TwinPayload(basics=basics), basics.board) as (context, control):
+        twin(context)
+    return path, {int(one["version"]): one for one in control.reports("evaluation")}
+
+
+def headrace(*words: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(list(words))
+    return int(left.value.code or 0)
+
+
+def test_it_finds_what_the_run_found(played: tuple[Path, dict[int, dict[str, float]]]) -> None:
+    path, found = played
+    assert sorted(found) == [0, 2]
+    place = LanguageRun.open(path)
+    assert evaluate_run(place, None, 0).facts() == found[0]
+    assert evaluate_run(place, None, None).facts() == found[2]
+
+
+def test_it_tells_rate_and_interval(
+    played: tuple[Path, dict[int, dict[str, float]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert headrace("eval", str(played[0]), "--episodes", "4", "--version", "1") == 0
+    told = capsys.readouterr().out
+    assert told.startswith("policy version 1: ")
+    assert "% won (" in told
+    assert told.endswith("4 rollouts of 4 problems\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("eval", "{run}", "--version", "77"), "has no weights of version 77"),
+        (("eval", "{run}", "--render"), "has no pictures to make a GIF of"),
+        (("replay", "{run}"), "describes a language-model run"),
+        (("verify", "{run}"), "describes a language-model run"),
+        (("twin", "{run}/config.toml"), "describes a language-model run"),
+        (("debug-run", "wordle-grpo"), "describes a language-model run"),
+        (("faults", "wordle-grpo"), "describes a language-model run"),
+        (("rl", "@", "pendulum-td3"), "describes no language-model run"),
+        (("check", "pendulum-td3"), "describes no language-model run"),
+        (("plan", "pendulum-td3", "--steps", "9"), "--steps says nothing about a plan for a run with collectors"),
+        (("plan", "wordle-grpo", "--seconds", "9"), "--seconds says nothing about a plan for a language-model run"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_a_sentence(
+    played: tuple[Path, dict[int, dict[str, float]]],
+    words: tuple[str, ...],
+    error: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert headrace(*(word.format(run=played[0]) for word in words)) == 2
+    told = capsys.readouterr().err
+    assert error in told.splitlines()[0]
+    assert "  fix: " in told
+    assert "unknown key" not in told
+
+
+def test_more_episodes_are_further_samples_of_each_problem() -> None:
+    config = load_rl_config([], {"env.kwargs": {"letters": 3}, "evaluation.problems": 3, "evaluation.samples": 2})
+    assert isinstance(config, RLConfig)
+    section = config.env
+    todo = specs(
+        build_text_environment(section.name, section.factory, section.kwargs).dataset("eval"), config.evaluation
+    )
+    assert chosen(config, todo, None) == todo
+    seven = chosen(config, todo, 7)
+    assert [(spec.group, spec.sample) for spec in seven] == [
+        (-1, 0), (-2, 0), (-3, 0), (-1, 1), (-2, 1), (-3, 1), (-1, 2),
+    ]  # fmt: skip
+    assert all(spec in seven for spec in todo)  # so that a longer evaluation holds the shorter one
