@@ -14,10 +14,9 @@ from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, Spli
 _GUEST = Guest(
     "verifiers",
     Path(__file__).with_name("guest.py"),
-    "name an interpreter with verifiers of a version up to 0.3, and an environment that is installed there",
+    "name an interpreter with verifiers, and an environment for its version that is installed there",
 )
-_MOST_SESSIONS = 4096
-"""Rollouts that stand still there; the oldest are given up for new ones."""
+_MOST_OUTCOMES = 4096
 
 Key = tuple[str, tuple[str, ...]]
 """A problem's id, and what the model has said so far."""
@@ -65,6 +64,8 @@ class VerifiersEnvironment:
         self._guest = GuestProcess(_GUEST, python or sys.executable, settings, start_s)
         self.evaluates_seen = not self._guest.built["separate"]
         """Whether it has no evaluation split of its own, and evaluation asks for the problems that are trained on."""
+        self._most_sessions = int(self._guest.built["most_sessions"])
+        """Rollouts that stand still there; the oldest are given up for new ones."""
         self._problems: dict[Split, tuple[Problem, ...]] = {}
         self._standing: dict[Key, list[int]] = {}
         self._outcomes: dict[Key, Mapping[str, Any]] = {}
@@ -146,7 +147,7 @@ class VerifiersEnvironment:
             self._remember(key, event["done"])
             return
         self._standing.setdefault(key, []).append(session)
-        if sum(map(len, self._standing.values())) > _MOST_SESSIONS:
+        if sum(map(len, self._standing.values())) > self._most_sessions:
             self._ask({"op": "drop", "session": self._taken(next(iter(self._standing)))})
 
     def _taken(self, key: Key) -> int:
@@ -158,7 +159,7 @@ class VerifiersEnvironment:
 
     def _remember(self, key: Key, outcome: Mapping[str, Any]) -> None:
         self._outcomes[key] = outcome
-        if len(self._outcomes) > _MOST_SESSIONS:
+        if len(self._outcomes) > _MOST_OUTCOMES:
             del self._outcomes[next(iter(self._outcomes))]
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
