@@ -10,6 +10,7 @@ from typing import Any
 from headrace.core.errors import ConfigError, EnvironmentRaised
 from headrace.envs.guest import Guest, GuestProcess
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, Split, Transcript
+from headrace.envs.text.verifiers.results import Outcome
 
 _GUEST = Guest(
     "verifiers",
@@ -68,7 +69,7 @@ class VerifiersEnvironment:
         """Rollouts that stand still there; the oldest are given up for new ones."""
         self._problems: dict[Split, tuple[Problem, ...]] = {}
         self._standing: dict[Key, list[int]] = {}
-        self._outcomes: dict[Key, Mapping[str, Any]] = {}
+        self._outcomes: dict[Key, Outcome] = {}
 
     def close(self) -> None:
         """End the interpreter; calling it again does nothing. It also ends with this process."""
@@ -109,13 +110,13 @@ class VerifiersEnvironment:
                     problem=problem.id,
                     fix="have the environment end where its client raises OverlongPromptError",
                 )
-            outcome = event["done"]
-        if outcome["error"] is not None or outcome["reward"] is None:
+            outcome = Outcome.of(event["done"])
+        if outcome.reward is None:
             raise EnvironmentRaised(
-                "a rollout of verifiers failed", problem=problem.id, error=outcome["error"], fix="read its error"
+                "a rollout of verifiers failed", problem=problem.id, error=outcome.error, fix="read its error"
             )
-        reward = float(outcome["reward"])
-        return Judgement({"reward": reward}, solved=reward >= self._solved_above, facts=dict(outcome["metrics"]))
+        solved = outcome.reward >= self._solved_above
+        return Judgement({"reward": outcome.reward}, solved=solved, facts=outcome.metrics)
 
     def _say(self, key: Key, problem: Problem, text: str | None) -> Mapping[str, Any]:
         """Go on from ``key`` with a message of the model, or with the end of what there is room for."""
@@ -133,6 +134,14 @@ class VerifiersEnvironment:
             return self._taken(key)
         split, _, row = problem.id.partition(":")
         opened = self._ask({"op": "open", "split": split, "row": int(row)})
+        if "messages" in opened and _messages(opened["messages"]) != problem.opening:
+            self._ask({"op": "drop", "session": opened["session"]})
+            raise EnvironmentRaised(
+                "a rollout of verifiers asks something else than its problem is opened with",
+                problem=problem.id,
+                asked=opened["messages"],
+                fix="have it open every rollout of a problem with the same messages, drawn from nothing",
+            )
         session, event, so_far = opened["session"], opened, 0
         while "done" not in event and so_far < len(key[1]):
             event = self._ask({"op": "say", "session": session, "text": key[1][so_far]})
@@ -158,7 +167,7 @@ class VerifiersEnvironment:
         return session
 
     def _remember(self, key: Key, outcome: Mapping[str, Any]) -> None:
-        self._outcomes[key] = outcome
+        self._outcomes[key] = Outcome.of(outcome)
         if len(self._outcomes) > _MOST_OUTCOMES:
             del self._outcomes[next(iter(self._outcomes))]
 

@@ -171,11 +171,13 @@ def plain(message: Any) -> dict[str, str]:
 def outcome(output: Any) -> dict[str, Any]:
     """What a rollout was worth; an error is not a reward of 0."""
     error = output.get("error")
+    if error is None and "completion" in output and not output["completion"]:
+        error = f"nothing was said: {output.get('stop_condition')}"  # a prompt that is too long, which is no error there
     metrics = {name: float(value) for name, value in (output.get("metrics") or {}).items() if value is not None}
     return {
         "reward": output.get("reward"),
         "metrics": metrics,
-        "error": None if error is None else repr(error),
+        "error": error if error is None or isinstance(error, str) else repr(error),
         "stop": output.get("stop_condition"),
     }
 
