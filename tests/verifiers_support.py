@@ -37,9 +37,7 @@ def served(path: Path) -> Iterator[str]:
     basics = Basics(config=config, run=path, run_id=RUN)
     model = make_model_folder(config.model, object(), basics.model, seed=1)
     probe = make_probe(model, [1, 2, 3, 4])
-    publish(
-        model.state_dict(), version=0, weights_dir=basics.weights, run_id=RUN, probe=probe, metadata={}
-    )
+    publish(model.state_dict(), version=0, weights_dir=basics.weights, run_id=RUN, probe=probe, metadata={})
     payload = InferencePayload(basics=basics, serve_version=-1)
     environment = {"OMP_NUM_THREADS": "1"}
     with (

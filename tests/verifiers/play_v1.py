@@ -53,9 +53,7 @@ async def played(taskset: str, role: str, endpoint: str, sampling: dict, outcome
     context = vf.ModelContext(model="policy", client=client, sampling=vf.Sampling(**sampling))
     async with env.serving():
         begun = time.monotonic()
-        episodes = await asyncio.gather(
-            *(env.run_episode(task, context) for task in env.taskset for _ in range(2))
-        )
+        episodes = await asyncio.gather(*(env.run_episode(task, context) for task in env.taskset for _ in range(2)))
         took_s = time.monotonic() - begun
     return {
         "outputs": [outcome(episode) for episode in episodes],

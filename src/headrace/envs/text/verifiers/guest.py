@@ -172,7 +172,9 @@ def outcome(output: Any) -> dict[str, Any]:
     """What a rollout was worth; an error is not a reward of 0."""
     error = output.get("error")
     if error is None and "completion" in output and not output["completion"]:
-        error = f"nothing was said: {output.get('stop_condition')}"  # a prompt that is too long, which is no error there
+        error = (
+            f"nothing was said: {output.get('stop_condition')}"  # a prompt that is too long, which is no error there
+        )
     metrics = {name: float(value) for name, value in (output.get("metrics") or {}).items() if value is not None}
     return {
         "reward": output.get("reward"),
