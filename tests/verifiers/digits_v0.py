@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import verifiers as vf
 from datasets import Dataset
+
+import verifiers as vf
 
 
 class Digits(vf.MultiTurnEnv):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import sys
 import time
 from pathlib import Path
 
-import verifiers as vf
 from datasets import Dataset
+
+import verifiers as vf
 
 ASKS = {
     "plain": {"max_tokens": 12, "seed": 7},
@@ -25,7 +27,7 @@ def letters(completion, **kwargs) -> float:
     return 1.0 + len(completion[-1]["content"]) / 100
 
 
-async def played(env, endpoint: str, sampling: dict) -> dict:
+async def played(env, endpoint: str, sampling: dict, outcome) -> dict:
     client = vf.ClientConfig(api_base_url=f"{endpoint}/v1", api_key_var="NO_KEY", max_retries=0)
     begun = time.monotonic()
     results = await env.generate(
@@ -55,17 +57,16 @@ def said(output) -> str | None:
 
 def main(endpoint: str, guest: str, long_prompts: int) -> None:
     sys.path.insert(0, str(Path(guest).parent))
-    global outcome
-    from guest import outcome
+    outcome = importlib.import_module("guest").outcome
 
     questions = [f"say {place}" for place in range(32)] + ["long " * 200] * long_prompts
     rows = [{"prompt": [{"role": "user", "content": text}], "answer": ""} for text in questions]
     env = vf.SingleTurnEnv(dataset=Dataset.from_list(rows), rubric=vf.Rubric(funcs=[letters]))
 
     async def all_of_them() -> dict:
-        return {name: await played(env, endpoint, sampling) for name, sampling in ASKS.items()}
+        return {name: await played(env, endpoint, sampling, outcome) for name, sampling in ASKS.items()}
 
-    print(json.dumps(asyncio.run(all_of_them())))
+    sys.stdout.write(json.dumps(asyncio.run(all_of_them())) + "\n")
 
 
 if __name__ == "__main__":
