@@ -53,15 +53,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--vllm", metavar="COMMAND", help="the vllm of its own virtual environment; runs the tests marked vllm"
     )
+    parser.addoption(
+        "--verifiers",
+        metavar="PYTHON",
+        action="append",
+        help="an interpreter of its own virtual environment; runs the tests marked verifiers. May be named once per version",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark cells as table, and leave out the other parts; names alone decide, so that each is run in its turn."""
     _thin_out(items)
-    if config.getoption("--vllm") is None:
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("vllm")])
-        items[:] = [item for item in items if not item.get_closest_marker("vllm")]
+    for foreign in ("vllm", "verifiers"):
+        if config.getoption(f"--{foreign}") is None:
+            config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(foreign)])
+            items[:] = [item for item in items if not item.get_closest_marker(foreign)]
     part = config.getoption("--part")
     if part is None:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from headrace.ipc.channel import poll_fds
 
 
 class Troubled:
-    """Reverse-text that does something else than judge, from the ``at``-th judgement of a process on."""
+    """Reverse-text that does something else than judge, from the ``at``-th judgement of a process on; ``one``: of one problem."""
 
     evaluates_seen = False
 
@@ -37,7 +38,10 @@ class Troubled:
                 poll_fds({}, 60.0)
         if self._left <= 0 and self._fault == "raise":
             raise ValueError("corpus damaged, page 7")
-        return self._inner.reward(problem, transcript)
+        if self._fault == "one" and problem.id == self.dataset("train")[3].id:
+            raise ValueError("corpus damaged, page 7")
+        judgement = self._inner.reward(problem, transcript)
+        return replace(judgement, terms={"all": 0.5}) if self._fault == "equal" else judgement
 
 
 def make(**kwargs: Any) -> Troubled:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from headrace.core.errors import ComponentStalled, ConfigError
+from headrace.core.errors import ComponentStalled, ConfigError, StaleWeights
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.child import ChildContext
 from headrace.llm.config import RLConfig
@@ -105,6 +105,9 @@ class Part:
 
     def _refuse(self) -> None:
         raise ConfigError("the tokenizer has no stop token", fix="give it one")
+
+    def _doubt(self) -> None:
+        raise StaleWeights("inference says that it serves version 1 and does not", fix="load every tensor")
 
     def _flood(self) -> None:
         for number in range(20_000):

@@ -31,7 +31,7 @@ def rl_config(steps: int = 6, **sections: Any) -> RLConfig:
         "orchestrator": {"max_policy_lag": 0},
         "trainer": {"lr": 1e-2, "epochs": 2, "minibatches": 2, "warmup_steps": 2},
         "checkpoint": {"every_steps": 0},
-        "deadlines": {"batch_s": 0.01},
+        "deadlines": {"batch_s": 0.01, "evaluate_s": 0.005},
     }
     return RLConfig.model_validate({name: given.get(name, {}) | sections.get(name, {}) for name in given | sections})
 

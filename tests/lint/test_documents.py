@@ -89,6 +89,19 @@ def test_links_lead_somewhere(document: str, checkout: Path) -> None:
     assert not missing, missing
 
 
+def test_the_proofs_that_guides_name_exist(checkout: Path) -> None:
+    guides = sorted((checkout / "docs" / "guides").glob("*.md"))
+    pattern = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+    proofs = {(guide.name, *found) for guide in guides for found in pattern.findall(guide.read_text())}
+    missing = sorted(
+        f"{guide}: {path} {test}"
+        for guide, path, test in proofs
+        if not (checkout / path).is_file() or (test and f"def {test}(" not in (checkout / path).read_text())
+    )
+    assert "llm-hang.md" in {guide for guide, *_ in proofs}
+    assert not missing, missing
+
+
 def test_the_readme_uses_the_public_names(checkout: Path) -> None:
     programs = python_in((checkout / "README.md").read_text())
     used = {

@@ -123,7 +123,7 @@ def test_an_environment_that_never_returns_is_found_by_its_deadline(launches):
 
 
 def test_a_wait_that_came_to_nothing_is_blamed_on_the_end_of_the_chain(launches):
-    summary = launches.run(who="inference", fault="dawdle", at=1, deadlines__batch_s=1.0, deadlines__generate_s=30.0)
+    summary = launches.run(who="inference", fault="dawdle", at=1, deadlines__batch_s=1.0, deadlines__evaluate_s=0.9)
     assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("stalled", 3, "inference")
     first = summary["error"].splitlines()[0]
     assert first.startswith("[SUP-002] trainer has waited ")
@@ -132,6 +132,21 @@ def test_a_wait_that_came_to_nothing_is_blamed_on_the_end_of_the_chain(launches)
     assert "for completions of inference" in first
     assert "inference has had nothing to do for " in first
     assert "gave up: trainer waited 1 s for orchestrator" in summary["error"]
+
+
+def test_who_finds_that_a_server_serves_something_else_is_not_to_blame(launches):
+    summary = launches.run(who="orchestrator", fault="doubt", at=1)
+    assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("stalled", 3, "inference")
+    assert summary["error"].startswith("[LLM-001] inference says that it serves version 1 and does not\n")
+    assert "\n  component: inference\n  found by: orchestrator\n" in summary["error"]
+
+
+def test_a_server_that_never_becomes_ready_is_named_after_its_time(launches):
+    summary = launches.run(
+        who="inference", fault="dawdle", at=-1, deadlines__start_s=1.0, supervision__inference_restarts=0
+    )
+    assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("stalled", 3, "inference")
+    assert summary["steps"] == 0
 
 
 @pytest.mark.table

@@ -6,77 +6,15 @@ import errno
 import json
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from headrace.ipc.forkserver import ForkServer
-from headrace.llm.launch import launcher
 from headrace.llm.launch.launcher import launch
-from headrace.llm.launch.starting import begin
-from headrace.llm.loading import load_rl_config
-from run_support import LentServer, events
+from llm_real_support import real, real_server
+
+__all__ = ["real", "real_server"]
 
 pytestmark = [pytest.mark.process, pytest.mark.table]
-
-SMALL = {
-    "run.steps": 3,
-    "model.hidden": 16,
-    "model.layers": 1,
-    "model.heads": 2,
-    "model.context_tokens": 24,
-    "env.factory": "llm_fault_envs:make",
-    "env.max_turns": 1,
-    "sampling.max_tokens": 6,
-    "orchestrator.groups_per_step": 4,
-    "orchestrator.group_size": 4,
-    "orchestrator.filter.zero_advantage": False,
-    "evaluation.problems": 2,
-    "evaluation.every_steps": 0,
-    "sft.steps": 2,
-    "sft.batch_size": 8,
-    "supervision.backoff_s": 0.0,
-}
-
-
-@pytest.fixture(scope="module")
-def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    """A fork server that has imported the real components."""
-    targets = launcher.Targets()
-    names = ("warm-start", "inference", "orchestrator", "trainer", "twin")
-    modules = (targets.of(name, load_rl_config([])).partition(":")[0] for name in names)
-    log = tmp_path_factory.mktemp("forkserver") / "forkserver.log"
-    with ForkServer((*launcher._PRELOAD, *modules), {"OMP_NUM_THREADS": "1"}, log, start_timeout_s=300.0) as server:
-        server._read_link()
-        yield server
-
-
-@pytest.fixture
-def real(tmp_path: Path, real_server: ForkServer, monkeypatch: pytest.MonkeyPatch):
-    """Runs of the real components."""
-
-    @contextmanager
-    def lent(*_: object) -> Iterator[LentServer]:
-        yield LentServer(real_server)
-
-    monkeypatch.setattr(launcher, "_fork_server", lent)
-
-    def run(on_line=None, **settings):
-        given = {name.replace("__", "."): value for name, value in settings.items()}
-        what = begin(load_rl_config([], {**SMALL, **given}), tmp_path / "run", "x")
-        with what.place:
-            return launch(what, on_line)
-
-    run.path = tmp_path / "run"
-    return run
-
-
-def pid_of(path: Path, component: str) -> int:
-    """Of the newest incarnation."""
-    found = [event for kind in ("started", "restarted") for event in events(path, kind, component)]
-    return int(found[-1]["pid"])
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -106,7 +44,7 @@ def test_a_server_that_is_killed_or_frozen_is_replaced_with_the_newest_weights(r
 
     def strike(line):
         if line.component == "trainer" and line.text.startswith("Step 1/") and not struck:
-            struck.append(pid_of(real.path, "inference"))
+            struck.append(real.pid_of("inference"))
             os.kill(struck[0], signum)
 
     summary = real(strike, run__steps=6, deadlines__generate_s=3.0)
@@ -121,7 +59,7 @@ def test_a_server_that_is_killed_or_frozen_is_replaced_with_the_newest_weights(r
 def test_a_component_that_is_killed_ends_the_run_by_name(real, component):
     def strike(line):
         if line.component == "trainer" and line.text.startswith("Step 1/"):
-            os.kill(pid_of(real.path, component), signal.SIGKILL)
+            os.kill(real.pid_of(component), signal.SIGKILL)
 
     summary = real(strike, run__steps=50)
     assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("failed", 1, component)

@@ -8,6 +8,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -111,6 +112,23 @@ def test_components_started_alone_find_each_other(tmp_path):
     assert {trained["run_id"], shipped["run_id"], served["run_id"]} == {endpoints.run_id}
     warm = [event["component"] for name in programs for event in events(run / "alone" / name, "started")]
     assert warm.count("warm-start") == 1
+
+
+@pytest.mark.table
+def test_a_launcher_that_is_killed_leaves_nobody_behind(tmp_path):
+    script = Path(__file__).parents[1] / "llm_alone.py"
+    with subprocess.Popen(
+        [sys.executable, str(script), "all", str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        for line in program.stdout:
+            if line.startswith("trainer Step 2/"):
+                break
+        others = psutil.Process(program.pid).children(recursive=True)
+        program.kill()
+    assert len(others) >= 4  # fork server, inference, orchestrator, trainer
+    _, alive = psutil.wait_procs(others, timeout=LIMIT_S)
+    assert alive == []
 
 
 def test_a_component_that_was_told_something_else_is_refused(stand_ins, tmp_path):

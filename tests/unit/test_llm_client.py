@@ -121,7 +121,7 @@ def test_all_go_in_one_call_where_that_is_wanted() -> None:
         "seed": 1,
         "session": "g0.1",
     }
-    assert body["timeout_s"] == 5.0
+    assert body["timeout_s"] == 4.0  # then it answers with what it has
 
 
 @pytest.mark.parametrize("first", [cut, says({"error": {"message": "starting"}}, 503)])

@@ -9,6 +9,7 @@ import pytest
 
 from headrace.cli.rlargs import overrides_of, parse
 from headrace.core.errors import ConfigError
+from headrace.llm.config import RLConfig
 from headrace.llm.loading import (
     Source,
     describes_language_model,
@@ -70,6 +71,31 @@ def test_zero_is_a_value_and_not_nothing(file):
     one = file("a.toml", "[orchestrator]\nmax_policy_lag = 4\n[evaluation]\nevery_steps = 5\n")
     config = load_rl_config([Source(one)], {"orchestrator.max_policy_lag": "0", "evaluation.every_steps": 0})
     assert (config.orchestrator.max_policy_lag, config.evaluation.every_steps) == (0, 0)
+
+
+def test_every_zero_of_the_command_line_reaches_the_run():
+    words = [
+        "--orchestrator.max-policy-lag", "0", "--evaluation.every_steps=0", "--orchestrator.max_retries", "0",
+        "--inference.max_waiting", "0", "--supervision.inference_restarts", "0", "--checkpoint.every-steps", "0",
+        "--orchestrator.backoff_s", "0", "--trainer.loss.clip_low", "0", "--run.seed", "0", "--evaluation.temperature", "0.0",
+    ]  # fmt: skip
+    sources, given = parse(words, "rl")
+    config = load_rl_config(sources, overrides_of([], {"seed": None}, given))
+    dumped = config.model_dump()
+    for key in given:
+        section, *names = key.split(".")
+        value = dumped[section]
+        for name in names:
+            value = value[name]
+        assert value == 0, key
+    defaults = RLConfig().model_dump()
+    assert sum(dumped[name] != defaults[name] for name in dumped) == 6  # each section but run, whose seed is 0 anyway
+
+
+def test_an_evaluation_may_not_last_longer_than_the_trainer_waits():
+    with pytest.raises(ConfigError, match="the trainer would give up during an evaluation that is in time"):
+        load_rl_config([], {"deadlines.batch_s": 240.0})
+    assert load_rl_config([], {"deadlines.batch_s": 240.5}).deadlines.batch_s == 240.5
 
 
 def test_the_effective_configuration_is_read_back_by_every_command(tmp_path):

@@ -45,6 +45,9 @@ def test_sharing_looks_no_further_than_it_needs() -> None:
 def test_overflowing_counts_slots_that_are_free() -> None:
     assert not overflowing(20, 0, 0, LIMITS)
     assert overflowing(21, 0, 0, LIMITS)
+    assert not overflowing(1, 16, 0, LIMITS)  # those that wait take the free slots with the next pass
+    assert not overflowing(10, 10, 0, LIMITS)
+    assert overflowing(11, 10, 0, LIMITS)
     assert overflowing(1, 4, 16, LIMITS)
     assert not overflowing(1, 3, 16, LIMITS)
 

@@ -14,6 +14,7 @@ from headrace.llm.config import RLConfig
 from headrace.llm.launch.chronicle import Line
 from headrace.llm.launch.launcher import launch
 from headrace.llm.launch.starting import begin
+from run_support import events
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 
@@ -73,20 +74,31 @@ def test_twenty_steps_with_every_version_proved(vllm: str, tmp_path: Path, lag: 
         assert max(metrics(run, "mismatch_kl/mean")) < KL_AT_EQUAL_WEIGHTS
 
 
-def test_a_server_whose_worker_is_killed_is_started_again_with_the_newest_weights(vllm: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("victim", ["worker", "keeper"])
+def test_a_server_that_is_killed_is_started_again_with_the_newest_weights(
+    vllm: str, tmp_path: Path, victim: str
+) -> None:
     run = tmp_path / "run"
-    killed: list[int] = []
+    of_before: list[int] = []
+    left: list[int] = []
 
     def on_line(line: Line) -> None:
-        if killed or "evaluation of version 10" not in line.text:
-            return
-        killed.extend(workers())
-        for pid in killed:
-            os.kill(pid, signal.SIGKILL)
+        if not of_before and "evaluation of version 10" in line.text:
+            of_before.extend(workers())
+            for pid in of_before if victim == "worker" else [keeper(run)]:
+                os.kill(pid, signal.SIGKILL)
+        if of_before and line.component == "inference" and line.text == "inference is ready":
+            left.extend(pid for pid in of_before if Path(f"/proc/{pid}").exists())
 
     summary = go(config_of(vllm), run, on_line)
-    assert killed
+    assert of_before
     assert (summary["outcome"], summary["steps"], summary["restarts"]) == ("completed", STEPS, 1), summary["error"]
+    assert not left
+
+
+def keeper(run: Path) -> int:
+    """The process that runs vLLM."""
+    return next(int(event["pid"]) for event in events(run, "started") if event["component"] == "inference")
 
 
 def workers() -> list[int]:

@@ -28,18 +28,27 @@ class Tree:
         command: Program and arguments.
         cwd: Folder it runs in.
         env: All its variables.
+        orphaned: What the program is sent when this process ends without ending it.
 
     Raises:
         ComponentDied: It cannot be started.
     """
 
-    def __init__(self, name: str, command: Sequence[str], cwd: str, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        cwd: str,
+        env: Mapping[str, str],
+        *,
+        orphaned: signal.Signals = signal.SIGKILL,
+    ) -> None:
         adopt_orphans()
         keeper = os.getpid()
 
         def prepare() -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored here, and would be there
-            die_with_parent(signal.SIGKILL, keeper)
+            die_with_parent(orphaned, keeper)
 
         reader, writer = os.pipe()
         os.set_blocking(reader, False)

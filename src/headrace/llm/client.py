@@ -20,6 +20,9 @@ from headrace.llm.messages import Completion, Failure, GenerationRequest, Publis
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 _BUSY = 503  # it starts, stops, or has no room: the same question may be answered later
+_SERVER_SHARE = 0.8
+"""Of a call's time, after which the server is to answer with what it has: one slow request must not cost the others of its
+call, nor, being the only one that runs, look like a server that answers nothing."""
 _BODY_BYTES = 4096  # of an answer that is no JSON, as much as helps
 
 
@@ -126,8 +129,8 @@ class HttpGenerator:
     async def _generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[Completion | Failure]:
         """One call; whatever goes wrong is the answer to each of its requests."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        # Its own limit is the same: whoever waits is gone then.
-        body = {"requests": [_as_json(request) for request in requests], "timeout_s": max(timeout_s, 1e-3)}
+        server_s = max(_SERVER_SHARE * timeout_s, 1e-3)
+        body = {"requests": [_as_json(request) for request in requests], "timeout_s": server_s}
         failure: Failure
         try:
             answer = await self._patiently("POST", "/generate", body, deadline_s)

@@ -124,7 +124,8 @@ class OrchestratorConfig(Section):
     groups_in_flight: int | None = Field(default=None, ge=1)
     """Most groups begun and not complete; not set: ``groups_per_step``."""
     rollout_timeout_s: float = Field(default=120.0, gt=0)
-    """A rollout that takes longer has failed; its group goes on without it."""
+    """A rollout that takes longer has failed; its group goes on without it. Of what is left of it, one completion may take
+    four fifths."""
     max_retries: int = Field(default=2, ge=0)
     """Times a rollout that failed is begun again."""
     backoff_s: float = Field(default=0.2, ge=0)
@@ -402,7 +403,7 @@ _VLLM_CPU_HEADS = (
 
 def _evaluations_are_waited_for(config: RLConfig) -> None:
     section = config.deadlines
-    if config.evaluation.every_steps and section.evaluate_s >= section.batch_s:
+    if section.evaluate_s >= section.batch_s:
         raise ConfigError(
             "deadlines.evaluate_s is not below batch_s, so the trainer would give up during an evaluation that is in time",
             evaluate_s=section.evaluate_s,
@@ -411,4 +412,12 @@ def _evaluations_are_waited_for(config: RLConfig) -> None:
         )
 
 
-_CHECKS = (_inline_is_on_policy, _url_fits, _icepop_interval, _group_fits, _steps_are_filled, _vllm_can_serve)
+_CHECKS = (
+    _inline_is_on_policy,
+    _url_fits,
+    _icepop_interval,
+    _group_fits,
+    _steps_are_filled,
+    _vllm_can_serve,
+    _evaluations_are_waited_for,
+)

@@ -110,7 +110,8 @@ class Keeper:
         self._stop: Stop | None = None
         self._left: asyncio.Future[None]
         """Done as soon as it was told to stop, or vLLM has ended."""
-        self._tree = Tree(context.id, command.argv, str(payload.basics.run), environment)
+        # If this process is killed, vLLM has to end its own processes, which left this family, and what they share.
+        self._tree = Tree(context.id, command.argv, str(payload.basics.run), environment, orphaned=signal.SIGTERM)
 
     def __enter__(self) -> Self:
         return self

@@ -30,7 +30,9 @@ def refusal(request: GenerationRequest, limits: Limits, vocabulary: int) -> Fail
     if not request.prompt_ids:
         return Failure("empty", "the prompt has no tokens", may_retry=False)
     if len(request.prompt_ids) >= limits.context_tokens:
-        detail = f"a prompt of {len(request.prompt_ids)} tokens leaves no room in a context of {limits.context_tokens}"
+        # "context length" is what clients of OpenAI's routes look for, verifiers among them.
+        prompt = f"a prompt of {len(request.prompt_ids)} tokens"
+        detail = f"{prompt} leaves no room in the model's context length of {limits.context_tokens}"
         return Failure("too_long", detail, may_retry=False)
     if not (min(request.prompt_ids) >= 0 and max(request.prompt_ids) < vocabulary):
         return Failure("refused", f"a token id is not in 0 to {vocabulary - 1}", may_retry=False)
@@ -43,7 +45,7 @@ def refusal(request: GenerationRequest, limits: Limits, vocabulary: int) -> Fail
 
 def overflowing(asked: int, waiting: int, running: int, limits: Limits) -> bool:
     """Whether so many further requests are more than may wait."""
-    free = max(0, limits.slots - running - waiting)
+    free = max(0, limits.slots - running)
     return waiting + asked - free > limits.max_waiting
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError, RestartBudgetSpent
+from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError, RestartBudgetSpent, StaleWeights
 from headrace.llm.launch.place import LanguageRun
 from headrace.llm.launch.rooting import Root
+from headrace.llm.payloads import INFERENCE, ORCHESTRATOR
 from headrace.supervision.child import tail
 from headrace.supervision.spec import Exited
 
@@ -24,10 +25,17 @@ def error_of(event: Exited, reason: str, root: Root | None, place: LanguageRun) 
         return ComponentStalled(
             root.sentence,
             gave_up=event.error.what,
+            **event.error.facts,
             **last_lines(root.culprit, tail(place.log_file(root.culprit), 0)),
             fix=f"see what {root.culprit} did: {place.log_file(root.culprit)}, {place.stacks_dir}",
         )
     error = event.to_error()
+    culprit = culprit_of(event, root)
+    if culprit != event.id:
+        lines = last_lines(culprit, tail(place.log_file(culprit), 0))
+        told = type(error)(error.what, **error.facts, **lines, fix=error.fix)
+        told.place(component=culprit, found_by=event.id)
+        return told
     lines = last_lines(event.id, event.log_tail)
     if "restart" in reason:
         return RestartBudgetSpent(
@@ -41,6 +49,15 @@ def error_of(event: Exited, reason: str, root: Root | None, place: LanguageRun) 
     told = type(error)(error.what, **facts, **lines, fix=error.fix)
     told.place(component=event.id)
     return told
+
+
+def culprit_of(event: Exited, root: Root | None) -> str:
+    """Whose fault the end of a component is; arguments as of `error_of`."""
+    if root is not None:
+        return root.culprit
+    if event.id == ORCHESTRATOR and isinstance(event.error, StaleWeights):
+        return INFERENCE  # whoever finds that a server does not serve what it was given is well
+    return event.id
 
 
 def gone_for_good(waiter: str, event: Exited, place: LanguageRun) -> HeadraceError:

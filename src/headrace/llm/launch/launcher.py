@@ -14,7 +14,7 @@ from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError
 from headrace.ipc.forkserver import ForkServer
 from headrace.llm.config import RLConfig
-from headrace.llm.launch.blaming import error_of, gone_for_good
+from headrace.llm.launch.blaming import culprit_of, error_of, gone_for_good
 from headrace.llm.launch.children import Shared, Targets, child_specs, components, plan_of, standstill_s
 from headrace.llm.launch.chronicle import Chronicle, OnLine
 from headrace.llm.launch.deciding import AskToStop, Begin, BeginAgain, Cast, Course, Fail, Phase, Step
@@ -306,7 +306,7 @@ class Launcher:
         event = self._exited[child_id]
         root = find_root(list(self._looks), child_id, self._plan) if _gave_up_waiting(event) else None
         error = error_of(event, reason, root, self._what.place)
-        self.fail(error, root.culprit if root is not None else child_id)
+        self.fail(error, culprit_of(event, root))
 
     # What happens although no child tells anything.
 

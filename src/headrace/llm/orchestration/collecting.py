@@ -86,6 +86,7 @@ class Collecting:
         self._kept: dict[int, Group] = {}
         self._filtered_in_row: Counter[str] = Counter()
         self._failed_in_row: Counter[str] = Counter()
+        self._last_failure = ""
         self._told: set[tuple[str, str, str]] = set()
 
     @property
@@ -238,13 +239,14 @@ class Collecting:
 
     def _count_failure(self, failure: Failure) -> None:
         self._failed_in_row[failure.reason] += 1
+        self._last_failure = failure.detail or failure.reason
         total = self._failed_in_row.total()
         if total >= self._config.orchestrator.failures_in_row:
             raise NothingToTrain(
                 f"{total} rollouts failed in a row",
                 step=self.step,
                 reasons=_listed(self._failed_in_row),
-                last=failure.detail or failure.reason,
+                last=self._last_failure,
                 fix="mend what the last failure says; `headrace check` plays one episode of the environment",
             )
 
@@ -256,8 +258,10 @@ class Collecting:
             text,
             step=self.step,
             reasons=reasons,
+            **({"failed": _listed(self._failed_in_row), "last": self._last_failure} if self._failed_in_row else {}),
             groups_per_step=self._config.orchestrator.groups_per_step,
-            fix="begin with a policy that solves some problems (sft), or choose problems that are harder or easier",
+            fix="begin with a policy that solves some problems (sft), or choose problems that are harder or easier; "
+            "where too few of a group were completed, mend what the last failure says",
         )
 
     def _drop(self, group: Group, place: Place) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 from headrace.core.errors import ConfigError, EnvironmentRaised
 from headrace.envs.guest import Guest, GuestProcess
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, Split, Transcript
+from headrace.envs.text.verifiers.results import Outcome
 
 _GUEST = Guest(
     "verifiers",
     Path(__file__).with_name("guest.py"),
-    "name an interpreter with verifiers of a version up to 0.3, and an environment that is installed there",
+    "name an interpreter with verifiers, and an environment for its version that is installed there",
 )
-_MOST_SESSIONS = 4096
-"""Rollouts that stand still there; the oldest are given up for new ones."""
+_MOST_OUTCOMES = 4096
 
 Key = tuple[str, tuple[str, ...]]
 """A problem's id, and what the model has said so far."""
@@ -65,9 +65,11 @@ class VerifiersEnvironment:
         self._guest = GuestProcess(_GUEST, python or sys.executable, settings, start_s)
         self.evaluates_seen = not self._guest.built["separate"]
         """Whether it has no evaluation split of its own, and evaluation asks for the problems that are trained on."""
+        self._most_sessions = int(self._guest.built["most_sessions"])
+        """Rollouts that stand still there; the oldest are given up for new ones."""
         self._problems: dict[Split, tuple[Problem, ...]] = {}
         self._standing: dict[Key, list[int]] = {}
-        self._outcomes: dict[Key, Mapping[str, Any]] = {}
+        self._outcomes: dict[Key, Outcome] = {}
 
     def close(self) -> None:
         """End the interpreter; calling it again does nothing. It also ends with this process."""
@@ -108,13 +110,13 @@ class VerifiersEnvironment:
                     problem=problem.id,
                     fix="have the environment end where its client raises OverlongPromptError",
                 )
-            outcome = event["done"]
-        if outcome["error"] is not None or outcome["reward"] is None:
+            outcome = Outcome.of(event["done"])
+        if outcome.reward is None:
             raise EnvironmentRaised(
-                "a rollout of verifiers failed", problem=problem.id, error=outcome["error"], fix="read its error"
+                "a rollout of verifiers failed", problem=problem.id, error=outcome.error, fix="read its error"
             )
-        reward = float(outcome["reward"])
-        return Judgement({"reward": reward}, solved=reward >= self._solved_above, facts=dict(outcome["metrics"]))
+        solved = outcome.reward >= self._solved_above
+        return Judgement({"reward": outcome.reward}, solved=solved, facts=outcome.metrics)
 
     def _say(self, key: Key, problem: Problem, text: str | None) -> Mapping[str, Any]:
         """Go on from ``key`` with a message of the model, or with the end of what there is room for."""
@@ -132,6 +134,14 @@ class VerifiersEnvironment:
             return self._taken(key)
         split, _, row = problem.id.partition(":")
         opened = self._ask({"op": "open", "split": split, "row": int(row)})
+        if "messages" in opened and _messages(opened["messages"]) != problem.opening:
+            self._ask({"op": "drop", "session": opened["session"]})
+            raise EnvironmentRaised(
+                "a rollout of verifiers asks something else than its problem is opened with",
+                problem=problem.id,
+                asked=opened["messages"],
+                fix="have it open every rollout of a problem with the same messages, drawn from nothing",
+            )
         session, event, so_far = opened["session"], opened, 0
         while "done" not in event and so_far < len(key[1]):
             event = self._ask({"op": "say", "session": session, "text": key[1][so_far]})
@@ -146,7 +156,7 @@ class VerifiersEnvironment:
             self._remember(key, event["done"])
             return
         self._standing.setdefault(key, []).append(session)
-        if sum(map(len, self._standing.values())) > _MOST_SESSIONS:
+        if sum(map(len, self._standing.values())) > self._most_sessions:
             self._ask({"op": "drop", "session": self._taken(next(iter(self._standing)))})
 
     def _taken(self, key: Key) -> int:
@@ -157,8 +167,8 @@ class VerifiersEnvironment:
         return session
 
     def _remember(self, key: Key, outcome: Mapping[str, Any]) -> None:
-        self._outcomes[key] = outcome
-        if len(self._outcomes) > _MOST_SESSIONS:
+        self._outcomes[key] = Outcome.of(outcome)
+        if len(self._outcomes) > _MOST_OUTCOMES:
             del self._outcomes[next(iter(self._outcomes))]
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:

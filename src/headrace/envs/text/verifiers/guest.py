@@ -1,7 +1,8 @@
 """Runs an environment of verifiers in an interpreter of its own; not to be imported.
 
-It needs verifiers with ``load_environment`` (up to 0.3), and nothing of Headrace. It reads a request per line from one
-descriptor and answers each with a line on another, both JSON.
+It needs verifiers, and nothing of Headrace: with ``load_environment`` (up to 0.3) environments of version 0, else those of
+version 1 (0.4, see ``guest_v1.py`` beside it). It reads a request per line from one descriptor and answers each with a line on
+another, both JSON.
 
 A rollout of verifiers asks its client for completions. The client here hands the question out, and waits until somebody has
 answered it: so the environment runs unchanged, and who generates is decided elsewhere. A rollout is a task of the event loop,
@@ -12,20 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import json
 import os
 import select
 import sys
 import threading
 import traceback
+from pathlib import Path
 from typing import Any
 
 _LOOK_MS = 60_000
 _GIVE_UP_S = 3600
-
-
-class Cut(Exception):
-    """There is no room for another message."""
 
 
 class Session:
@@ -37,14 +36,19 @@ class Session:
         self.said: asyncio.Future[str | None] = loop.create_future()
         self.task: asyncio.Task[Any]
 
-    async def completion(self, prompt: Any) -> str:
-        """What the model says to these messages. It may take as long as it likes: nothing here waits for it."""
+    async def completion(self, prompt: Any) -> str | None:
+        """What the model says to these messages; None: there is no room for another one.
+
+        It may take as long as it likes: nothing here waits for it.
+        """
         self.said = asyncio.get_running_loop().create_future()
         self.asked.set_result([plain(message) for message in prompt])
-        text = await self.said
-        if text is None:
-            raise Cut
-        return text
+        return await self.said
+
+    def give_up(self) -> None:
+        """Nobody will answer it."""
+        self.task.cancel()
+        self.said.cancel()
 
     async def event(self) -> dict[str, Any]:
         """What the rollout does next: it asks, or it is over. It is given up long after whoever asked has lost patience."""
@@ -55,42 +59,62 @@ class Session:
             return {"messages": messages}
         if not self.task.done():
             raise TimeoutError(f"the rollout neither asked nor ended within {_GIVE_UP_S} s")
-        return {"done": outcome(await self.task)}
+        return {"done": await self.task}
 
 
-class Stage:
-    """An environment, its rows, and the rollouts that run."""
+class Legacy:
+    """An environment of version 0, and its rows."""
 
-    def __init__(self, environment: str, kwargs: dict[str, Any], most: int) -> None:
-        self.vf = importlib.import_module("verifiers")
-        if not hasattr(self.vf, "load_environment"):
-            raise ImportError("this verifiers has no load_environment: versions up to 0.3 have")
+    most_sessions = 4096
+
+    def __init__(self, vf: Any, environment: str, kwargs: dict[str, Any], most: int) -> None:
+        self.vf = vf
         self.env = self.vf.load_environment(environment, **kwargs)
         self.most = most
         own = getattr(self.env, "eval_dataset", None) is not None or getattr(self.env, "eval_dataset_source", None)
         self.rows = {"train": self.taken(self.env.get_dataset())}
         self.rows["eval"] = self.taken(self.env.get_eval_dataset()) if own else self.rows["train"]
         self.separate = bool(own)
-        self.sessions: dict[int, Session] = {}
-        self.opened = 0
 
     def taken(self, dataset: Any) -> list[dict[str, Any]]:
         """The first rows, as a rollout takes them."""
         return [dict(dataset[index]) for index in range(min(len(dataset), self.most))]
 
+    async def problems(self, split: str) -> tuple[list[Any], list[str]]:
+        """What each row is opened with, and all there is in it."""
+        rows = self.rows[split]
+        opened = [[plain(message) for message in row["prompt"]] for row in rows]
+        return opened, [repr(sorted(item for item in row.items() if item[0] != "example_id")) for row in rows]
+
+    async def play(self, session: Session, split: str, row: int) -> dict[str, Any]:
+        """One rollout, and its outcome."""
+        client = client_of(self.vf, session)
+        return outcome(
+            await self.env.run_rollout(dict(self.rows[split][row]), client, "headrace", {}, state_columns=[])
+        )
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class Stage:
+    """An environment, and the rollouts that run."""
+
+    def __init__(self, piece: Any) -> None:
+        self.piece = piece
+        self.sessions: dict[int, Session] = {}
+        self.opened = 0
+
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """What one request leads to."""
         if request["op"] == "dataset":
-            rows = self.rows[request["split"]]
-            opened = [[plain(message) for message in row["prompt"]] for row in rows]
-            contents = [repr(sorted(item for item in row.items() if item[0] != "example_id")) for row in rows]
-            return {"openings": opened, "rows": contents}
+            openings, rows = await self.piece.problems(request["split"])
+            return {"openings": openings, "rows": rows}
         if request["op"] == "open":
             return await self.open(request["split"], request["row"])
         session = self.sessions[request["session"]]
         if request["op"] == "drop":
-            del self.sessions[request["session"]]
-            session.task.cancel()
+            self.sessions.pop(request["session"]).give_up()
             return {}
         session.said.set_result(request["text"])
         event = await session.event()
@@ -102,10 +126,7 @@ class Stage:
         """Begin a rollout."""
         session = Session()
         number, self.opened = self.opened, self.opened + 1
-        client = client_of(self.vf, session)
-        session.task = asyncio.ensure_future(
-            self.env.run_rollout(dict(self.rows[split][row]), client, "headrace", {}, state_columns=[])
-        )
+        session.task = asyncio.ensure_future(self.piece.play(session, split, row))
         event = await session.event()
         if "messages" in event:
             self.sessions[number] = session
@@ -123,10 +144,9 @@ def client_of(vf: Any, session: Session) -> Any:
         ) -> Any:
             if tools:
                 raise vf.ModelError("tools are not supported here")
-            try:
-                text = await session.completion(prompt)
-            except Cut:
-                raise vf.OverlongPromptError from None
+            text = await session.completion(prompt)
+            if text is None:
+                raise vf.OverlongPromptError
             message = kinds.ResponseMessage(role="assistant", content=text, finish_reason="stop", is_truncated=False)
             return kinds.Response(id="headrace", created=0, model=model, message=message)
 
@@ -151,11 +171,15 @@ def plain(message: Any) -> dict[str, str]:
 def outcome(output: Any) -> dict[str, Any]:
     """What a rollout was worth; an error is not a reward of 0."""
     error = output.get("error")
+    if error is None and "completion" in output and not output["completion"]:
+        error = (
+            f"nothing was said: {output.get('stop_condition')}"  # a prompt that is too long, which is no error there
+        )
     metrics = {name: float(value) for name, value in (output.get("metrics") or {}).items() if value is not None}
     return {
         "reward": output.get("reward"),
         "metrics": metrics,
-        "error": None if error is None else repr(error),
+        "error": error if error is None or isinstance(error, str) else repr(error),
         "stop": output.get("stop_condition"),
     }
 
@@ -169,6 +193,21 @@ def leave_with_the_parent(requests: int) -> None:
     os._exit(1)
 
 
+async def piece_of(environment: str, kwargs: dict[str, Any], most: int) -> Any:
+    """The environment, for whichever version of verifiers there is here."""
+    vf = importlib.import_module("verifiers")
+    if hasattr(vf, "load_environment"):
+        return Legacy(vf, environment, kwargs, most)
+    # By its path, since this folder is not on sys.path; under the name by which verifiers finds the harness in it.
+    spec = importlib.util.spec_from_file_location("headrace_guest_v1", Path(__file__).with_name("guest_v1.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    version_1 = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = version_1
+    spec.loader.exec_module(version_1)
+    return await version_1.piece_of(environment, kwargs, most, Session, plain)
+
+
 async def serve(requests: int, answers: int, settings: dict[str, Any]) -> int:
     """Build the environment and answer requests until they end."""
     with os.fdopen(os.dup(requests)) as lines, os.fdopen(answers, "w") as out:
@@ -178,11 +217,12 @@ async def serve(requests: int, answers: int, settings: dict[str, Any]) -> int:
             out.flush()
 
         try:
-            stage = Stage(**settings)
+            piece = await piece_of(**settings)
         except Exception:  # noqa: BLE001 - a process border: it goes to the parent
             write({"traceback": traceback.format_exc()})
             return 1
-        write({"separate": stage.separate})
+        write({"separate": piece.separate, "most_sessions": piece.most_sessions})
+        stage = Stage(piece)
         loop = asyncio.get_running_loop()
         while line := await loop.run_in_executor(None, lines.readline):
             try:
@@ -190,6 +230,10 @@ async def serve(requests: int, answers: int, settings: dict[str, Any]) -> int:
             except Exception:  # noqa: BLE001 - as above
                 message = {"traceback": traceback.format_exc()}
             write(message)
+        for session in stage.sessions.values():
+            session.give_up()
+        await asyncio.gather(*(session.task for session in stage.sessions.values()), return_exceptions=True)
+        await piece.close()
     return 0
 
 
