@@ -1,8 +1,8 @@
 """Language-model RL on Modal: the launcher and its processes in one container, gone on with after a pre-emption.
 
-ONLY SYNTAX-CHECKED. Modal was not available where this was written: no line of it has run there. A test compiles it, tries
-``command_for`` and ``mirror`` on real folders, and checks that every ``headrace`` command exists with the options it is
-given. Read it before you trust it, and begin with a run of few steps.
+ONLY SYNTAX-CHECKED as far as Modal goes. It was not available where this was written: no line of it has run there. Tests
+check that every ``headrace`` command exists with the options it is given, and interrupt and resume a run with a folder
+in the volume's place. Read it before you trust it, and begin with a run of few steps.
 
     pip install modal && modal setup
     modal run --detach examples/modal_app.py --name wordle-1                      # a preset, wordle-grpo

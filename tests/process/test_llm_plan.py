@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.cli.main import main
+from headrace.ipc.forkserver import ForkServer
 from headrace.llm.comparing import PARTS, TOGETHER, WAITING
+from headrace.llm.launch import launcher
+from run_support import LentServer
 
 pytestmark = [pytest.mark.process, pytest.mark.table]
 
@@ -33,6 +38,29 @@ slots = 8
 [sft]
 steps = 2
 """
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """A fork server that has imported every process, transformers with them."""
+    log = tmp_path_factory.mktemp("forkserver") / "forkserver.log"
+    processes = ("warmstart", "serving", "trainer", "orchestrating", "twin")
+    preload = (*(f"headrace.llm.{name}" for name in processes), "transformers.models.llama.modeling_llama")
+    limits = {"start_timeout_s": 100.0, "spawn_timeout_s": 100.0}  # it imports for long where others compute
+    with ForkServer(preload, {"OMP_NUM_THREADS": "1"}, log, **limits) as server:
+        server._read_link()
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def lent(warm: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run starts its processes from it."""
+
+    @contextlib.contextmanager
+    def server(*_: object) -> Iterator[LentServer]:
+        yield LentServer(warm)
+
+    monkeypatch.setattr(launcher, "_fork_server", server)
 
 
 @pytest.fixture

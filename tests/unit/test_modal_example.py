@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-import sys
 import types
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import click
-import pytest
 
 from headrace.cli.main import main
 from headrace.llm.loading import Source, load_rl_config
+from modal_support import EXAMPLE, modal_example
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "modal_app.py"
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """The module, with something in Modal's place whose decorators change nothing."""
-    modal = MagicMock()
-    same = lambda *_, **__: lambda one: one  # noqa: E731
-    modal.method = modal.exit = modal.App.return_value.cls = modal.App.return_value.local_entrypoint = same
-    monkeypatch.setitem(sys.modules, "modal", modal)
-    spec = importlib.util.spec_from_file_location("modal_example", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+__all__ = ["modal_example"]
 
 
 def commands() -> list[list[str]]:
@@ -59,29 +44,29 @@ def test_it_says_that_it_was_never_run() -> None:
     assert "only syntax-checked" in (EXAMPLE.parents[1] / "docs" / "guides" / "llm.md").read_text()
 
 
-def test_a_run_begins_goes_on_and_ends(example: types.ModuleType, tmp_path: Path) -> None:
+def test_a_run_begins_goes_on_and_ends(modal_example: types.ModuleType, tmp_path: Path) -> None:
     run = tmp_path / "one"
     begin = ["headrace", "rl", "@", "wordle-grpo", "--run-dir", str(run)]
-    assert example.command_for(run, "wordle-grpo") == begin
+    assert modal_example.command_for(run, "wordle-grpo") == begin
     run.mkdir()  # cut short before its first checkpoint
-    assert example.command_for(run, "wordle-grpo") == begin
+    assert modal_example.command_for(run, "wordle-grpo") == begin
     assert [path.name for path in tmp_path.iterdir()] == ["one-lost-1"]
     (run / "checkpoints" / "50").mkdir(parents=True)
     (run / "checkpoints" / "50" / "manifest.json").touch()
-    assert example.command_for(run, "wordle-grpo") == ["headrace", "rl", "--resume", "--run-dir", str(run)]
+    assert modal_example.command_for(run, "wordle-grpo") == ["headrace", "rl", "--resume", "--run-dir", str(run)]
     (run / "summary.json").write_text('{"outcome": "interrupted"}')
-    assert "--resume" in example.command_for(run, "wordle-grpo")
+    assert "--resume" in modal_example.command_for(run, "wordle-grpo")
     (run / "summary.json").write_text('{"outcome": "completed"}')
-    assert example.command_for(run, "wordle-grpo") is None
+    assert modal_example.command_for(run, "wordle-grpo") is None
 
 
-def test_a_mirror_forgets_what_the_run_has_removed(example: types.ModuleType, tmp_path: Path) -> None:
+def test_a_mirror_forgets_what_the_run_has_removed(modal_example: types.ModuleType, tmp_path: Path) -> None:
     run, target = tmp_path / "run", tmp_path / "volume" / "run"
     for name in ("checkpoints/50", "weights/50", "rollouts", "weights/.51.part"):
         (run / name).mkdir(parents=True)
     for name in ("config.toml", "lock", "checkpoints/50/manifest.json", "rollouts/batch-50"):
         (run / name).write_text(name)
-    example.mirror(run, target)
+    modal_example.mirror(run, target)
     found = {str(path.relative_to(target)) for path in target.rglob("*")}
     assert found == {
         "config.toml",
@@ -93,14 +78,14 @@ def test_a_mirror_forgets_what_the_run_has_removed(example: types.ModuleType, tm
     }
     (run / "checkpoints" / "50").rename(run / "checkpoints" / "60")
     (run / "config.toml").write_text("new")
-    example.mirror(run, target)
+    modal_example.mirror(run, target)
     assert [path.name for path in (target / "checkpoints").iterdir()] == ["60"]
     assert (target / "config.toml").read_text() == "new"
 
 
-def test_the_launcher_is_told_once_and_everything_is_kept(example: types.ModuleType, tmp_path: Path) -> None:
-    example.VOLUME = tmp_path / "volume"
-    training = example.Training()
+def test_the_launcher_is_told_once_and_everything_is_kept(modal_example: types.ModuleType, tmp_path: Path) -> None:
+    modal_example.VOLUME = tmp_path / "volume"
+    training = modal_example.Training()
     training.run = tmp_path / "run"
     (training.run / "logs").mkdir(parents=True)
     process = training.process = MagicMock(**{"poll.return_value": None})
@@ -108,4 +93,4 @@ def test_the_launcher_is_told_once_and_everything_is_kept(example: types.ModuleT
     training.leave()
     process.terminate.assert_called_once_with()
     assert (tmp_path / "volume" / "run" / "logs").is_dir()
-    assert example.runs.commit.call_count == 2
+    assert modal_example.runs.commit.call_count == 2

@@ -42,7 +42,7 @@ def evaluate_run(place: LanguageRun, episodes: int | None, version: int | None) 
         ComponentError: No rollout was completed.
         HeadraceError: Environment, model or weights cannot be used.
     """
-    config = place.read_rl_config()
+    config = _for_here(place.read_rl_config())
     published = _published(place, version)
     torch.set_num_threads(config.inference.threads)
     section = config.env
@@ -111,6 +111,13 @@ async def _played(
         ) from None
     finally:
         await gatherer.close()
+
+
+def _for_here(config: RLConfig) -> RLConfig:
+    """The same on this machine's processor, if the run had a device that is not here."""
+    if not config.inference.device.startswith("cuda") or torch.cuda.is_available():
+        return config
+    return config.model_copy(update={"inference": config.inference.model_copy(update={"device": "cpu"})})
 
 
 def _published(place: LanguageRun, version: int | None) -> PublishedWeights:
