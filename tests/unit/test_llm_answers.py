@@ -41,7 +41,7 @@ def test_a_judgement_that_is_none_is_said_to_be(answer: Any, wrong: str) -> None
 
 
 def test_numbers_of_other_libraries_become_python_s() -> None:
-    found = judgement_of(Judgement({"a": np.float32(0.5)}, solved=np.bool_(True), facts={"n": np.int64(2)}))  # type: ignore[arg-type]
+    found = judgement_of(Judgement({"a": np.float32(0.5)}, solved=np.bool_(1), facts={"n": np.int64(2)}))  # type: ignore[arg-type]
     assert found == Judgement({"a": 0.5}, solved=True, facts={"n": 2.0})
     assert isinstance(found, Judgement)
     assert [type(value) for value in (found.terms["a"], found.solved, found.facts["n"])] == [float, bool, float]
