@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.core.errors import ConfigError
+from headrace.llm.launch import launcher
 from headrace.llm.launch.deciding import single_cast
 from headrace.llm.launch.launcher import launch
 from headrace.llm.launch.place import read_endpoints
@@ -183,6 +185,38 @@ def test_an_interrupt_need_not_wait_for_imports(tmp_path, monkeypatch):
     with what.place:
         summary = launch(what)
     assert (summary["outcome"], len(turns)) == ("interrupted", 1)
+
+
+def test_an_interrupt_does_not_wait_for_a_server_that_was_to_be_started_again(launches):
+    def interrupt(line):
+        if line.text.startswith("inference killed by"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    summary = launches.run(who="inference", fault="kill", at=1, on_line=interrupt, supervision__backoff_s=1e6)
+    assert (summary["outcome"], summary["exit_code"], summary["restarts"]) == ("interrupted", 130, 1)
+
+
+def test_a_run_ends_with_its_fork_server(tmp_path, monkeypatch):
+    pids = []
+    opened = launcher._fork_server
+
+    @contextlib.contextmanager
+    def seen(what):
+        with opened(what) as server:
+            pids.append(server.pid)
+            yield server
+
+    def kill(line):
+        if line.text.startswith("Step 2/") and pids:
+            os.kill(pids.pop(), signal.SIGKILL)
+
+    monkeypatch.setattr(launcher, "_fork_server", seen)
+    config = load_rl_config([], {"run.steps": 100_000})
+    what = replace(begin(config, tmp_path / "run", "x"), targets=TARGETS, preload=("llm_stand_ins",))
+    with what.place:
+        summary = launch(what, kill)
+    assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("failed", 1, "supervisor")
+    assert summary["error"].startswith("[SUP-001] the fork server is gone: it ended\n")
 
 
 @pytest.mark.table

@@ -127,6 +127,9 @@ def test_the_context_ends_a_completion() -> None:
         (wanted(0, top_p=0.0), "refused"),
         (GenerationRequest(id="x", prompt_ids=(VOCABULARY,), max_tokens=1), "refused"),
         (GenerationRequest(id="x", prompt_ids=(-1,), max_tokens=1), "refused"),
+        (wanted(0, stop_ids=(2**70,)), "refused"),  # in no array; once admitted it would end the engine
+        (wanted(0, stop_ids=(-1,)), "refused"),
+        (wanted(0, stop_ids=(1,) * (VOCABULARY + 1)), "refused"),  # every row makes room for as many
     ],
 )
 def test_refuses_what_cannot_be_served(request_: GenerationRequest, reason: str) -> None:

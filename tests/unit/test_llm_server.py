@@ -16,6 +16,7 @@ from headrace.core.clock import FakeClock
 from headrace.llm.engine import engine as engine_module
 from headrace.llm.engine.engine import Engine
 from headrace.llm.messages import Completion, GenerationRequest, PublishedWeights
+from headrace.llm.server import reading
 from headrace.llm.server.driver import Driver
 from headrace.llm.weights import make_probe, publish
 from llm_serving_support import CONTEXT, llama, ragged, run, served, single_thread, until, wanted
@@ -82,6 +83,19 @@ def test_a_request_that_cannot_be_served_is_one_answer_of_its_call() -> None:
         assert error["reason"] == "too_long"
         assert error["may_retry"] is False
         assert len(body["completions"][2]["token_ids"]) == 8
+
+    ask(work, engine())
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+def test_a_body_is_not_read_beyond_its_limit(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_BODY_BYTES", 1000)
+
+    async def work(client: Client, _: Driver) -> None:
+        status, body = await client("POST", path, data=b" " * 1001)
+        assert (status, body["error"]["code"]) == (413, "body_too_long")
+        status, _ = await client("POST", "/generate", {"requests": [wire(wanted(0))]})
+        assert status == 200
 
     ask(work, engine())
 

@@ -36,6 +36,8 @@ def refusal(request: GenerationRequest, limits: Limits, vocabulary: int) -> Fail
         return Failure("too_long", detail, may_retry=False)
     if not (min(request.prompt_ids) >= 0 and max(request.prompt_ids) < vocabulary):
         return Failure("refused", f"a token id is not in 0 to {vocabulary - 1}", may_retry=False)
+    if len(request.stop_ids) > vocabulary or any(not 0 <= token < vocabulary for token in request.stop_ids):
+        return Failure("refused", f"a stop id is not in 0 to {vocabulary - 1}, or there are more", may_retry=False)
     if request.max_tokens < 1:
         return Failure("refused", f"max_tokens is {request.max_tokens}, and must be at least 1", may_retry=False)
     if request.temperature < 0 or not 0 < request.top_p <= 1:

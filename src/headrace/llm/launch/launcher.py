@@ -255,6 +255,7 @@ class Launcher:
                 self._on_exit(event)
             case ForkServerLost(error):
                 self.fail(error, "supervisor")
+                self._follow(self._course.stop("the fork server is gone"))  # or those that leave now end no run
                 self._supervisor.kill_all()
 
     def _on_ready(self, child_id: str, incarnation: int, facts: dict[str, Any]) -> None:
@@ -315,6 +316,7 @@ class Launcher:
         self._watch_interrupts(interrupts)
         self._watch_duration()
         self._kill_the_late()
+        self._miss_the_delayed()
         if self._course.phase not in {Phase.STARTING, Phase.RUNNING}:
             return
         self._watch_waits()
@@ -347,6 +349,12 @@ class Launcher:
         alive = set(self._supervisor.alive())
         if alive & set(late):
             self._supervisor.kill_all(sorted(alive & set(late)))
+
+    def _miss_the_delayed(self) -> None:
+        """Whoever was to be started again when the run closed has no process, and so no exit that could be told."""
+        if self._course.phase is Phase.CLOSING:
+            for child_id in self._course.alive - set(self._supervisor.alive()):
+                self._follow(self._course.ended(child_id, Nothing(child_id), expected=True))
 
     def _watch_waits(self) -> None:
         ended = frozenset(self._exited) - self._course.alive

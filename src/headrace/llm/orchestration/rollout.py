@@ -6,17 +6,19 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from headrace.core import seeding
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, TextEnvironment
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import Completion, Failure, GenerationRequest
+from headrace.llm.orchestration.answers import judgement_of, reply_of, words_of
 from headrace.llm.orchestration.gatherer import Gatherer
 from headrace.llm.orchestration.presence import Presence
 from headrace.telemetry.board import Activity
 
 Cut = Literal["turns", "context"]
+_Answer = TypeVar("_Answer", Reply, Judgement)
 
 
 class TextRenderer(Protocol):
@@ -175,7 +177,7 @@ class RolloutPlayer:
                 return completion
             rollout.said(completion, self.renderer.text(completion.token_ids))
             self.notes.tokens(spec, completion.versions)
-            reply = self._ask(spec, "step", Reply, rollout.transcript)
+            reply = self._ask(spec, "step", reply_of, rollout.transcript)
             if isinstance(reply, Failure):
                 return reply
             if not (reply.done or reply.messages):
@@ -220,7 +222,7 @@ class RolloutPlayer:
         return _checked(answer)
 
     def _judged(self, rollout: Rollout) -> Rollout | Failure:
-        judgement = self._ask(rollout.spec, "reward", Judgement, rollout.transcript)
+        judgement = self._ask(rollout.spec, "reward", judgement_of, rollout.transcript)
         if isinstance(judgement, Failure):
             return judgement
         if not math.isfinite(judgement.reward):
@@ -229,19 +231,22 @@ class RolloutPlayer:
         return rollout
 
     def _ask(
-        self, spec: RolloutSpec, call: Literal["step", "reward"], kind: type[Any], transcript: list[Message]
-    ) -> Any | Failure:
+        self,
+        spec: RolloutSpec,
+        call: Literal["step", "reward"],
+        taken: Callable[[object], _Answer | str],
+        transcript: list[Message],
+    ) -> _Answer | Failure:
         """Call the environment. It blocks: a call that never returns is found on the board, with the rollout's number."""
         method: Callable[[Problem, Sequence[Message]], object] = getattr(self.environment, call)
         with self.presence.busy(Activity.ENV_STEP, spec.group, spec.sample):
             try:
-                answer = method(spec.problem, tuple(transcript))
+                answer = taken(method(spec.problem, tuple(transcript)))
             except Exception as error:  # noqa: BLE001 - user code may raise anything; it is counted and told
-                what = f"{call}() of problem {spec.problem.id} raised {type(error).__name__}: {error}"
+                what = f"{call}() of problem {spec.problem.id} raised {words_of(error)}"
                 return Failure("environment", what)
-        if not isinstance(answer, kind):
-            what = f"{call}() of problem {spec.problem.id} returned {type(answer).__name__} instead of {kind.__name__}"
-            return Failure("environment", what)
+        if isinstance(answer, str):
+            return Failure("environment", f"{call}() of problem {spec.problem.id} returned {answer}")
         return answer
 
 

@@ -15,6 +15,7 @@ from headrace.core.errors import ComponentError
 from headrace.llm.messages import Completion, Failure, GenerationRequest, Probe, PublishedWeights
 from headrace.llm.server.driver import Driver
 from headrace.llm.server.errors import ApiError
+from headrace.llm.server.reading import body_of
 from headrace.llm.server.waiting import answers
 
 
@@ -69,7 +70,7 @@ async def parsed(request: Request, kind: type[_Kind]) -> _Kind:
         ApiError: It is not what the route takes.
     """
     try:
-        return kind.model_validate_json(await request.body())
+        return kind.model_validate_json(await body_of(request))
     except ValidationError as error:
         raise ApiError.of_validation(error) from None
 

@@ -27,6 +27,7 @@ from headrace.llm.server.asked import (
 from headrace.llm.server.driver import Call, Driver
 from headrace.llm.server.errors import ApiError
 from headrace.llm.server.following import Follower, Piece
+from headrace.llm.server.reading import body_of
 from headrace.llm.server.texts import Texts
 from headrace.llm.server.waiting import answers, unless_gone
 
@@ -59,7 +60,7 @@ class OpenAIRoutes:
     async def completions(self, request: Request) -> Response:
         """``POST /v1/completions``."""
         number = next(self._numbers)
-        body = self._checked(await request.body(), CompletionsBody)
+        body = self._checked(await body_of(request), CompletionsBody)
         assert isinstance(body, CompletionsBody)
         asked = asked_completions(body, self.texts, number)
         return await self._answered(request, asked, f"cmpl-{number}")
@@ -67,7 +68,7 @@ class OpenAIRoutes:
     async def chat(self, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
         number = next(self._numbers)
-        body = self._checked(await request.body(), ChatBody)
+        body = self._checked(await body_of(request), ChatBody)
         assert isinstance(body, ChatBody)
         asked = asked_chat(body, self.texts, number, self.driver.engine.limits.context_tokens)
         return await self._answered(request, asked, f"chatcmpl-{number}")

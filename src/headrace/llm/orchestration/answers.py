@@ -1,0 +1,72 @@
+"""What an environment answered, looked at before anything is built on it: it is somebody else's code, and may return anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.envs.text.protocol import Judgement, Message, Reply
+
+_LONGEST_TEXT = 2000
+
+
+def reply_of(answer: object) -> Reply | str:
+    """What ``step`` returned, or what is wrong with it."""
+    if not isinstance(answer, Reply):
+        return f"{type(answer).__name__} instead of Reply"
+    given: object = answer.messages
+    if not isinstance(given, tuple | list):
+        return f"a Reply whose messages are {type(given).__name__} instead of a tuple"
+    for message in given:
+        wrong = fault_of(message)
+        if wrong is not None:
+            return f"a Reply with {wrong}"
+    return Reply(tuple(given), bool(answer.done))
+
+
+def judgement_of(answer: object) -> Judgement | str:
+    """What ``reward`` returned, in numbers of Python, or what is wrong with it."""
+    if not isinstance(answer, Judgement):
+        return f"{type(answer).__name__} instead of Judgement"
+    numbers = {}
+    for name in ("terms", "facts"):
+        found = _numbers(getattr(answer, name))
+        if isinstance(found, str):
+            return f"a Judgement whose {name} {found}"
+        numbers[name] = found
+    return Judgement(numbers["terms"], bool(answer.solved), numbers["facts"])
+
+
+def fault_of(message: object) -> str | None:
+    """What is wrong with a message; None if nothing is."""
+    if not isinstance(message, Message):
+        return f"{type(message).__name__} instead of Message"
+    content: object = message.content
+    if not isinstance(content, str):
+        return f"a Message whose content is {type(content).__name__} instead of str"
+    try:
+        content.encode()
+    except UnicodeEncodeError as error:
+        return f"a Message that is no text: {error.reason}"
+    return None
+
+
+def words_of(error: Exception) -> str:
+    """What was raised, in words that can be sent on whatever its text is."""
+    try:
+        text = str(error)
+    except Exception as second:  # noqa: BLE001 - its own text is user code too
+        text = f"its text raised {type(second).__name__}"
+    return f"{type(error).__name__}: {text[:_LONGEST_TEXT]}"
+
+
+def _numbers(given: Any) -> dict[str, float] | str:
+    if not isinstance(given, Mapping):
+        return f"are {type(given).__name__} instead of a mapping"
+    numbers = {}
+    for name, value in given.items():
+        try:
+            numbers[str(name)] = float(value)
+        except (TypeError, ValueError):
+            return f"hold {value!r:.60} for {name}, which is no number"
+    return numbers
