@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from headrace.cli.rlview import books_line, curve, ending, make_printer
-from headrace.llm.launch.chronicle import Line
+from headrace.core.clock import MonotonicClock
+from headrace.llm.launch.chronicle import Chronicle, Line
+from headrace.llm.launch.following import LogFollower
+from headrace.llm.launch.summary import Tally
+from headrace.telemetry.events import EventLog
+from headrace.telemetry.metrics import MetricsSink
 
 BOOKS = {
     "requested": 2_050, "completed": 2_040, "failed": {"timeout": 8}, "stale": 2, "cancelled": 0, "in_flight": 0,
@@ -43,6 +48,26 @@ def test_the_end_names_what_comes_next():
     assert "  faults        died 2" in lines
     assert "  alarm         entropy" in lines
     assert lines[-1].endswith("doctor runs/x    runs/x/logs holds what every process printed")
+
+
+def test_a_component_alone_is_started_again_alone():
+    lines = ending({"outcome": "interrupted", "wall_s": 1.0}, Path("runs/x/alone/inference")).splitlines()
+    assert lines[-1].endswith("headrace inference --run-dir runs/x")
+
+
+def test_a_long_warm_start_is_shown_in_few_lines_and_measured_in_all(tmp_path):
+    shown: list[Line] = []
+    with (
+        EventLog(tmp_path / "events.jsonl", MonotonicClock()) as events,
+        MetricsSink(tmp_path / "metrics.jsonl", tmp_path / "tensorboard") as metrics,
+    ):
+        chronicle = Chronicle(events, metrics, Tally(), LogFollower({}), MonotonicClock(), 1, shown.append)
+        for step in range(1, 441):
+            chronicle.report("warm-start", "sft", {"step": step, "steps": 440, "loss": 1.0})
+    assert len(shown) == 21
+    assert shown[0].text == "SFT step 1/440 | Loss 1.0000"
+    assert shown[-1].text == "SFT step 440/440 | Loss 1.0000"
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 440
 
 
 def test_lines_bear_time_and_name(capsys):

@@ -55,7 +55,8 @@ def check(words: tuple[str, ...], run_dir: Path | None, settings: tuple[str, ...
         }
         click.echo(json.dumps(told, ensure_ascii=False))
     else:
-        click.echo(f"{failed} failed, {warnings} warnings" if failed else f"ready to start, {warnings} warnings")
+        noted = f"{warnings} warning{'' if warnings == 1 else 's'}"
+        click.echo(f"{failed} failed, {noted}" if failed else f"ready to start, {noted}")
     return int(failed > 0)
 
 

@@ -60,6 +60,8 @@ def ending(summary: Mapping[str, Any], run: Path) -> str:
     headrace, tensorboard = typed("headrace"), typed("tensorboard")
     if summary.get("error"):
         lines.append(f"  {'next':<14}{headrace} doctor {run}    {run}/logs holds what every process printed")
+    elif run.parent.name == "alone":  # of one component, see `headrace.llm.launch.alone`
+        lines.append(f"  {'next':<14}{headrace} {run.name} --run-dir {run.parent.parent}")
     elif summary.get("outcome") == "interrupted":
         lines.append(
             f"  {'next':<14}{headrace} rl --resume --run-dir {run}    {tensorboard} --logdir {run}/tensorboard"

@@ -25,6 +25,7 @@ from headrace.core.errors import (
     ConfigError,
     EnvironmentFault,
     HeadraceError,
+    NothingToTrain,
 )
 from headrace.ipc import stacks
 from headrace.ipc.channel import Channel
@@ -113,7 +114,10 @@ def _work(bootstrap: Bootstrap, fds: list[int], server_pid: int) -> int:
                 # Nobody's fault here and nobody left to tell: a line for whoever reads the logs, instead of a page each.
                 os.write(2, f"{bootstrap.id} leaves: {error.what}\n".encode())
                 return 1
-            traceback.print_exc()
+            if isinstance(error, (ConfigError, NothingToTrain)):
+                os.write(2, f"{error}\n".encode())  # says what to change; where in our code it was found helps nobody
+            else:
+                traceback.print_exc()
             _report(control, bootstrap.id, error)
             return 1
     return 0

@@ -63,7 +63,8 @@ def check(
         for one in findings:
             on_finding(one)
 
-    tell([Finding("configuration", Verdict.OK, f"every section agrees; {parameters_of(config):,} parameters, about")])
+    size = f"about {parameters_of(config):,} parameters"
+    tell([Finding("configuration", Verdict.OK, f"the sections agree with each other; {size}")])
     tell(check_port(config))
     tell(check_threads(config, len(os.sched_getaffinity(0))))
     tell(check_memory(config, int(psutil.virtual_memory().available)))

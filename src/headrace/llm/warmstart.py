@@ -121,6 +121,7 @@ class _Telling:
         self._control = control
         self._slot = slot
         self._clock = clock
+        self._of = steps
         self._every = max(1, steps // _REPORTS)
         self._began_s = clock.now()
         self._tokens = 0
@@ -137,7 +138,7 @@ class _Telling:
         self._tokens += tuned.tokens
         self._slot.count("updates", tuned.step)
         if tuned.step % self._every == 0:
-            self._control.send(Report("sft", {"step": tuned.step} | self._rates()), _SEND_S)
+            self._control.send(Report("sft", {"step": tuned.step, "steps": self._of} | self._rates()), _SEND_S)
         return not any(isinstance(message, Stop) for message in self._control.receive_all())
 
     def summary(self) -> dict[str, Any]:

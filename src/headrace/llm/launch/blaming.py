@@ -36,7 +36,8 @@ def error_of(event: Exited, reason: str, root: Root | None, place: LanguageRun) 
         told = type(error)(error.what, **error.facts, **lines, fix=error.fix)
         told.place(component=culprit, found_by=event.id)
         return told
-    lines = last_lines(event.id, event.log_tail)
+    # Its last lines are that very error where it could report one of ours.
+    lines = {} if any(error.what in line for line in event.log_tail) else last_lines(event.id, event.log_tail)
     if "restart" in reason:
         return RestartBudgetSpent(
             f"{event.id} ended and is not started again: {reason}",

@@ -29,6 +29,9 @@ class Line:
 
 OnLine = Callable[[Line], None]
 
+_SFT_LINES = 20
+"""Lines that a warm start is shown with; the metrics have every report."""
+
 
 class Chronicle:
     """Writes what happens, keeps count, and shows it.
@@ -56,6 +59,7 @@ class Chronicle:
         self._events, self._metrics, self.tally = events, metrics, tally
         self._follower, self._clock, self._steps = follower, clock, steps
         self._on_line = on_line
+        self._sft_line = -1
         self.ended_early = False
         """Whether whoever looks on wants the run to end."""
 
@@ -147,12 +151,15 @@ class Chronicle:
         self.show(component, text, "alarm")
 
     def _on_sft(self, component: str, facts: Mapping[str, Any]) -> None:
-        step, loss = int(facts.get("step", 0)), facts.get("loss")
+        step, loss, steps = int(facts.get("step", 0)), facts.get("loss"), int(facts.get("steps", 0))
         self.tally.sft_steps = max(self.tally.sft_steps, step)
         if isinstance(loss, int | float):
             self.tally.sft_loss = float(loss)
             self._metrics.write(step, None, self.wall_s, {"sft/loss": float(loss)})
-        self.show(component, f"SFT step {step} | Loss {loss:.4f}" if loss is not None else f"SFT step {step}", "step")
+        if not steps or step * _SFT_LINES // steps > self._sft_line:
+            self._sft_line = step * _SFT_LINES // steps if steps else 0
+            of = f"SFT step {step}/{steps}" if steps else f"SFT step {step}"
+            self.show(component, f"{of} | Loss {loss:.4f}" if loss is not None else of, "step")
 
 
 def _free(facts: Mapping[str, Any]) -> dict[str, Any]:

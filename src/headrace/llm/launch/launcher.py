@@ -120,6 +120,8 @@ def launch(what: Launch, on_line: OnLine | None = None) -> dict[str, Any]:
         metrics = stack.enter_context(MetricsSink(place.metrics_file, place.tensorboard_dir, resumed_at=resumed_at))
         follower = LogFollower({name: place.log_file(name) for name in what.cast.ids})
         chronicle = Chronicle(events, metrics, what.tally, follower, clock, config.run.steps, on_line)
+        if shared.endpoint is not None and INFERENCE in what.cast.ids:
+            chronicle.show(INFERENCE, f"answers at {shared.endpoint}/v1 when it is ready", "event")
         launcher = Launcher(what, chronicle, board, clock)
         specs = child_specs(what.basics, what.cast, shared, what.targets, what.resume)
         with Interrupts() as interrupts:
