@@ -377,7 +377,18 @@ def test_an_evaluation_that_falls_is_an_alarm() -> None:
     bench = Bench(rl_config(steps=4, evaluation={"every_steps": 1}), generator, game).run()
     alarms = bench.reports("alarm")
     assert [alarm["step"] for alarm in alarms] == [2, 3, 4]
-    assert alarms[0]["text"] == "the evaluation fell to 0.0% wins, from 100.0% at best"
+    assert alarms[0]["text"] == "the evaluation fell to 0.0 % wins, from 100.0 % at best"
+
+
+def test_a_fall_that_so_few_games_have_by_chance_is_no_alarm() -> None:
+    generator = MadeUp()
+    game = SumGame(held_out=3)  # three of three and none of three: 44 % and 56 % are within both intervals
+    game.reward_of = lambda problem, said: (
+        float(generator.version < 2) if problem.id.startswith("p10") else float(sum(said) % 2)
+    )
+    bench = Bench(rl_config(steps=3, evaluation={"every_steps": 1}), generator, game).run()
+    assert [facts["win_rate"] for facts in bench.reports("evaluation")] == [1.0, 1.0, 0.0, 0.0]
+    assert bench.reports("alarm") == []
 
 
 def test_problems_that_are_trained_on_and_evaluated_are_refused() -> None:

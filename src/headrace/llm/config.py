@@ -150,7 +150,7 @@ class RLEvaluationConfig(Section):
     """Rollouts of each."""
     temperature: float = Field(default=1.0, ge=0)
     alarm_drop: float = Field(default=0.15, gt=0)
-    """A win rate this far below the best so far is reported as a fault of the run."""
+    """A win rate this far below the best so far, and further than chance explains, is reported as a fault of the run."""
 
 
 class InferenceConfig(Section):

@@ -33,7 +33,7 @@ def is_due(version: int, last: int | None, steps: int, every_steps: int) -> bool
     return version == steps or bool(every_steps and version // every_steps > last // every_steps)
 
 
-def wilson(wins: int, episodes: int) -> tuple[float, float]:
+def wilson(wins: float, episodes: int) -> tuple[float, float]:
     """Lower and upper end of the 95 % interval of a rate, after Wilson; also sensible at 0, at 1 and for few episodes."""
     if not episodes:
         return 0.0, 1.0

@@ -11,7 +11,7 @@ from headrace.envs.text.protocol import Problem
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import Failure, PublishedWeights
 from headrace.llm.orchestration.collecting import Tell
-from headrace.llm.orchestration.evaluation import Result, is_due, play_all, result_of, specs
+from headrace.llm.orchestration.evaluation import Result, is_due, play_all, result_of, specs, wilson
 from headrace.llm.orchestration.policies import Serving
 from headrace.llm.orchestration.presence import Wait
 from headrace.llm.orchestration.rollout import Rollout, RolloutPlayer
@@ -89,11 +89,17 @@ class Examiner:
         self._last, self._best = state["last"], state["best"]
 
     def _compare(self, result: Result) -> None:
+        if self._best is None:
+            self._best = result.win_rate
         drop = self._config.evaluation.alarm_drop
-        if self._best is not None and result.win_rate < self._best - drop:
-            text = f"the evaluation fell to {result.win_rate:.1%} wins, from {self._best:.1%} at best"
+        # Few games differ by as much by chance, so it must be beyond what those of the best could have been.
+        within_chance = (
+            wilson(result.wins, result.episodes)[1] >= wilson(self._best * result.episodes, result.episodes)[0]
+        )
+        if result.win_rate < self._best - drop and not within_chance:
+            text = f"the evaluation fell to {100 * result.win_rate:.1f} % wins, from {100 * self._best:.1f} % at best"
             self._alarm("evaluation_fell", text, result.version, win_rate=result.win_rate, best=self._best)
-        self._best = result.win_rate if self._best is None else max(self._best, result.win_rate)
+        self._best = max(self._best, result.win_rate)
 
     def _alarm(self, kind: str, text: str, version: int, **facts: float) -> None:
         self._tell("alarm", {"kind": kind, "text": text, "step": version, **facts})
