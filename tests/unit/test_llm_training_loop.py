@@ -214,6 +214,10 @@ def test_the_newest_sound_checkpoint_is_found_and_the_oldest_go(run: Run) -> Non
     data[-1] ^= 1
     path.write_bytes(data)
     (run.basics.checkpoints / "3" / "manifest.json").write_text("{")
+    with pytest.raises(RunDirectoryError) as caught:
+        read_checkpoint(run.basics.checkpoints / "3", RUN)
+    moved = f"move {run.basics.checkpoints / '3'} away and resume again: the one before it is then taken"
+    assert caught.value.fix == moved  # no option names another one, so this is the way out
     (run.basics.checkpoints / ".5.1").mkdir()
     found, problems = store.newest_sound()
     assert found is not None

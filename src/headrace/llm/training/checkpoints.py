@@ -245,5 +245,5 @@ def _damaged(path: Path, problem: str) -> RunDirectoryError:
         "a checkpoint is damaged",
         file=path,
         problem=problem,
-        fix="resume from an older one: the newest that is sound is taken when none is named",
+        fix=f"move {path.parent} away and resume again: the one before it is then taken",
     )
