@@ -23,7 +23,7 @@ def found_by(folder, **settings):
 def test_a_run_that_can_be_started(tmp_path):
     found = found_by(tmp_path, env__kwargs={})
     assert list(found) == [
-        "configuration", "port", "threads", "memory", "disk", "folder", "environment", "texts", "one step",
+        "configuration", "model", "port", "threads", "memory", "disk", "folder", "environment", "texts", "one step",
     ]  # fmt: skip
     assert {one.verdict for one in found.values()} <= {Verdict.OK, Verdict.WARNING}
     assert found["one step"].text.startswith("all components made one step of 8 rollouts in ")

@@ -14,6 +14,7 @@ from headrace.llm.preflight import (
     check_disk,
     check_memory,
     check_port,
+    check_start,
     check_threads,
     memory_of,
     parameters_of,
@@ -39,6 +40,23 @@ def test_threads_beyond_cores_are_warned_about():
     assert verdicts(check_threads(config(), cores=2)) == [Verdict.OK]
     inline = config(trainer__threads=2, run__schedule="inline", orchestrator__max_policy_lag=0)
     assert verdicts(check_threads(inline, cores=2)) == [Verdict.OK]
+
+
+def test_a_model_that_begins_with_nothing_is_warned_about():
+    (found,) = check_start(config())
+    assert (found.verdict, found.fix) == (Verdict.WARNING, "set sft.steps, sft.checkpoint or model.path")
+    assert verdicts(check_start(config(sft__steps=10))) == [Verdict.OK]
+    assert verdicts(check_start(config(sft__checkpoint="runs/x"))) == [Verdict.OK]
+
+
+def test_limits_of_a_tiny_model_are_noticed_beside_another_one():
+    (found,) = check_start(config(model__path="/models/m", sampling__max_tokens=8))
+    assert (found.verdict, found.text) == (
+        Verdict.WARNING,
+        "it is /models/m, with limits meant for a tiny model: model.context_tokens = 96",
+    )
+    chosen = config(model__path="/models/m", sampling__max_tokens=8, model__context_tokens=96)
+    assert verdicts(check_start(chosen)) == [Verdict.OK]
 
 
 def test_a_port_that_is_taken_is_found():

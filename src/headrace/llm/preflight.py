@@ -65,6 +65,7 @@ def check(
 
     size = f"about {parameters_of(config):,} parameters"
     tell([Finding("configuration", Verdict.OK, f"the sections agree with each other; {size}")])
+    tell(check_start(config))
     tell(check_port(config))
     tell(check_threads(config, len(os.sched_getaffinity(0))))
     tell(check_memory(config, int(psutil.virtual_memory().available)))
@@ -84,6 +85,28 @@ def parameters_of(config: RLConfig) -> int:
         return size // (_FLOAT_BYTES if section.dtype == "float32" else 2)
     # Attention has four square matrices of the width, the feed-forward part three that are thrice as wide; characters are few.
     return section.layers * 13 * section.hidden**2 + 2 * 64 * section.hidden
+
+
+def check_start(config: RLConfig) -> list[Finding]:
+    """Whether what training begins with can be learned from, as far as the configuration alone tells."""
+    path, sft = config.model.path, config.sft
+    if path is None and not sft.steps and sft.checkpoint is None:
+        text = "the model is drawn at random and not warmed up; groups whose rewards are all equal teach nothing, and it seldom gets another"
+        return [Finding("model", Verdict.WARNING, text, "set sft.steps, sft.checkpoint or model.path")]
+    if path is None:
+        return [Finding("model", Verdict.OK, "made from nothing, then warmed up")]
+    kept = [
+        f"{name} = {getattr(section, field)}"
+        for name, section, field in (
+            ("model.context_tokens", config.model, "context_tokens"),
+            ("sampling.max_tokens", config.sampling, "max_tokens"),
+        )
+        if field not in section.model_fields_set
+    ]
+    if kept:
+        text = f"it is {path}, with limits meant for a tiny model: {', '.join(kept)}"
+        return [Finding("model", Verdict.WARNING, text, "set both as long as its episodes and messages may be")]
+    return [Finding("model", Verdict.OK, f"it is {path}")]
 
 
 def check_port(config: RLConfig) -> list[Finding]:
