@@ -17,7 +17,6 @@ from headrace.llm.engine.local import LocalGenerator
 from headrace.llm.launch.place import LanguageRun
 from headrace.llm.launch.starting import run_id_of
 from headrace.llm.messages import Failure, PublishedWeights
-from headrace.llm.orchestration.caching import CachingRenderer
 from headrace.llm.orchestration.evaluation import Result, play_all, result_of, specs
 from headrace.llm.orchestration.gatherer import Gatherer
 from headrace.llm.orchestration.presence import Presence
@@ -54,7 +53,7 @@ def evaluate_run(place: LanguageRun, episodes: int | None, version: int | None) 
     player = RolloutPlayer(
         config=config,
         environment=environment,
-        renderer=CachingRenderer(Renderer(load_tokenizer(place.model_dir))),
+        renderer=Renderer(load_tokenizer(place.model_dir)),
         gatherer=gatherer,
         presence=Presence(None),
         notes=_Unnoted(),

@@ -15,7 +15,6 @@ from headrace.llm import weights
 from headrace.llm.backends.choosing import open_generator
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import Batch, PublishedWeights
-from headrace.llm.orchestration.caching import CachingRenderer
 from headrace.llm.orchestration.orchestrator import Orchestrator, Surroundings
 from headrace.llm.orchestration.presence import Presence
 from headrace.llm.payloads import INFERENCE, TRAINER, Basics, OrchestratorPayload
@@ -60,7 +59,7 @@ class Parts:
         self.environment = build_text_environment(
             section.name, section.factory, section.kwargs, component="orchestrator"
         )
-        self.renderer = CachingRenderer(Renderer(load_tokenizer(basics.model)))
+        self.renderer = Renderer(load_tokenizer(basics.model))
         self.carry = None if resume is None else carried(resume, basics.run_id)
 
     def newest(self) -> PublishedWeights | None:

@@ -17,7 +17,7 @@ _STAND_IN = "Stand7in"
 """What the model is supposed to have said where only that which follows it is wanted; nothing that stands before it has this."""
 
 _CACHED = 4096
-"""Texts that are remembered as tokens."""
+"""Texts that are remembered as tokens, and tokens that are remembered as text."""
 
 
 class Renderer:
@@ -42,6 +42,7 @@ class Renderer:
         # The same few answers are given again and again, and a template costs a tenth of a millisecond.
         self._rendered = functools.lru_cache(_CACHED)(self._render)
         self._encoded = functools.lru_cache(_CACHED)(self._ids)
+        self._decoded = functools.lru_cache(_CACHED)(self._decode)
         self._end_ids = self._ids(self._after_stand_in(())[0])
         self._stop_ids = self._find_stop_ids()
         self._check_agreement()
@@ -80,7 +81,10 @@ class Renderer:
         Any other special token is shown as it is: hidden, it would be rewarded as if it were not there.
         """
         said = ids[:-1] if ids and ids[-1] in self._stop_ids else ids
-        return str(self._tokenizer.decode(list(said), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        return self._decoded(tuple(said))
+
+    def _decode(self, ids: tuple[int, ...]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _render(self, ended: bool | None, messages: tuple[Message, ...]) -> tuple[int, ...]:
         """An opening where ``ended`` is None, else what follows."""
