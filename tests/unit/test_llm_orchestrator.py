@@ -125,16 +125,19 @@ def test_an_attempt_that_fails_is_made_again_and_invents_no_rollout() -> None:
     )
 
 
-def test_an_environment_that_raises_is_told_with_its_text_and_never_a_reward_of_zero() -> None:
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_an_environment_that_raises_is_told_with_its_text_and_never_a_reward_of_zero(
+    error: type[BaseException],
+) -> None:
     def burn(problem: Problem, _: Sequence[Message]) -> None:
         if problem.id == "p3":
-            raise ValueError("burn map corrupt, tile 7")
+            raise error("burn map corrupt, tile 7")
 
     bench = Bench(rl_config(steps=4), environment=SumGame(on_step=burn)).run()
     assert "p3" not in {sample.problem for batch in bench.batches for sample in batch.samples}
     assert set(bench.books["failed"]) == {"environment"}
     text = bench.reports("retry")[0]["text"]
-    assert text == "step() of problem p3 raised ValueError: burn map corrupt, tile 7"
+    assert text == f"step() of problem p3 raised {error.__name__}: burn map corrupt, tile 7"
     assert balanced(bench.books)
 
 

@@ -47,6 +47,8 @@ def error_of(event: Exited, reason: str, root: Root | None, place: LanguageRun) 
             fix=error.fix,
         )
     facts = {name: value for name, value in error.facts.items() if name != "last_line"}
+    if event.error is None and event.call is not None:  # only the orchestrator calls environments, one at a time
+        facts["inside"] = f"a call of the environment, for rollout g{event.lane}.{event.step}"
     told = type(error)(error.what, **facts, **lines, fix=error.fix)
     told.place(component=event.id)
     return told

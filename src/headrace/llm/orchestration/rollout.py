@@ -242,7 +242,7 @@ class RolloutPlayer:
         with self.presence.busy(Activity.ENV_STEP, spec.group, spec.sample):
             try:
                 answer = taken(method(spec.problem, tuple(transcript)))
-            except Exception as error:  # noqa: BLE001 - user code may raise anything; it is counted and told
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything; it is counted and told
                 what = f"{call}() of problem {spec.problem.id} raised {words_of(error)}"
                 return Failure("environment", what)
         if isinstance(answer, str):
