@@ -51,7 +51,7 @@ def fault_of(message: object) -> str | None:
     return None
 
 
-def words_of(error: Exception) -> str:
+def words_of(error: BaseException) -> str:
     """What was raised, in words that can be sent on whatever its text is."""
     try:
         text = str(error)
