@@ -35,7 +35,8 @@ def numbers(pattern: str, text: str) -> list[float]:
 
 def test_every_example_is_tested():
     here = Path(__file__).read_text()
-    assert [path.name for path in EXAMPLES.glob("*.py") if f'run("{path.name}"' not in here] == []
+    elsewhere = {"modal_app.py"}  # tests/process/test_modal_example.py: it needs a stand-in for Modal
+    assert {path.name for path in EXAMPLES.glob("*.py") if f'run("{path.name}"' not in here} == elsewhere
 
 
 def test_own_environment_trains_and_says_where(tmp_path):

@@ -148,7 +148,7 @@ def zoo(tmp_path_factory):
         ("behind", "behind cannot be started: it needs never_ready, which is not ready after"),
         ("leaves", "leaves exited with code 0, and it should live as long as the run"),
         ("killed", "killed was killed by SIGKILL (often the out-of-memory killer)"),
-        ("stopped", "stopped is stopped by a signal for 1."),
+        ("stopped", "stopped is stopped by a signal for 1"),
         ("silent", "silent makes no progress for 1."),
         ("stuck", "stuck makes no progress for 1."),
         ("files", "files makes no progress for 2."),

@@ -18,6 +18,7 @@ from headrace.llm.launch.place import (
     agree_on_run_id,
     read_endpoints,
     write_endpoints,
+    write_once,
 )
 from headrace.llm.launch.rooting import find_root, waits_in_vain
 from headrace.llm.launch.summary import Tally, audited, outcome_of
@@ -213,3 +214,9 @@ def test_a_wait_outlives_the_limit_that_ends_it_by_itself():
     assert found[Activity.WAIT_BATCH] > deadlines.batch_s
     assert found[Activity.WAIT_POLICY] > deadlines.policy_s
     assert standstill_s(deadlines) > found[Activity.WAIT_BATCH]
+
+
+def test_of_several_who_make_a_file_the_first_one_counts(tmp_path):
+    write_once(tmp_path / "config.toml", b"first")
+    write_once(tmp_path / "config.toml", b"second")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"config.toml": b"first"}

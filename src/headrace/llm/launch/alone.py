@@ -14,12 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from headrace.core.errors import ComponentStalled, ConfigError, RunDirectoryError
-from headrace.core.files import write_whole
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.llm.config import RLConfig
 from headrace.llm.launch.deciding import single_cast
 from headrace.llm.launch.launcher import Launch
-from headrace.llm.launch.place import LanguageRun, agree_on_run_id, read_endpoints
+from headrace.llm.launch.place import LanguageRun, agree_on_run_id, read_endpoints, write_once
 from headrace.llm.launch.starting import MAY_CHANGE, newest_checkpoint
 from headrace.llm.loading import differences
 from headrace.llm.payloads import ORCHESTRATOR, WARM_START
@@ -104,14 +103,14 @@ def _share(config: RLConfig, run: Path) -> LanguageRun:
     try:
         for folder in (run, shared.weights_dir, shared.rollouts_dir, shared.checkpoints_dir):
             folder.mkdir(parents=True, exist_ok=True)
-        if not shared.config_file.exists():
-            write_whole(shared.config_file, [dump_toml(config).encode()])
     except OSError as error:
         raise RunDirectoryError(
             f"the run directory {run} cannot be written",
             problem=f"{type(error).__name__}: {error}",
             fix="choose another --run-dir, on a disk with room where you may write",
         ) from None
+    if not shared.config_file.exists():
+        write_once(shared.config_file, dump_toml(config).encode())
     changed = differences(config, shared.read_rl_config(), MAY_CHANGE)
     if changed:
         raise ConfigError(

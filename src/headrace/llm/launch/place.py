@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -74,6 +75,31 @@ def new_run_id() -> str:
     return secrets.token_hex(8)
 
 
+def write_once(path: Path, content: bytes) -> None:
+    """Make a file that several launchers may make at the same time; that of the first one stays, whole.
+
+    Raises:
+        RunDirectoryError: It cannot be written.
+    """
+    mine = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        write_whole(mine, [content])
+        with contextlib.suppress(FileExistsError):  # another one was first
+            os.link(mine, path)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be written",
+            problem=error,
+            fix="make room on its disk; the file system of a directory that is shared has to know hard links",
+        ) from None
+    finally:
+        mine.unlink(missing_ok=True)
+
+
+def _content(endpoints: Endpoints) -> bytes:
+    return f"{json.dumps(asdict(endpoints), indent=2)}\n".encode()
+
+
 def write_endpoints(path: Path, endpoints: Endpoints) -> None:
     """Write ``endpoints.json``, in one piece.
 
@@ -81,7 +107,7 @@ def write_endpoints(path: Path, endpoints: Endpoints) -> None:
         RunDirectoryError: It cannot be written.
     """
     try:
-        write_whole(path, [f"{json.dumps(asdict(endpoints), indent=2)}\n".encode()])
+        write_whole(path, [_content(endpoints)])
     except OSError as error:
         raise RunDirectoryError(
             f"{path} cannot be written", problem=error, fix="make room on the disk, or choose another --run-dir"
@@ -116,18 +142,7 @@ def agree_on_run_id(path: Path) -> Endpoints:
     found = read_endpoints(path)
     if found is not None:
         return found
-    mine = path.with_name(f".{path.name}.{os.getpid()}.mine")
-    write_endpoints(mine, Endpoints(new_run_id()))
-    try:
-        os.link(mine, path)
-    except FileExistsError:  # another one was first
-        pass
-    except OSError as error:
-        raise RunDirectoryError(
-            f"{path} cannot be written", problem=error, fix="share a directory whose file system knows hard links"
-        ) from None
-    finally:
-        mine.unlink(missing_ok=True)
+    write_once(path, _content(Endpoints(new_run_id())))
     found = read_endpoints(path)
     assert found is not None, "it was linked just now, or by somebody else"
     return found
