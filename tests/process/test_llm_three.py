@@ -22,7 +22,7 @@ from headrace.telemetry.board import Board
 from language_support import tiny_config
 from run_support import LentServer
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.table]
 
 PROCESSES = ("warmstart", "serving", "trainer", "orchestrating", "twin")
 

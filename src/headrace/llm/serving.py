@@ -56,6 +56,7 @@ def inference(context: ChildContext) -> None:
             timeout_s=config.deadlines.generate_s,
             texts=Texts.load(payload.basics.model),
         )
+        slot.waiting(Activity.WAIT_REQUESTS)  # before it is called ready, so that nobody is told that it generates
         context.control.send(Ready({"version": published.version}), timeout_s=config.deadlines.start_s)
         slot.set_state(State.RUNNING)
         asyncio.run(_serve(context, driver, application))
