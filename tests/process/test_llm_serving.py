@@ -79,6 +79,12 @@ class Place:
     def shown(self) -> Any:
         return self._board.read(INFERENCE)
 
+    def wait_until_idle(self) -> None:
+        deadline = Deadline(LIMIT_S)
+        while self.shown().activity is not Activity.WAIT_REQUESTS:
+            assert not deadline.passed, "it is never seen to wait"
+            poll_fds({}, 0.01)
+
     def wait_for_end(self, child: Any) -> int:
         deadline = Deadline(LIMIT_S)
         while child.exit_code is None:
@@ -114,7 +120,7 @@ def test_serves_until_it_is_told_to_stop_and_again_after_that(place: Place) -> N
             "/v1/chat/completions", {"model": "policy", "messages": [{"role": "user", "content": "a"}]}
         )
         assert status == 200
-        assert place.shown().activity is Activity.WAIT_REQUESTS
+        place.wait_until_idle()  # an answer is on its way before whoever gave it waits again
         assert place.shown().counters["episodes"] == 3
         newer = place.publish(1)
         update = {"weight_dir": str(newer.folder), "version": 1, "sha256": newer.sha256, "run_id": RUN}
