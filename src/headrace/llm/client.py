@@ -8,7 +8,6 @@ from the request alone, so that nothing is lost or drawn twice.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -16,28 +15,12 @@ from typing import Any, Self
 import aiohttp
 
 from headrace.core.errors import ComponentError, ComponentStalled, StaleWeights
+from headrace.llm.calls import Calls, Refused, said
 from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
-_BUSY = 503  # it starts, stops, or has no room: the same question may be answered later
 _SERVER_SHARE = 0.8
 """Of a call's time, after which the server is to answer with what it has: one slow request must not cost the others of its
 call, nor, being the only one that runs, look like a server that answers nothing."""
-_BODY_BYTES = 4096  # of an answer that is no JSON, as much as helps
-
-
-class Refused(Exception):
-    """The server answered with an error.
-
-    Args:
-        status: HTTP.
-        text: What it said.
-    """
-
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(f"{status}: {text}")
-        self.status = status
-        self.text = text
 
 
 class HttpGenerator:
@@ -53,26 +36,23 @@ class HttpGenerator:
     def __init__(
         self, endpoint: str, *, server: str = "inference", per_call: int | None = 128, connections: int = 64
     ) -> None:
-        self._endpoint = endpoint.rstrip("/")
         self._server = server
         self._per_call = per_call
-        self._connections = connections
-        self._session: aiohttp.ClientSession | None = None
-        self.retries = 0
+        self._calls = Calls(endpoint, server, connections)
+
+    @property
+    def retries(self) -> int:
         """Calls that were made again."""
+        return self._calls.retries
 
     async def __aenter__(self) -> Self:
-        # Limits are each call's own; a default of the library must not end a long one.
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._connections), timeout=aiohttp.ClientTimeout(total=None)
-        )
+        await self._calls.__aenter__()
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self._calls.__aexit__(exc_type, exc, tb)
 
     async def wait_ready(self, timeout_s: float) -> int:
         """Wait until the server has generated something; the version it serves.
@@ -84,7 +64,9 @@ class HttpGenerator:
         answer = await self._ask("GET", "/health", None, timeout_s, "become ready")
         version = answer.get("version")
         if answer.get("status") != "ok" or not isinstance(version, int):
-            raise self._error("answered /health with something else than our server does", answer=str(answer)[:200])
+            raise self._calls.error(
+                "answered /health with something else than our server does", answer=str(answer)[:200]
+            )
         return version
 
     async def generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[Completion | Failure]:
@@ -123,7 +105,7 @@ class HttpGenerator:
         answer = await self._ask("POST", "/score", {"token_ids": list(token_ids)}, timeout_s, "score the probe")
         logprobs = answer.get("logprobs")
         if not isinstance(logprobs, list) or not all(isinstance(value, int | float) for value in logprobs):
-            raise self._error("answered /score without log-probabilities", answer=str(answer)[:200])
+            raise self._calls.error("answered /score without log-probabilities", answer=str(answer)[:200])
         return tuple(map(float, logprobs))
 
     async def _generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[Completion | Failure]:
@@ -133,7 +115,7 @@ class HttpGenerator:
         body = {"requests": [_as_json(request) for request in requests], "timeout_s": server_s}
         failure: Failure
         try:
-            answer = await self._patiently("POST", "/generate", body, deadline_s)
+            answer = await self._calls.patiently("POST", "/generate", body, deadline_s)
             return _completions(answer, len(requests))
         except Refused as refused:
             lasting = 400 <= refused.status < 500
@@ -151,65 +133,28 @@ class HttpGenerator:
     async def _ask(self, method: str, route: str, body: Any, timeout_s: float, what: str) -> Mapping[str, Any]:
         """One question that has to be answered; every other outcome is an error in our words."""
         try:
-            answer = await self._patiently(method, route, body, asyncio.get_running_loop().time() + timeout_s)
+            answer = await self._calls.patiently(method, route, body, asyncio.get_running_loop().time() + timeout_s)
         except Refused as refused:
             raise self._refusal(route, refused, what) from refused
         except TimeoutError as error:
             raise ComponentStalled(
                 f"{self._server} did not {what} within {timeout_s:g} s",
-                route=f"{method} {self._endpoint}{route}",
+                route=f"{method} {self._calls.endpoint}{route}",
                 last=str(error) or "no answer",
                 fix=f"see what {self._server} is doing: `headrace doctor RUN`, and its log",
             ) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise self._error(
+            raise self._calls.error(
                 f"could not be asked to {what}", route=route, error=f"{type(error).__name__}: {error}"
             ) from error
         if not isinstance(answer, dict):
-            raise self._error(f"answered {route} with something else than our server does", answer=str(answer)[:200])
+            raise self._calls.error(
+                f"answered {route} with something else than our server does", answer=str(answer)[:200]
+            )
         return answer
 
-    async def _patiently(self, method: str, route: str, body: Any, deadline_s: float) -> Any:
-        """The answer as JSON. A connection that is lost, and a server that has no room, are tried again until then.
-
-        Raises:
-            TimeoutError: The time is over; it says what happened last.
-            Refused: The server answered with an error.
-            ClientError: Anything else went wrong.
-        """
-        loop = asyncio.get_running_loop()
-        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
-        pause_s, last = _FIRST_PAUSE_S, ""
-        while True:
-            try:
-                async with asyncio.timeout_at(deadline_s):
-                    return await self._once(method, route, data)
-            except Refused as refused:
-                if refused.status != _BUSY:
-                    raise
-                last = str(refused)
-            except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError) as error:
-                last = f"{type(error).__name__}: {error}"
-            except TimeoutError:
-                raise TimeoutError(last) from None
-            if loop.time() + pause_s >= deadline_s:
-                raise TimeoutError(last)
-            self.retries += 1
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-    async def _once(self, method: str, route: str, data: bytes | None) -> Any:
-        if self._session is None:
-            raise RuntimeError("HttpGenerator is used outside of its context")
-        headers = {"Content-Type": "application/json"} if data is not None else None
-        async with self._session.request(method, self._endpoint + route, data=data, headers=headers) as response:
-            text = await response.read()
-        if response.status >= 400:
-            raise Refused(response.status, text[:_BODY_BYTES].decode(errors="replace"))
-        return json.loads(text)
-
     def _refusal(self, route: str, refused: Refused, what: str) -> ComponentError:
-        facts = {"route": self._endpoint + route, "status": refused.status, "answer": _said(refused.text)}
+        facts = {"route": self._calls.endpoint + route, "status": refused.status, "answer": said(refused.text)}
         if refused.status in {404, 405, 501} and route == "/update_weights":
             return StaleWeights(
                 f"{self._server} has no route to {what}, and would go on with the weights it has",
@@ -217,11 +162,8 @@ class HttpGenerator:
                 fix="set inference.backend to what this server is, or give the endpoint of a server that can update",
             )
         if refused.status == 409:
-            return self._error(f"serves another run, and did not {what}", **facts)
-        return self._error(f"refused to {what}", **facts)
-
-    def _error(self, what: str, **facts: object) -> ComponentError:
-        return ComponentError(f"{self._server} {what}", **facts, fix=f"read logs/{self._server}.log")
+            return self._calls.error(f"serves another run, and did not {what}", **facts)
+        return self._calls.error(f"refused to {what}", **facts)
 
 
 def _as_json(request: GenerationRequest) -> dict[str, Any]:
@@ -261,11 +203,3 @@ def _completion(one: Mapping[str, Any]) -> Completion | Failure:
         versions=tuple(map(int, one["versions"])),
         finish_reason=one["finish_reason"],
     )
-
-
-def _said(text: str) -> str:
-    """The message of an error in OpenAI's form; anything else as it is."""
-    try:
-        return str(json.loads(text)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return text[:200]

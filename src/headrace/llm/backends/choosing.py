@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 
 from headrace.core.errors import ComponentStalled
-from headrace.llm.backends.calls import Calls, Refused
 from headrace.llm.backends.vllm_client import OURS, STOCK, VllmGenerator
+from headrace.llm.calls import Calls, Refused
 from headrace.llm.client import HttpGenerator
 from headrace.llm.config import RLConfig
 
@@ -63,7 +63,7 @@ async def vllm_loader(endpoint: str, timeout_s: float, server: str = "inference"
             raise ComponentStalled(
                 f"{server} did not say within {timeout_s:g} s what it serves",
                 endpoint=endpoint,
-                last=str(error),
+                last=str(error) or "no answer",
                 fix="start the server before the run, and see that inference.url is its root",
             ) from error
         except (aiohttp.ClientError, OSError, ValueError):

@@ -17,7 +17,7 @@ from typing import Any, Self
 import aiohttp
 
 from headrace.core.errors import ComponentError, ComponentStalled, StaleWeights
-from headrace.llm.backends.calls import Calls, Refused
+from headrace.llm.calls import Calls, Refused
 from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
 from headrace.llm.weights import MODEL
 
@@ -93,7 +93,7 @@ class VllmGenerator:
         except TimeoutError as error:
             raise ComponentStalled(
                 f"{self._server} did not generate anything within {timeout_s:g} s",
-                last=str(error),
+                last=str(error) or "no answer",
                 fix=f"read logs/{self._server}.log; raise deadlines.start_s if it is only slow",
             ) from error
         except Refused as refused:

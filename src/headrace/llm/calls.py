@@ -27,6 +27,7 @@ class Refused(Exception):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"{status}: {said(text)}")
         self.status = status
+        self.text = text
 
 
 class Calls:
@@ -95,13 +96,13 @@ class Calls:
         """The answer. A connection that is lost, and a server that has no room, are tried again until ``deadline_s``.
 
         Raises:
-            TimeoutError: The time, of the event loop's clock, is over; it says what happened last.
+            TimeoutError: The time, of the event loop's clock, is over; it says what happened last, if anything did.
             Refused: The server answered with an error.
             ClientError: Anything else went wrong.
             ValueError: The answer is no JSON.
         """
         loop = asyncio.get_running_loop()
-        pause_s, last = _FIRST_PAUSE_S, "no answer"
+        pause_s, last = _FIRST_PAUSE_S, ""
         while True:
             try:
                 async with asyncio.timeout_at(deadline_s):
