@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from headrace.core.clock import MonotonicClock
-from headrace.core.errors import ConfigError, HeadraceError, RunDirectoryError
+from headrace.core.errors import ConfigError, HeadraceError
 from headrace.llm.comparing import Tried, Way, at_work, steps_of, why_not
 from headrace.llm.config import RLConfig
 from headrace.llm.launch.launcher import launch
 from headrace.llm.launch.starting import begin
 from headrace.runtime.load import Load
 from headrace.telemetry.board import Board
+from headrace.telemetry.boardwatch import BoardWatch
 from headrace.telemetry.looks import ALIVE
 
 _LEFT_OUT = 1
 """Steps at the beginning that do not count: they also fill the pipeline."""
 _LOOK_S = 0.02
-_END_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,8 @@ def try_way(config: RLConfig, way: Way, steps: int, start: WarmStart, folder: Pa
         what = begin(
             short_config(config, way, steps, start), folder / str(way).replace(", ", "-").replace(" ", ""), "plan"
         )
-        with what.place, Watch(what.place.board_file, _LEFT_OUT, last) as watch:
+        shares = Shares(_LEFT_OUT, last)
+        with what.place, BoardWatch(what.place.board_file, _LOOK_S, shares.look, "headrace-plan-watch"):
             summary = launch(what)
     except HeadraceError as error:
         return Tried(way, why_not=error.what)
@@ -115,55 +114,32 @@ def try_way(config: RLConfig, way: Way, steps: int, start: WarmStart, folder: Pa
     lines = [json.loads(line) for line in what.place.metrics_file.read_text(encoding="utf-8").splitlines()]
     steps_s, times_s = steps_of(lines, _LEFT_OUT, last)
     lag = summary["policy_lag"]["mean"] or 0.0
-    return Tried(way, steps_s, times_s, watch.shares(), lag, None, others)
+    return Tried(way, steps_s, times_s, shares.of_all(), lag, None, others)
 
 
-class Watch:
-    """A thread that looks fifty times a second who is at work, from `__enter__` to `__exit__`.
+class Shares:
+    """Who was at work, look by look.
 
     Args:
-        board_file: The run makes it after its start.
         first: Step of the trainer after which looks count.
         last: Step with which they end.
     """
 
-    def __init__(self, board_file: Path, first: int, last: int) -> None:
-        self._file, self._first, self._last = board_file, first, last
+    def __init__(self, first: int, last: int) -> None:
+        self._first, self._last = first, last
         self._counts: Counter[str] = Counter()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="headrace-plan-watch", daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+    def look(self, board: Board) -> None:
+        """Take one."""
+        alive = (view for view in board.read_all() if view.state in ALIVE)  # others show what they did last
+        views = ((view.id, view.activity, view.counters["updates"]) for view in alive)
+        found = at_work(views, self._first, self._last)
+        if found is not None:
+            self._counts[found] += 1
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._thread.join(timeout=_END_S)
-
-    def shares(self) -> dict[str, float]:
+    def of_all(self) -> dict[str, float]:
         """Of the looks that counted; empty if there were none."""
         return {name: count / self._counts.total() for name, count in self._counts.most_common()}
-
-    def _run(self) -> None:
-        while not self._over.wait(_LOOK_S):
-            try:
-                board = Board.open(self._file)
-            except RunDirectoryError:
-                continue  # the run has not begun yet
-            with board:
-                self._follow(board)
-            return
-
-    def _follow(self, board: Board) -> None:
-        while not self._over.wait(_LOOK_S):
-            alive = (view for view in board.read_all() if view.state in ALIVE)  # others show what they did last
-            views = ((view.id, view.activity, view.counters["updates"]) for view in alive)
-            found = at_work(views, self._first, self._last)
-            if found is not None:
-                self._counts[found] += 1
 
 
 def _require_heard(summary: dict[str, Any]) -> None:
