@@ -169,6 +169,33 @@ def test_who_is_lost_at_the_end_of_an_episode_is_told_of_once(tmp_path, backend)
         scene.assert_only("died", {housemate})
 
 
+@pytest.mark.parametrize("over", [True, False], ids=["after-its-end", "amid-an-episode"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("backend", ISOLATED)
+def test_who_is_lost_while_asked_nothing_is_told_of_at_its_reset(tmp_path, backend, mode, over):
+    with Scene(tmp_path, backend, mode, "sigkill") as scene:
+        [housemate] = scene.housemates
+        envs, follower = scene.envs, scene.follower
+        follower.began(envs.reset(seed=0))
+
+        def step(env: int) -> None:
+            envs.send(np.zeros(1, np.int64), env_ids=[env])
+            result = envs.receive(min_envs=1, timeout_s=30.0)
+            columns = result.observations, result.rewards, result.terminations, result.truncations, result.infos
+            follower.received([env], np.zeros(1), columns, result.valid)
+
+        for _ in range(AT - 1):
+            step(CULPRIT)
+        step(housemate)
+        while over and mode is not AutoresetMode.SAME_STEP and not follower.envs[housemate].over:
+            step(housemate)
+        step(CULPRIT)
+        follower.began(envs.reset(options={"reset_mask": np.arange(COUNT) == housemate}), [housemate])
+        assert [(cut.env, cut.fault) for cut in follower.mended] == [(housemate, "lost-with-worker")]
+        follower.began(envs.reset())
+        assert [fault.env for fault in envs.faults] == [CULPRIT, housemate]
+
+
 def test_what_is_ready_is_handed_out_while_one_hangs(tmp_path):
     with Scene(tmp_path, "threads", AutoresetMode.NEXT_STEP, "sleep", step_timeout_s=60.0) as scene:
         envs, follower = scene.envs, scene.follower

@@ -273,6 +273,8 @@ class Engine:
             seed = seeds.get(env)
             slab.kind[env] = Kind.RESET
             if self.renewal.due(env):
+                self.faults += (late := self.renewal.late(env))
+                self.pending.told |= {env: fault for fault in late}
                 slab.kind[env] = Kind.RENEW
                 seed = self.renewal.renew(env, seed)
             resets[env] = (seed, self.renewal.options.get(env))
@@ -298,9 +300,9 @@ class Engine:
         instruction = self.slots.failed(env, seq, self._clock.now())
         if instruction is None and seq >= 0:
             return  # of a question that is not awaited any more
-        self.renewal.broken[env] = problem
+        self.renewal.gone(env, problem, asked=instruction is not None)
         if instruction is None:
-            return  # it was asked nothing; whoever steps it next is told
+            return  # whoever steps or resets it next is told
         fault = problem.of(env, int(self.renewal.steps[env]))
         self.faults.append(fault)
         slab, pending = self._backend.slab, self.pending

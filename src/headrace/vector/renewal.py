@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace.core import seeding
 from headrace.vector.events import Ids
-from headrace.vector.faults import Problem
+from headrace.vector.faults import Fault, Problem
 
 
 class Renewal:
@@ -25,6 +25,8 @@ class Renewal:
     def __init__(self, num_envs: int) -> None:
         self.broken: dict[int, Problem] = {}
         """Environments that are gone and not renewed yet, and why."""
+        self.untold: dict[int, Problem] = {}
+        """Those of them that were asked nothing when it happened, so that nobody has been told."""
         self.moving: set[int] = set()
         """Environments that are well, and are to be renewed when their episode is over."""
         self.steps = np.zeros(num_envs, np.int64)
@@ -44,6 +46,17 @@ class Renewal:
     def due(self, env: int) -> bool:
         """Whether an environment is to be renewed when it is reset."""
         return env in self.broken or env in self.moving
+
+    def gone(self, env: int, problem: Problem, *, asked: bool) -> None:
+        """An environment is to be renewed before anything else; unless it was ``asked`` for something, `late` tells of it."""
+        self.broken[env] = problem
+        self.untold.pop(env, None)
+        if not asked:
+            self.untold[env] = problem
+
+    def late(self, env: int) -> list[Fault]:
+        """What nobody has been told of an environment that is about to be renewed; at most one fault."""
+        return [self.untold.pop(env).of(env, int(self.steps[env]))] if env in self.untold else []
 
     def renew(self, env: int, seed: int | None) -> int | None:
         """An environment that is gone is built anew; the seed it is reset with.
