@@ -274,7 +274,7 @@ class Engine:
             slab.kind[env] = Kind.RESET
             if self.renewal.due(env):
                 self.faults += (late := self.renewal.late(env))
-                self.pending.told |= {env: fault for fault in late}
+                self.pending.told.update((env, fault) for fault in late)
                 slab.kind[env] = Kind.RENEW
                 seed = self.renewal.renew(env, seed)
             resets[env] = (seed, self.renewal.options.get(env))
