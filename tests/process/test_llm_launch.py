@@ -139,7 +139,7 @@ def test_a_wait_that_came_to_nothing_is_blamed_on_the_end_of_the_chain(launches)
 
 def test_who_finds_that_a_server_serves_something_else_is_not_to_blame(launches):
     summary = launches.run(who="orchestrator", fault="doubt", at=1)
-    assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("stalled", 3, "inference")
+    assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("failed", 3, "inference")
     assert summary["error"].startswith("[LLM-001] inference says that it serves version 1 and does not\n")
     assert "\n  component: inference\n  found by: orchestrator\n" in summary["error"]
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from board_support import component, look
-from headrace.core.errors import ComponentStalled, RunDirectoryError
+from headrace.core.errors import BatchRefused, ComponentStalled, NothingToTrain, RunDirectoryError, StaleWeights
 from headrace.llm.launch.children import Shared, components, free_port, limits, standstill_s
 from headrace.llm.launch.deciding import full_cast, single_cast
 from headrace.llm.launch.following import LogFollower
@@ -140,6 +140,11 @@ def test_the_outcome_follows_from_the_error():
     assert outcome_of(None, interrupted=False) == ("completed", 0)
     assert outcome_of(None, interrupted=True) == ("interrupted", 130)
     assert outcome_of(ComponentStalled("x", fix="y"), interrupted=True) == ("stalled", 3)
+
+
+@pytest.mark.parametrize("kind", [NothingToTrain, StaleWeights, BatchRefused])
+def test_a_run_in_which_nothing_stood_still_is_not_called_stalled(kind):
+    assert outcome_of(kind("x", fix="y"), interrupted=False) == ("failed", 3)
 
 
 def test_the_lag_is_measured_over_all_steps():
