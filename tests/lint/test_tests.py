@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -88,3 +90,13 @@ def test_every_test_can_fail(tests: dict[str, ast.Module]) -> None:
 def test_no_test_sleeps(tests: dict[str, ast.Module]) -> None:
     found = [f"{module}:{line}" for module, tree in tests.items() for line in sleeps(tree)]
     assert not found, f"use a seam, a fake clock or a barrier: {found}"
+
+
+@pytest.mark.parametrize("folder", ["learning", "verifiers", "vllm"])
+def test_tests_that_make_test_leaves_out_can_be_collected_without_the_others(folder, checkout):
+    """Nobody runs them for weeks, and what another folder imports first hides what is missing."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider", f"tests/{folder}"]
+    options = [] if folder == "learning" else [f"--{folder}", sys.executable]
+    ended = subprocess.run([*command, *options], cwd=checkout, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stdout
+    assert f"tests/{folder}/test_" in ended.stdout

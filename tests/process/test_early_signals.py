@@ -7,7 +7,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,9 +21,9 @@ SCRIPT = Path(sys.executable).with_name("headrace")
 LIMIT_S = 30.0
 
 
-def start(*arguments: str, where: Path) -> subprocess.Popen[str]:
+def start(*arguments: str, where: Path, command: Sequence[str | Path] = (SCRIPT,)) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, SCRIPT, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=where
+        [sys.executable, *command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=where
     )
 
 
@@ -59,6 +59,41 @@ POINTS = {
     "numpy's random generators": has_mapped("numpy/random/"),
     "pydantic": has_mapped("pydantic_core"),
 }
+
+
+@pytest.mark.parametrize("command", [("-m", "headrace"), ("-mheadrace",)], ids=" ".join)
+def test_module_is_the_command_from_its_first_line_on(command, tmp_path):
+    with start("list", where=tmp_path, command=command) as process:
+        wait_until(process, catches_sigterm)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=LIMIT_S)
+        assert (process.returncode, out, err) == (130, "", "interrupted\n")
+
+
+def test_module_answers_as_the_command_does(tmp_path):
+    with start("nonsense", where=tmp_path, command=("-m", "headrace")) as process:
+        out, err = process.communicate(timeout=LIMIT_S)
+        assert (process.returncode, out) == (2, "")
+        assert err.startswith("Usage: headrace [OPTIONS] COMMAND [ARGS]...\n")
+
+
+def test_module_is_not_run_again_in_processes_that_python_starts():
+    """multiprocessing imports the main module in its children."""
+    program = (
+        "import multiprocessing, runpy, sys\n"
+        "import headrace.cli.main as cli\n"
+        "def command():\n"
+        "    for method in ('spawn', 'forkserver'):\n"
+        "        child = multiprocessing.get_context(method).Process(target=print, args=(method,))\n"
+        "        child.start(); child.join(20.0); assert child.exitcode == 0\n"
+        "cli.main = command\n"
+        "runpy.run_module('headrace', run_name='__main__', alter_sys=True)\n"
+        "runpy.run_module('headrace.__main__', run_name='__mp_main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=True
+    )  # fmt: skip
+    assert done.stdout == "spawn\nforkserver\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from headrace.cli.main import main
 from headrace.core.errors import ConfigError
 from headrace.llm.launch import launcher
 from headrace.llm.launch.deciding import single_cast
@@ -139,7 +140,7 @@ def test_a_wait_that_came_to_nothing_is_blamed_on_the_end_of_the_chain(launches)
 
 def test_who_finds_that_a_server_serves_something_else_is_not_to_blame(launches):
     summary = launches.run(who="orchestrator", fault="doubt", at=1)
-    assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("stalled", 3, "inference")
+    assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("failed", 3, "inference")
     assert summary["error"].startswith("[LLM-001] inference says that it serves version 1 and does not\n")
     assert "\n  component: inference\n  found by: orchestrator\n" in summary["error"]
 
@@ -245,3 +246,18 @@ def test_a_warm_start_alone_is_a_run(launches):
     summary = launches.run(cast=single_cast("warm-start", warm_start=False))
     assert (summary["outcome"], summary["steps"], summary["sft"]) == ("completed", 0, {"steps": 3, "loss": 0.5})
     assert (launches.path / "weights" / "0").is_dir()
+
+
+def test_a_run_is_watched_from_outside_while_it_goes_on_and_after_its_end(launches, capsys):
+    def look(line):
+        if line.component == "trainer" and line.text.startswith("Step 2/") and not told:
+            assert main(["monitor", str(launches.path), "--once"], standalone_mode=False) == 0
+            told.append(capsys.readouterr().out)
+
+    told = []
+    launches.run(on_line=look, steps=10**6, run__run_duration_s=0.5)  # over when it has been looked at
+    assert all(f"\n{name}" in told[0] for name in ("supervisor", "inference", "trainer", "orchestrator"))
+    assert " of 1,000,000 steps, " in told[0]
+    assert "\nhealthy: " in told[0]
+    assert main(["monitor", str(launches.path)], standalone_mode=False) == 0  # ends by itself
+    assert "\nfinished: the run completed after " in capsys.readouterr().out

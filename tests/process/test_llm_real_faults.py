@@ -84,7 +84,7 @@ def test_a_reward_that_always_raises_ends_the_run_with_its_reason(real):
         env__kwargs={"fault": "raise", "at": 20}, orchestrator__failures_in_row=20, orchestrator__backoff_s=0.0,
         orchestrator__max_retries=0, run__steps=50,
     )  # fmt: skip
-    assert (summary["outcome"], summary["culprit"]) == ("stalled", "orchestrator")
+    assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("failed", 3, "orchestrator")
     assert "corpus damaged, page 7" in summary["error"]
     assert summary["books"] is None or summary["books"]["balanced"]
 

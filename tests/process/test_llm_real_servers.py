@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.process, pytest.mark.table]
 )
 def test_a_server_with_other_weights_is_named_before_anything_is_trained_on_them(real, fault, version, words):
     summary = real(targets={"inference": f"llm_fault_servers:{fault}"}, trainer__lr=0.05)
-    assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("stalled", 3, "inference")
+    assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("failed", 3, "inference")
     assert summary["error"].startswith(f"[LLM-001] {words}")
     assert "\n  found by: orchestrator\n" in summary["error"]
     assert summary["policy_version"] <= version + 1  # lag 1: the batch before was on its way
@@ -100,7 +100,7 @@ def test_rewards_that_are_all_equal_end_the_run_and_say_why(real):
         env__kwargs={"fault": "equal"}, orchestrator__filter__zero_advantage=True,
         orchestrator__filter__give_up_after=3, run__steps=50,
     )  # fmt: skip
-    assert (summary["outcome"], summary["culprit"]) == ("stalled", "orchestrator")
+    assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("failed", 3, "orchestrator")
     assert "zero_advantage" in summary["error"]
     assert summary["books"]["filtered"]["zero_advantage"] >= 3 * 16
     assert summary["books"]["balanced"]
@@ -111,6 +111,6 @@ def test_groups_of_which_too_few_are_left_end_the_run_with_the_failure_that_did_
         env__kwargs={"fault": "raise", "at": 20}, orchestrator__backoff_s=0.0, orchestrator__filter__give_up_after=2,
         run__steps=50,
     )  # fmt: skip
-    assert (summary["outcome"], summary["culprit"]) == ("stalled", "orchestrator")
+    assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("failed", 3, "orchestrator")
     assert "reasons: too_few 8" in summary["error"]
     assert "corpus damaged, page 7" in summary["error"]

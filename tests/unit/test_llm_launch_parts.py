@@ -7,8 +7,10 @@ import os
 import pytest
 
 from board_support import component, look
-from headrace.core.errors import ComponentStalled, RunDirectoryError
+from headrace.core.clock import FakeClock
+from headrace.core.errors import BatchRefused, ComponentStalled, NothingToTrain, RunDirectoryError, StaleWeights
 from headrace.llm.launch.children import Shared, components, free_port, limits, standstill_s
+from headrace.llm.launch.chronicle import Chronicle
 from headrace.llm.launch.deciding import full_cast, single_cast
 from headrace.llm.launch.following import LogFollower
 from headrace.llm.launch.freezes import Freezes
@@ -24,8 +26,11 @@ from headrace.llm.launch.rooting import find_root, waits_in_vain
 from headrace.llm.launch.summary import Tally, audited, outcome_of
 from headrace.llm.launch.wording import evaluation_line, step_line
 from headrace.llm.loading import load_rl_config
+from headrace.monitor.reader import read_numbers
 from headrace.telemetry.board import Activity, State
+from headrace.telemetry.events import EventLog
 from headrace.telemetry.looks import ELSEWHERE, Plan
+from headrace.telemetry.metrics import MetricsSink
 
 
 def test_lines_of_several_logs_are_followed_from_where_they_ended_before(tmp_path):
@@ -136,10 +141,30 @@ def test_books_balance_or_do_not():
     assert audited(None) is None
 
 
+def test_the_books_of_a_live_run_are_among_its_numbers(tmp_path):
+    """Whoever looks on from outside sees nothing of what the launcher keeps in its memory."""
+    clock = FakeClock()
+    with (
+        EventLog(tmp_path / "events.jsonl", clock, clock.now()) as events,
+        MetricsSink(tmp_path / "metrics.jsonl", tmp_path / "tensorboard") as metrics,
+    ):
+        chronicle = Chronicle(events, metrics, Tally(), LogFollower({}), clock, 100, None)
+        chronicle.report("orchestrator", "rollout_books", BOOKS)
+    found = read_numbers(tmp_path)
+    assert {name: found[f"books/{name}"] for name in ("requested", "failed", "filtered", "pending")} == {
+        "requested": 20.0, "failed": 3.0, "filtered": 4.0, "pending": 2.0
+    }  # fmt: skip
+
+
 def test_the_outcome_follows_from_the_error():
     assert outcome_of(None, interrupted=False) == ("completed", 0)
     assert outcome_of(None, interrupted=True) == ("interrupted", 130)
     assert outcome_of(ComponentStalled("x", fix="y"), interrupted=True) == ("stalled", 3)
+
+
+@pytest.mark.parametrize("kind", [NothingToTrain, StaleWeights, BatchRefused])
+def test_a_run_in_which_nothing_stood_still_is_not_called_stalled(kind):
+    assert outcome_of(kind("x", fix="y"), interrupted=False) == ("failed", 3)
 
 
 def test_the_lag_is_measured_over_all_steps():

@@ -3,7 +3,7 @@
 An exception thrown into the middle of an import cannot be relied on: libraries turn it into errors of their own, and
 Python prints and forgets those that hit one of its callbacks. Nothing that would have to be ended in order has been
 started then, so the process leaves from the signal handler itself. ``headrace/__init__.py`` imports this module before
-anything else; in other programs than the ``headrace`` script it changes nothing.
+anything else; in other programs than the ``headrace`` script and ``python -m headrace`` it changes nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ LINE = "interrupted"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def is_the_command(program: str) -> bool:
-    """Whether a program of this name is the ``headrace`` script, and not one that uses the library."""
+def is_the_command() -> bool:
+    """Whether this program is the ``headrace`` script or ``python -m headrace``, and not one that uses the library."""
+    program = sys.argv[0] if sys.argv else ""
+    if program == "-m":  # while Python looks for the module; the command line as it was typed has its name
+        return sys.orig_argv[-len(sys.argv)] in {"headrace", "-mheadrace", "headrace.__main__"}
     return os.path.basename(program) in {"headrace", "headrace.exe"}  # noqa: PTH119 - pathlib is not imported yet
 
 
@@ -72,5 +75,5 @@ class importing:  # noqa: N801 - reads like a verb where it is used, and context
             signal.signal(number, raise_interrupt)
 
 
-if is_the_command(sys.argv[0] if sys.argv else ""):
+if is_the_command():
     guard()

@@ -80,8 +80,8 @@ class Commands(click.Group):
     ) -> Any:
         """Run one command and leave with its exit code; without ``standalone_mode`` errors are the caller's.
 
-        Exit codes: 0 as declared, 1 the run failed, 2 wrong command or configuration, 3 stalled, 4 books or
-        replay differ, 130 interrupted.
+        Exit codes: 0 as declared, 1 the run failed, 2 wrong command or configuration, 3 stalled, or nothing came
+        that may be trained on, 4 books or replay differ, 130 interrupted.
         """
         run = functools.partial(super().main, args, prog_name, complete_var, standalone_mode=False, **extra)
         if not standalone_mode:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from headrace.cli.watching import watch_run
 from headrace.core.errors import ConfigError
 from headrace.monitor.logfindings import Change, Spell, WatchLimits, duration
 from headrace.monitor.logplot import check_plot_path
@@ -19,7 +20,8 @@ _DEFAULTS = WatchLimits()
 
 
 @click.command()
-@click.option("--log-file", type=click.Path(path_type=Path), required=True, metavar="FILE", help="The log to follow.")
+@click.argument("run", type=click.Path(path_type=Path), required=False)
+@click.option("--log-file", type=click.Path(path_type=Path), metavar="FILE", help="The log to follow.")
 @click.option(
     "--pid",
     "pids",
@@ -49,7 +51,8 @@ _DEFAULTS = WatchLimits()
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE.png", help="Draw the log's numbers there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end and nothing else.")
 def monitor(
-    log_file: Path,
+    run: Path | None,
+    log_file: Path | None,
     pids: tuple[int, ...],
     once: bool,
     plot: Path | None,
@@ -58,13 +61,23 @@ def monitor(
     run_duration: float | None,
     **seconds: float,
 ) -> int:
-    """Watch training that Headrace did not start, by its log and its processes.
+    """Watch RUN, a run directory, or training that Headrace did not start, by its log and its processes.
 
-    Runs until Ctrl-C or until every --pid has ended. Exit codes: 0 nothing found, 1 something was, 2 wrong
+    Of RUN every component is shown, what it waits for, the newest numbers and a verdict, until the run is over. A log is
+    followed until every --pid has ended. Both end with Ctrl-C. Exit codes: 0 nothing found, 1 something was, 2 wrong
     command, 130 interrupted.
     """
     if once and run_duration is not None:
         raise ConfigError("--once and --run-duration contradict each other", fix="give one of them")
+    if run is not None:
+        _refuse_more_than_a_run(log_file, pids, plot)
+        wrong, interrupted = watch_run(run, once=once, run_duration=run_duration, as_json=as_json)
+        return INTERRUPTED if interrupted else FOUND if wrong else 0
+    if log_file is None:
+        raise ConfigError(
+            "nothing is named that could be watched",
+            fix="name a run directory: headrace monitor RUN; or a log of training that is not ours: --log-file FILE",
+        )
     if plot is not None:
         check_plot_path(plot)
     limits = WatchLimits(silence_s=seconds["silence_s"], episode_s=seconds["episode_s"])
@@ -82,6 +95,16 @@ def monitor(
         else:
             click.echo(_summary(session, outcome, plot))
     return exit_code
+
+
+def _refuse_more_than_a_run(log_file: Path | None, pids: tuple[int, ...], plot: Path | None) -> None:
+    given = {"--log-file": log_file, "--pid": pids, "--plot": plot}
+    others = [name for name, value in given.items() if value]
+    if others:
+        raise ConfigError(
+            f"{others[0]} is for training that Headrace did not start, and a run was named",
+            fix=f"leave {' and '.join(others)} out, or the run",
+        )
 
 
 def _tell(session: LogSession, changes: list[Change]) -> None:

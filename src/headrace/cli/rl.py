@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli import early
-from headrace.cli.rlargs import overrides_of, parse
+from headrace.cli.rlargs import FLAGS, overrides_of, parse
 from headrace.cli.rlview import ending, make_printer, opening
 from headrace.cli.train import import_from_here
 from headrace.cli.unheard import going_on
@@ -21,28 +21,36 @@ if TYPE_CHECKING:
     from headrace.llm.launch.launcher import Launch
 
 _FREE = {"ignore_unknown_options": True, "allow_extra_args": True}
-_OPTIONS = (
-    click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[@ FILE]... [--SECTION.KEY VALUE]..."),
-    click.option("--steps", type=int, metavar="N", help="Steps of the trainer after which the run ends."),
-    click.option("--seed", type=int, metavar="S", help="Every random stream is derived from it."),
-    click.option("--schedule", type=click.Choice(["inline", "async"]), help="One process, or three."),
-    click.option("--run-duration", type=float, metavar="SECONDS", help="Seconds after which the run ends."),
-    click.option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the run is kept."),
-    click.option("--resume", is_flag=True, help="Go on with the run in --run-dir, from its newest checkpoint."),
-    click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key; repeatable."),
-    click.option("--quiet", is_flag=True, help="Print nothing but the summary at the end."),
-    click.option("--dry-run", is_flag=True, help="Print the effective configuration, or write it to --run-dir."),
+_WORDS = click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[@ FILE]... [--SECTION.KEY VALUE]...")
+_STEPS = click.option("--steps", type=int, metavar="N", help="Steps of the trainer after which the run ends.")
+_SEED = click.option("--seed", type=int, metavar="S", help="Every random stream is derived from it.")
+_SCHEDULE = click.option("--schedule", type=click.Choice(["inline", "async"]), help="One process, or three.")
+_DURATION = click.option("--run-duration", type=float, metavar="SECONDS", help="Seconds after which it ends.")
+_RUN_DIR = click.option("--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="Where the run is kept.")
+_SHARED_DIR = click.option(
+    "--run-dir", type=click.Path(path_type=Path), metavar="DIR", help="The run, which all three share; needed."
 )
+_RESUME = click.option("--resume", is_flag=True, help="Go on in --run-dir, from the newest checkpoint.")
+_SET = click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key; repeatable.")
+_QUIET = click.option("--quiet", is_flag=True, help="Print nothing but the summary at the end.")
+_DRY_RUN = click.option("--dry-run", is_flag=True, help="Print the effective configuration, or write it to --run-dir.")
+_DRY_RUN_ALONE = click.option("--dry-run", is_flag=True, help="Print the effective configuration.")
+_Option = Callable[[Callable[..., int]], Callable[..., int]]
+_WORKER = (_WORDS, _STEPS, _SEED, _DURATION, _SHARED_DIR, _RESUME, _SET, _QUIET, _DRY_RUN_ALONE)
+"""A server and a warm start make no steps of the trainer; the one serves until it is told to stop, the other ends by itself."""
 
 
-def _with_options(command: Callable[..., int]) -> Callable[..., int]:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+def _with(*options: _Option) -> _Option:
+    def apply(command: Callable[..., int]) -> Callable[..., int]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return apply
 
 
 @click.command(context_settings=_FREE)
-@_with_options
+@_with(_WORDS, _STEPS, _SEED, _SCHEDULE, _DURATION, _RUN_DIR, _RESUME, _SET, _QUIET, _DRY_RUN)
 def rl(words: tuple[str, ...], **given: Any) -> int:
     """Train a language model by reinforcement: inference, orchestrator and trainer, supervised.
 
@@ -53,7 +61,7 @@ def rl(words: tuple[str, ...], **given: Any) -> int:
 
 
 @click.command(context_settings=_FREE)
-@_with_options
+@_with(_WORDS, _SEED, _RUN_DIR, _SET, _QUIET, _DRY_RUN)
 def sft(words: tuple[str, ...], **given: Any) -> int:
     """Make model and tokenizer, and train on episodes that the environment's teacher shows; nothing else.
 
@@ -63,14 +71,14 @@ def sft(words: tuple[str, ...], **given: Any) -> int:
 
 
 @click.command(context_settings=_FREE)
-@_with_options
+@_with(*_WORKER)
 def trainer(words: tuple[str, ...], **given: Any) -> int:
     """Start the trainer alone, in the run directory that it shares with the other two."""
     return run_alone("trainer", words, given)
 
 
 @click.command(context_settings=_FREE)
-@_with_options
+@_with(*_WORKER)
 @click.option("--url", metavar="URL", help="Of the inference server; default: what endpoints.json says.")
 def orchestrator(words: tuple[str, ...], **given: Any) -> int:
     """Start the orchestrator alone, in the run directory that it shares with the other two."""
@@ -78,7 +86,7 @@ def orchestrator(words: tuple[str, ...], **given: Any) -> int:
 
 
 @click.command(context_settings=_FREE)
-@_with_options
+@_with(_WORDS, _SEED, _SHARED_DIR, _SET, _QUIET, _DRY_RUN_ALONE)
 def inference(words: tuple[str, ...], **given: Any) -> int:
     """Start the inference server alone, in the run directory that it shares with the other two."""
     return run_alone("inference", words, given)
@@ -92,8 +100,9 @@ def run_language_model(command: str, words: tuple[str, ...], given: dict[str, An
         return _resumed(None, given)
     if given["dry_run"]:
         return _dry_run(config, given["run_dir"])
-    if given["resume"]:
+    if given.get("resume"):
         return _resumed(config, given)
+    _say_that_it_begins(given)
     with early.importing():
         from headrace.llm.launch.starting import begin
     what = begin(config, given["run_dir"], name, only_warm_start=command == "sft")
@@ -104,11 +113,14 @@ def run_alone(component: str, words: tuple[str, ...], given: dict[str, Any]) -> 
     """One component."""
     import_from_here()
     config, _ = _configuration(component, words, given)
+    if config is not None and given["dry_run"]:
+        return _dry_run(config, None)
     if given["run_dir"] is None:
         raise ConfigError(
             f"headrace {component} does not say which run it belongs to",
             fix="add --run-dir DIR, the same for all three",
         )
+    _say_that_it_begins(given)
     with early.importing():
         from headrace.llm.launch.alone import begin_alone, warm_started
         from headrace.llm.launch.place import LanguageRun
@@ -116,7 +128,7 @@ def run_alone(component: str, words: tuple[str, ...], given: dict[str, Any]) -> 
         config = LanguageRun.open(given["run_dir"]).read_rl_config()
     if given["dry_run"]:
         return _dry_run(config, None)
-    what = begin_alone(component, config, given["run_dir"], url=given.get("url"), resume=given["resume"])
+    what = begin_alone(component, config, given["run_dir"], url=given.get("url"), resume=given.get("resume", False))
     with what.place, warm_started(what) as ready:
         return _launch(ready, quiet=given["quiet"], is_new=False)
 
@@ -125,9 +137,9 @@ def _configuration(command: str, words: tuple[str, ...], given: dict[str, Any]) 
     """The configuration, and what the run is called after; None where a run's own is meant."""
     from headrace.llm.loading import load_rl_config
 
-    sources, dotted = parse(words, command)
+    sources, dotted = parse(words, command, [name for name in FLAGS if name in given])
     overrides = overrides_of(given["settings"], given, dotted)
-    if not sources and (given["resume"] or command not in {"rl", "sft"}):
+    if not sources and (given.get("resume") or command not in {"rl", "sft"}):
         if overrides and given["run_dir"] is not None:
             from headrace.llm.loading import Source
 
@@ -140,6 +152,12 @@ def _configuration(command: str, words: tuple[str, ...], given: dict[str, Any]) 
         )
     whole = [source for source in sources if source.component is None]
     return load_rl_config(sources, overrides), Path((whole or sources)[-1].name).stem
+
+
+def _say_that_it_begins(given: dict[str, Any]) -> None:
+    """The first sign of life: what follows imports much, and may take a while where nothing of it is in memory yet."""
+    if not given["quiet"]:
+        going_on(click.echo)("importing what looks after the run: some seconds, longer the first time")
 
 
 def _dry_run(config: RLConfig, folder: Path | None) -> int:
@@ -157,6 +175,7 @@ def _dry_run(config: RLConfig, folder: Path | None) -> int:
 def _resumed(config: RLConfig | None, given: dict[str, Any]) -> int:
     if given["run_dir"] is None:
         raise ConfigError("--resume does not say which run to go on with", fix="add --run-dir RUN")
+    _say_that_it_begins(given)
     with early.importing():
         from headrace.llm.launch.starting import resume
     return _launch(resume(given["run_dir"], config), quiet=given["quiet"], is_new=False)

@@ -19,12 +19,15 @@ FLAGS = {
 """Options that are short for one key of the configuration."""
 
 
-def parse(words: Sequence[str], command: str) -> tuple[list[Source], dict[str, object]]:
+def parse(
+    words: Sequence[str], command: str, flags: Sequence[str] = tuple(FLAGS)
+) -> tuple[list[Source], dict[str, object]]:
     """Files and dotted keys, in the order of the command line.
 
     Args:
         words: What no option of the command has taken.
         command: Its name, for messages.
+        flags: Those of `FLAGS` that it has.
 
     Raises:
         ConfigError: A word means nothing, a value or a file is missing, or a key is given twice.
@@ -35,7 +38,7 @@ def parse(words: Sequence[str], command: str) -> tuple[list[Source], dict[str, o
     while left:
         word = left.pop(0)
         if word.startswith("--"):
-            _option(word[2:], left, sources, overrides, command)
+            _option(word[2:], left, sources, overrides, command, flags)
         else:
             sources.append(Source(_file(word, left)))
     return sources, overrides
@@ -55,7 +58,9 @@ def overrides_of(settings: Sequence[str], given: dict[str, Any], dotted: dict[st
     return overrides
 
 
-def _option(word: str, left: list[str], sources: list[Source], overrides: dict[str, object], command: str) -> None:
+def _option(
+    word: str, left: list[str], sources: list[Source], overrides: dict[str, object], command: str, flags: Sequence[str]
+) -> None:
     name, equals, value = word.partition("=")
     key = name.replace("-", "_")
     if key in COMPONENTS and not equals:
@@ -65,7 +70,8 @@ def _option(word: str, left: list[str], sources: list[Source], overrides: dict[s
         return
     if "." not in key:
         known = [*(f"--{one}" for one in COMPONENTS), *(f"--{one}.KEY" for one in SECTIONS)]
-        meant = nearest(f"--{name}", [*known, *(f"--{one.replace('_', '-')}" for one in FLAGS)])
+        known += [f"--{one.replace('_', '-')}" for one in flags]
+        meant = None if key in FLAGS else nearest(f"--{name}", known)  # of another command
         raise ConfigError(
             f"headrace {command} has no option --{name}",
             **({"nearest": meant} if meant else {}),

@@ -89,9 +89,17 @@ def read_run(path: str | Path, *, between_s: float = BETWEEN_S, pause: Callable[
         pause: Lets that time pass.
 
     Raises:
-        RunDirectoryError: There is no run in it, or its summary is damaged.
+        RunDirectoryError: There is no run in it, it is shared by components that were started alone, or its summary is
+            damaged.
     """
     run = RunDirectory.open(path)
+    apart = places(path)
+    if apart != [Path(path)]:
+        raise RunDirectoryError(
+            f"the components of {path} were started alone, and each has a board of its own",
+            components=", ".join(place.name for place in apart),
+            fix=f"name one of them, e.g. {apart[0]}, or have all of them shown: headrace monitor {path}",
+        )
     summary = run.read_summary()
     found = Snapshot(
         plan=read_plan(run.config_file),
@@ -106,6 +114,24 @@ def read_run(path: str | Path, *, between_s: float = BETWEEN_S, pause: Callable[
         except RunDirectoryError:
             return replace(found, live=_locked(run.lock_file))
         return _look_at(found, board, run, between_s, pause)
+
+
+def places(path: str | Path) -> list[Path]:
+    """Where boards of a run are: in its directory, or, if its components were started alone, in one for each."""
+    own = Path(path)
+    apart = sorted(place.parent for place in own.glob("alone/*/board"))
+    return [own] if not apart or (own / "board").exists() else apart
+
+
+def read_numbers(path: str | Path) -> dict[str, float]:
+    """The newest value of each name in ``metrics.jsonl``, as far as its last quarter of a mebibyte goes.
+
+    Besides the names of TensorBoard ``step``, ``updates`` and ``wall_s``; none where nothing was written yet.
+    """
+    found: dict[str, float] = {}
+    for row in _rows(RunDirectory(Path(path)).metrics_file):
+        found |= {name: float(value) for name, value in row.items() if _is_number(value)}
+    return found
 
 
 def _look_at(
@@ -184,9 +210,8 @@ def machine_memory() -> Memory:
 
 def read_plan(config_file: Path) -> Plan:
     """What a run's ``config.toml`` lets one expect; a file that cannot be read says nothing."""
-    try:
-        table = tomllib.loads(config_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    table = read_table(config_file)
+    if not table:
         return Plan()
     if "orchestrator" in table:
         return _language_plan(table)
@@ -204,6 +229,14 @@ def read_plan(config_file: Path) -> Plan:
         max_restarts=_whole(_section(table, "supervision").get("max_restarts")),
         restart_window_s=_number(_section(table, "supervision").get("restart_window_s")) or 300.0,
     )
+
+
+def read_table(config_file: Path) -> dict[str, Any]:
+    """A run's ``config.toml``; empty if it cannot be read."""
+    try:
+        return tomllib.loads(config_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def _language_plan(table: Mapping[str, Any]) -> Plan:
@@ -240,6 +273,18 @@ def _tail(path: Path) -> tuple[dict[str, Any], ...]:
     return _this_session([event for event in found if event is not None])
 
 
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The last lines of a file of JSON objects; those that are cut or damaged are left out."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return []
+    found = (_row(line) for line in lines)
+    return [row for row in found if row is not None]
+
+
 def _this_session(events: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
     """Events since the run was resumed last, their time counted from there as the board counts it."""
     begins = [
@@ -264,11 +309,16 @@ def _lasting(file: BinaryIO, begin: int, end: int) -> list[bytes]:
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
+    event = _row(line)
+    return event if event is not None and _is_number(event.get("t_s")) else None
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
     try:
-        event = json.loads(line.decode(errors="replace"))
+        row = json.loads(line.decode(errors="replace"))
     except ValueError:
         return None
-    return event if isinstance(event, dict) and _is_number(event.get("t_s")) else None
+    return row if isinstance(row, dict) else None
 
 
 def _disk(path: Path) -> Disk | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.core.clock import Clock
 from headrace.llm.launch.following import LogFollower
-from headrace.llm.launch.summary import Tally
+from headrace.llm.launch.summary import Tally, total
 from headrace.llm.launch.wording import evaluation_line, step_line
 from headrace.telemetry.events import EventLog
 from headrace.telemetry.metrics import MetricsSink
@@ -103,7 +103,7 @@ class Chronicle:
             case "evaluation":
                 self._on_evaluation(component, facts)
             case "rollout_books":
-                self.tally.books = dict(facts)
+                self._on_books(facts)
             case "alarm":
                 self._on_alarm(component, facts)
             case "sft":
@@ -136,6 +136,11 @@ class Chronicle:
         self.tally.batches += 1
         self._metrics.write(step, self.tally.steps, self.wall_s, _numbers(metrics))
         self.show(component, step_line(step, self._steps, metrics, "orchestrator"), "step")
+
+    def _on_books(self, facts: Mapping[str, Any]) -> None:
+        self.tally.books = dict(facts)
+        counts = {f"books/{name}": total(value) for name, value in facts.items()}
+        self._metrics.write(self.tally.batches, self.tally.steps, self.wall_s, _numbers(counts))
 
     def _on_evaluation(self, component: str, facts: Mapping[str, Any]) -> None:
         self.tally.evaluations.append(dict(facts))

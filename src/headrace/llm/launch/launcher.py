@@ -23,6 +23,7 @@ from headrace.llm.launch.freezes import Freezes
 from headrace.llm.launch.place import Endpoints, LanguageRun, write_endpoints
 from headrace.llm.launch.rooting import find_root, waits_in_vain
 from headrace.llm.launch.summary import Tally, audited, summarize, unbalanced
+from headrace.llm.launch.wording import stage_line
 from headrace.llm.payloads import INFERENCE, TRAINER, Basics
 from headrace.runtime.interrupts import Interrupts
 from headrace.runtime.standstill import StandstillWatch
@@ -197,6 +198,7 @@ class Launcher:
         """
         self._supervisor = supervisor
         self._say("started", "supervisor", f"run started: {self._config.run.schedule}", run_id=self._what.run_id)
+        self._chronicle.show("supervisor", stage_line((), self._config), "event")
         due_s = self._clock.now() + self._config.deadlines.start_s
         while not (imported() or interrupts.count) and self._clock.now() < due_s:
             supervisor.poll(_POLL_S)  # so that an interrupt need not wait for imports
@@ -285,6 +287,7 @@ class Launcher:
         for step in steps:
             match step:
                 case Begin(ids):
+                    self._chronicle.show("supervisor", stage_line(ids, self._config), "event")
                     for child_id in ids:
                         self._supervisor.start(child_id)
                 case BeginAgain(child_id):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.core.errors import DataLossError, HeadraceError
+from headrace.core.errors import ComponentStalled, DataLossError, HeadraceError
 from headrace.llm.config import RLConfig
 from headrace.runtime.config import config_sha256
 
@@ -59,11 +59,11 @@ def audited(books: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The books of rollouts with ``balanced``; None if there are none."""
     if books is None:
         return None
-    failed, filtered = _total(books.get("failed")), _total(books.get("filtered"))
-    completed = _total(books.get("completed"))
-    ends = completed + failed + sum(_total(books.get(place)) for place in _PLACES)
-    parts = _total(books.get("trained")) + filtered + _total(books.get("pending"))
-    return {**books, "balanced": _total(books.get("requested")) == ends and completed == parts}
+    failed, filtered = total(books.get("failed")), total(books.get("filtered"))
+    completed = total(books.get("completed"))
+    ends = completed + failed + sum(total(books.get(place)) for place in _PLACES)
+    parts = total(books.get("trained")) + filtered + total(books.get("pending"))
+    return {**books, "balanced": total(books.get("requested")) == ends and completed == parts}
 
 
 def unbalanced(books: Mapping[str, Any]) -> DataLossError:
@@ -77,13 +77,10 @@ def unbalanced(books: Mapping[str, Any]) -> DataLossError:
 
 
 def outcome_of(error: HeadraceError | None, *, interrupted: bool) -> tuple[str, int]:
-    """How a run ended, in a word and as an exit code."""
+    """How a run ended, in a word and as an exit code. Exit code 3 alone is no standstill: refused data and weights have it too."""
     if error is not None:
-        return ("stalled" if error.exit_code == _STALLED else "failed"), error.exit_code
+        return ("stalled" if isinstance(error, ComponentStalled) else "failed"), error.exit_code
     return ("interrupted", 130) if interrupted else ("completed", 0)
-
-
-_STALLED = 3
 
 
 def summarize(
@@ -107,7 +104,7 @@ def summarize(
         "exit_code": code,
         "culprit": facts.get("culprit"),
         "kind": "language-model",
-        "did": f"{tally.steps:,} steps of the trainer and {_total((books or {}).get('requested')):,} rollouts",
+        "did": f"{tally.steps:,} steps of the trainer and {total((books or {}).get('requested')):,} rollouts",
         "run_id": facts["run_id"],
         "schedule": config.run.schedule,
         "seed": config.run.seed,
@@ -135,7 +132,7 @@ def summarize(
     }
 
 
-def _total(value: object) -> int:
+def total(value: object) -> int:
     """A count, or the sum of counts by reason."""
     if isinstance(value, Mapping):
         return sum(int(count) for count in value.values())

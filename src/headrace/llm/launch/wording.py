@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from headrace.llm.config import RLConfig
 
 _Form = tuple[str, str, str, float]
 _TRAINER: tuple[_Form, ...] = (
@@ -47,6 +49,27 @@ def step_line(step: int, steps: int, metrics: Mapping[str, Any], component: str)
         if isinstance(value, int | float):
             parts.append(f"{title} {form.format(value * factor)}")
     return " | ".join(parts)
+
+
+def stage_line(ids: Sequence[str], config: RLConfig) -> str:
+    """What is begun with the start of these components, and how long that may take before it counts as stalled.
+
+    Args:
+        ids: Started together; none: what they need is imported.
+        config: Of the run.
+    """
+    start_s = f"{config.deadlines.start_s:g} s"
+    first = ids[0] if ids else ""
+    if not ids:
+        return f"imports torch and transformers, once for all components: seconds, the first time a minute; at most {start_s}"
+    if first == "warm-start":
+        sft = config.sft
+        made = "reads model and tokenizer" if config.model.path else "makes model and tokenizer"
+        taught = f", learns from demonstrations for {sft.steps:,} steps" if sft.steps else ""
+        return f"warm-start {made}{taught}, publishes version 0; at most {config.deadlines.warm_start_s:g} s"
+    if first == "inference":
+        return f"inference loads the newest weights and has to generate a token before it is called ready; at most {start_s}"
+    return f"{' and '.join(ids)} begin: {config.run.steps:,} steps; each says what it does from its first one on"
 
 
 def evaluation_line(facts: Mapping[str, Any]) -> str:

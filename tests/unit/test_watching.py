@@ -1,0 +1,103 @@
+"""``headrace monitor RUN``: numbers as lines, whose boards are looked at, what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headrace.cli.main import main
+from headrace.cli.watching import number_lines
+from headrace.core.errors import ConfigError, RunDirectoryError
+from headrace.monitor.reader import places, read_numbers, read_run
+from headrace.telemetry.board import Board
+
+LANGUAGE = {"run": {"steps": 100}, "orchestrator": {"max_policy_lag": 2}}
+SFT = '{"step": 7, "wall_s": 20.4, "sft/loss": 1.96}\n'
+ORCHESTRATOR = {
+    "step": 4, "updates": 2, "wall_s": 31.5, "train/reward/mean": 0.25, "train/win_rate": 0.125, "off_policy/mean": 0.8,
+    "off_policy/max": 2.0, "time/wait_for_policy": 0.11,
+}  # fmt: skip
+TRAINER = {
+    "step": 3, "updates": 3, "wall_s": 32.25, "loss/mean": 0.01, "entropy/mean": 1.5, "mismatch_kl/mean": 2e-3,
+    "perf/tokens_per_s": 4669.0, "time/wait_for_batch": 1.45, "off_policy/mean": 0.75,
+}  # fmt: skip
+BOOKS = {
+    "books/requested": 20.0, "books/completed": 16.0, "books/failed": 1.0, "books/stale": 0.0, "books/cancelled": 0.0,
+    "books/in_flight": 3.0, "books/trained": 12.0, "books/filtered": 0.0, "books/pending": 4.0, "books/attempts": 21.0,
+}  # fmt: skip
+
+
+def lines(numbers, table=LANGUAGE):
+    return dict(number_lines(numbers, table))
+
+
+def test_a_warm_start_shows_its_steps():
+    assert lines({"step": 7.0, "wall_s": 20.4, "sft/loss": 1.96}) == {
+        "progress": "step 7 of the warm start, loss 1.960"
+    }
+
+
+def test_progress_waits_lag_and_books_of_a_language_model_run():
+    assert lines(ORCHESTRATOR | TRAINER | BOOKS) == {
+        "progress": "3 of 100 steps, 32.2 s",
+        "reward": "0.250 mean, 12.5 % won",
+        "training": "loss 0.0100, entropy 1.500, mismatch KL 2.0e-03, 4,669 tokens/s",
+        "policy lag": "0.75 mean, 2 max, 2 allowed",
+        "waits": "trainer 1.45 s for the last batch, orchestrator 0.11 s for the last policy",
+        "books": "requested 20 = completed 16 + failed 1 + in flight 3; completed 16 = trained 12 + pending 4",
+    }
+
+
+def test_a_run_of_collectors_and_a_learner():
+    numbers = {
+        "step": 12_000.0, "updates": 11_000.0, "wall_s": 8.0, "time/fps": 1500.0, "headrace/replay_ratio": 1.0,
+        "headrace/policy_lag": 1.5, "rollout/ep_rew_mean": -150.0, "headrace/episodes": 60.0,
+    }  # fmt: skip
+    assert lines(numbers, {"run": {"steps": 15_000}}) == {
+        "progress": "12,000 of 15,000 environment steps, 11,000 updates, 8.0 s",
+        "rates": "1,500 environment steps/s, replay ratio 1.00",
+        "policy lag": "1.5 mean",
+        "return": "-150.0, 60 episodes",
+    }
+    assert lines({}, {}) == {}
+
+
+def test_the_newest_value_of_each_name_counts_and_a_half_written_line_does_not(tmp_path):
+    assert read_numbers(tmp_path) == {}
+    rows = "".join(f"{json.dumps(row)}\n" for row in (ORCHESTRATOR, TRAINER | {"loss/mean": None}, TRAINER))
+    (tmp_path / "metrics.jsonl").write_text(f'{SFT}{rows}[1]\n{{"step": 9')
+    found = read_numbers(tmp_path)
+    assert (found["step"], found["updates"], found["off_policy/max"], found["loss/mean"]) == (3.0, 3.0, 2.0, 0.01)
+
+
+def test_components_that_were_started_alone_are_all_shown(tmp_path, capsys):
+    (tmp_path / "config.toml").write_text("[orchestrator]\nmax_policy_lag = 1\n")
+    for component in ("trainer", "inference"):
+        own = tmp_path / "alone" / component
+        own.mkdir(parents=True)
+        (own / "config.toml").write_text("[orchestrator]\nmax_policy_lag = 1\n")
+        Board.create(own / "board", [("supervisor", "supervisor"), (component, component)]).close()
+    assert [place.name for place in places(tmp_path)] == ["inference", "trainer"]
+    with pytest.raises(RunDirectoryError, match="were started alone, and each has a board of its own"):
+        read_run(tmp_path)
+    assert main(["monitor", str(tmp_path), "--once"], standalone_mode=False) == 0
+    told = capsys.readouterr().out
+    assert f"run         {tmp_path}/alone/inference\n" in told
+    assert f"run         {tmp_path}/alone/trainer\n" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ([], "nothing is named that could be watched"),
+        (["RUN", "--log-file", "x.log"], "--log-file is for training that Headrace did not start, and a run was named"),
+        (["RUN", "--pid", "1"], "--pid is for training that Headrace did not start, and a run was named"),
+        (["RUN"], "RUN holds no run"),
+    ],
+)
+def test_what_is_refused(arguments, what, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ConfigError, RunDirectoryError)) as raised:
+        main(["monitor", *arguments], standalone_mode=False)
+    assert raised.value.what == what
