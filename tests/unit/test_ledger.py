@@ -762,13 +762,13 @@ def test_intervals_that_are_hit_or_do_no_harm(changes):
     assert never_hit(config(**changes)) == []
 
 
-@pytest.mark.parametrize("preset", ["hockey-demo", "hockey-td3", "pendulum-td3"])
+@pytest.mark.parametrize("preset", ["hockey-demo", "hockey-td3", "pendulum-sac", "pendulum-td3"])
 def test_a_written_configuration_declares_no_default(preset, tmp_path):
     written = tmp_path / "config.toml"
     written.write_text(dump_toml(load_config(preset)))
     assert never_hit(load_config(written)) == []
 
 
-@pytest.mark.parametrize("preset", ["hockey-demo", "hockey-td3", "pendulum-td3"])
+@pytest.mark.parametrize("preset", ["hockey-demo", "hockey-td3", "pendulum-sac", "pendulum-td3"])
 def test_presets_declare_nothing_that_never_happens(preset):
     assert never_hit(load_config(preset)) == []
