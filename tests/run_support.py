@@ -41,6 +41,15 @@ PPO: Mapping[str, object] = {
 }
 """Settings of a small on-policy run, for what `SMALL` says of TD3."""
 
+SAC: Mapping[str, object] = {
+    "algorithm.name": "sac",
+    "algorithm.batch_size": 32,
+    "algorithm.actor.hidden": [16],
+    "algorithm.critic.hidden": [16],
+    "algorithm.temperature.lr": 1e-3,
+}
+"""Settings of a small run of SAC, for what `SMALL` says of TD3."""
+
 
 def small(**settings: Any) -> dict[str, object]:
     """`SMALL` with these settings, keys with ``__`` for the dot; of the algorithm only theirs where they name one."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import headrace.envs.registration  # noqa: F401 - so that gymnasium.make knows headrace/Hockey-v0 from here on
 
 if TYPE_CHECKING:
-    from headrace.algorithms.configs import DQN, IQN, TD3
+    from headrace.algorithms.configs import DQN, IQN, SAC, TD3
     from headrace.runtime.api import Run, train
     from headrace.runtime.moments import Replayed
     from headrace.runtime.policy import Policy, load_policy
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DQN",
     "IQN",
+    "SAC",
     "TD3",
     "FaultBudget",
     "Policy",
@@ -39,6 +40,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "DQN": "headrace.algorithms.configs",
     "IQN": "headrace.algorithms.configs",
+    "SAC": "headrace.algorithms.configs",
     "TD3": "headrace.algorithms.configs",
     "Policy": "headrace.runtime.policy",
     "Replayed": "headrace.runtime.moments",

@@ -19,7 +19,7 @@ EVERY = [*CATALOGUE, *TRUE_CAUSES]
 
 WITHOUT = {
     "8.2": "no place: no tensor is moved between processes. Batches are gathered in host memory and moved once, where "
-    "they become tensors (algorithms/sampled.py, TD3's own inputs), to the one device the learner has",
+    "they become tensors (algorithms/sampled.py and continuous.py), to the one device the learner has",
     "8.3": "no place: no model is shared. Weights travel as numpy snapshots in host memory, and acting needs no torch "
     "(test_acting::test_acting_needs_no_torch)",
     "9.1": "a hyper-parameter, the same in one process; `headrace twin` decides between it and the parallel run",

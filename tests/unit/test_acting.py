@@ -223,7 +223,7 @@ sys.exit("torch" in sys.modules)
 
 
 def test_registry_lists_and_builds():
-    assert list(algorithms()) == ["dqn", "iqn", "ppo", "td3", "vtrace"]
+    assert list(algorithms()) == ["dqn", "iqn", "ppo", "sac", "td3", "vtrace"]
     assert "continuous" in algorithms()["td3"]
     assert "\n" not in algorithms()["td3"]
     algorithm = build_algorithm(TD3Config(), OBS, ACTION, seed=0)

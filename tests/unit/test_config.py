@@ -74,7 +74,7 @@ def test_key_that_resembles_nothing_gets_no_suggestion():
         ("run.schedule", "sync", "run.schedule must be 'inline', 'lockstep' or 'async'"),
         ("algorithm.actor.hidden", "[64, 1.5]", "algorithm.actor.hidden.1 must be a whole number"),
         ("algorithm.actor.hidden", "[]", "algorithm.actor.hidden must be a list of 1 or more"),
-        ("algorithm.name", "td4", "algorithm.name must be one of 'td3', 'dqn', 'iqn', 'ppo', 'vtrace'"),
+        ("algorithm.name", "td4", "algorithm.name must be one of 'td3', 'sac', 'dqn', 'iqn', 'ppo', 'vtrace'"),
         ("run", "3", "run must be a section with keys of its own"),
     ],
 )

@@ -48,7 +48,7 @@ def test_what_an_on_policy_algorithm_cannot_or_would_not_do_is_refused(name, set
     assert refused({**PPO, "algorithm.name": name, **settings}).what == what.format(name)
 
 
-@pytest.mark.parametrize("name", ["td3", "dqn", "iqn"])
+@pytest.mark.parametrize("name", ["td3", "sac", "dqn", "iqn"])
 @pytest.mark.parametrize("key", ["max_policy_lag", "kept_rows"])
 def test_a_rollout_section_is_refused_where_there_are_none(name, key):
     assert str(refused({"env.id": "Pendulum-v1", "algorithm.name": name, f"rollout.{key}": 3, **ASYNC})) == (

@@ -190,10 +190,10 @@ def test_an_algorithm_that_is_not_there():
     with pytest.raises(ConfigError) as caught:
         config(algorithm__name="dqm")
     assert str(caught.value) == (
-        "[CFG-001] algorithm.name must be one of 'td3', 'dqn', 'iqn', 'ppo', 'vtrace'\n"
+        "[CFG-001] algorithm.name must be one of 'td3', 'sac', 'dqn', 'iqn', 'ppo', 'vtrace'\n"
         "  value: 'dqm'\n"
         "  meaning: Hyperparameters; ``algorithm.name`` says which algorithm.\n"
-        "  fix: give algorithm.name a value that is one of 'td3', 'dqn', 'iqn', 'ppo', 'vtrace'"
+        "  fix: give algorithm.name a value that is one of 'td3', 'sac', 'dqn', 'iqn', 'ppo', 'vtrace'"
     )
     with pytest.raises(ConfigError, match="algorithm must be a section with keys of its own"):
         load_config(None, {"env.id": "CartPole-v1", "algorithm": 3})

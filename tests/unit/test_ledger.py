@@ -136,10 +136,19 @@ def test_skipped_target_update():
     )
 
 
+def test_skipped_target_update_by_the_rule_of_sbx():
+    bench = Bench(algorithm__rule="sbx")
+    assert bench.make(3) == {}
+    bench.algorithm._move_targets = lambda: None
+    assert bench.make(1)["target_critic_moves"] == (
+        'the target critic moved 3 times in 4 updates; algorithm.rule "sbx" declares 4'
+    )
+
+
 def test_optimiser_stepped_twice():
     bench = Bench()
-    step = bench.algorithm._critic_adam.step
-    bench.algorithm._critic_adam.step = lambda: (step(), step())
+    step = bench.algorithm._adams["critic"].step
+    bench.algorithm._adams["critic"].step = lambda: (step(), step())
     assert bench.make(30) == {
         "critic_steps": "the optimiser of the critic has made 60 steps in 30 updates; the algorithm declares 30"
     }
@@ -148,7 +157,7 @@ def test_optimiser_stepped_twice():
 def test_optimiser_made_again():
     bench = Bench()
     assert bench.make(40) == {}
-    bench.algorithm._actor_adam = FlatAdam(bench.algorithm._actor_flat, 3e-4)
+    bench.algorithm._adams["actor"] = FlatAdam(bench.algorithm._actor_flat, 3e-4)
     assert bench.make(20) == {
         "actor_steps": (
             "the optimiser of the actor has made 10 steps in 60 updates; algorithm.policy_delay 2 declares 30; "
@@ -160,7 +169,7 @@ def test_optimiser_made_again():
 
 def test_optimiser_made_again_inside_and_one_that_is_never_the_same():
     inside, every = Bench(), Bench()
-    adam = inside.algorithm._critic_adam
+    adam = inside.algorithm._adams["critic"]
     inside.make(10)
     for moment in adam._moments.values():
         moment.zero_()
@@ -170,7 +179,7 @@ def test_optimiser_made_again_inside_and_one_that_is_never_the_same():
     update = every.algorithm.update
 
     def forgetful(b: Transitions) -> None:
-        every.algorithm._critic_adam = FlatAdam(every.algorithm._critic_flat, 3e-4)
+        every.algorithm._adams["critic"] = FlatAdam(every.algorithm._critic_flat, 3e-4)
         update(b)
 
     every.algorithm.update = forgetful
@@ -179,7 +188,7 @@ def test_optimiser_made_again_inside_and_one_that_is_never_the_same():
 
 def test_learning_rate_that_nobody_declared():
     bench = Bench(algorithm__critic_lr=1e-3)
-    bench.algorithm._critic_adam.lr = 0.1
+    bench.algorithm._adams["critic"].lr = 0.1
     assert bench.make(1) == {"critic_lr": "the learning rate of the critic is 0.1; algorithm.critic_lr declares 0.001"}
 
 
@@ -237,7 +246,7 @@ def test_ledger_is_the_same_whenever_it_is_looked_at():
 
 def test_a_mismatch_is_told_once_and_only_when_it_stays():
     bench = Bench()
-    bench.algorithm._critic_adam.lr = 0.1
+    bench.algorithm._adams["critic"].lr = 0.1
     bench.facts()
     assert bench.book.news() == []
     bench.facts()
@@ -246,13 +255,13 @@ def test_a_mismatch_is_told_once_and_only_when_it_stays():
     assert told["remedy"].startswith("hand the configured rate to the optimiser")
     bench.facts()
     assert bench.book.news() == []
-    bench.algorithm._critic_adam.lr = 3e-4
+    bench.algorithm._adams["critic"].lr = 3e-4
     assert wrong(bench.facts()) == {}
 
 
 def test_at_the_end_one_look_is_enough():
     bench = Bench()
-    bench.algorithm._critic_adam.lr = 0.1
+    bench.algorithm._adams["critic"].lr = 0.1
     bench.facts()
     assert [one["name"] for one in bench.book.news(final=True)] == ["critic_lr"]
     assert bench.book.news(final=True) == []
@@ -753,13 +762,13 @@ def test_intervals_that_are_hit_or_do_no_harm(changes):
     assert never_hit(config(**changes)) == []
 
 
-@pytest.mark.parametrize("preset", ["hockey-demo", "hockey-td3", "pendulum-td3"])
+@pytest.mark.parametrize("preset", ["hockey-demo", "hockey-td3", "pendulum-sac", "pendulum-td3"])
 def test_a_written_configuration_declares_no_default(preset, tmp_path):
     written = tmp_path / "config.toml"
     written.write_text(dump_toml(load_config(preset)))
     assert never_hit(load_config(written)) == []
 
 
-@pytest.mark.parametrize("preset", ["hockey-demo", "hockey-td3", "pendulum-td3"])
+@pytest.mark.parametrize("preset", ["hockey-demo", "hockey-td3", "pendulum-sac", "pendulum-td3"])
 def test_presets_declare_nothing_that_never_happens(preset):
     assert never_hit(load_config(preset)) == []

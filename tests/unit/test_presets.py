@@ -15,13 +15,14 @@ from headrace.runtime.config import load_config
 from headrace.runtime.presets import preset_folder, presets, resolve
 
 NAMES = [
-    "cage2-ppo", "cartpole-dqn", "cartpole-ppo", "fuelbreak-dqn", "halfcheetah-ppo", "hockey-demo", "hockey-td3",
-    "lunarlander-dqn", "lunarlander-ppo", "pendulum-td3", "treasurehunt-iqn", "treasurehunt-iqn-small",
+    "cage2-ppo", "cartpole-dqn", "cartpole-ppo", "fuelbreak-dqn", "halfcheetah-ppo", "halfcheetah-sac", "hockey-demo",
+    "hockey-td3", "lunarlander-dqn", "lunarlander-ppo", "pendulum-sac", "pendulum-td3", "treasurehunt-iqn",
+    "treasurehunt-iqn-small",
 ]  # fmt: skip
 LANGUAGE = ["reverse-text-grpo", "wordle-grpo"]
 """Of language models: another kind of configuration."""
-MUJOCO = "halfcheetah-ppo"
-"""Its environment needs a package that need not be there."""
+MUJOCO = ("halfcheetah-ppo", "halfcheetah-sac")
+"""Their environment needs a package that need not be there."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -44,7 +45,7 @@ def test_other_presets_are_not_taken_for_language_models(name):
     assert not describes_language_model(name)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != MUJOCO])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in MUJOCO])
 def test_environment_of_a_preset_is_built(name):
     config = load_config(name)
     env = build_copy(config.env, config.agents.count)
@@ -55,7 +56,7 @@ def test_package_that_a_preset_needs_is_named_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "mujoco", None)
     for module in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
         monkeypatch.delitem(sys.modules, module)
-    config = load_config(MUJOCO)
+    config = load_config(MUJOCO[0])
     with pytest.raises(EnvironmentNotBuilt, match="MuJoCo is not installed") as caught:
         build_copy(config.env, config.agents.count)
     assert "mujoco" in caught.value.fix

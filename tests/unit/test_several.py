@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from headrace.algorithms.base import Transitions
-from headrace.algorithms.configs import DQNConfig, TD3Config
+from headrace.algorithms.configs import DQNConfig, SACConfig, TD3Config
 from headrace.algorithms.many_actors import ManyActors
 from headrace.algorithms.registry import build_actor, build_algorithm
 from headrace.algorithms.several import Several
@@ -25,7 +25,8 @@ from iqn_support import ACTION, OBS, batch, config, joined
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 DQN = DQNConfig(network={"hidden": [16]}, batch_size=8, target={"every_updates": 2}, lr=1e-2)
 TD3 = TD3Config(actor={"hidden": [8]}, critic={"hidden": [8]}, batch_size=8, normalize_observations=True, actor_lr=1e-2)
-CASES = {"dqn": (DQN, ACTION), "td3": (TD3, BOX)}
+SAC = SACConfig(actor={"hidden": [8]}, critic={"hidden": [8]}, batch_size=8, normalize_observations=True, actor_lr=1e-2)
+CASES = {"dqn": (DQN, ACTION), "td3": (TD3, BOX), "sac": (SAC, BOX)}
 
 
 def build(name: str, policies: int, seed: int = 0) -> Any:
@@ -35,7 +36,7 @@ def build(name: str, policies: int, seed: int = 0) -> Any:
 
 def draw(name: str, seed: int, n: int = 8) -> Transitions:
     plain = batch(seed, n)
-    if name == "td3":
+    if name in ("td3", "sac"):
         plain.action = {"action": np.random.default_rng(seed).uniform(-1, 1, (n, 2)).astype(np.float32)}
     return plain
 
@@ -160,7 +161,7 @@ def test_a_number_that_is_none_names_the_policy():
 # --- acting
 
 
-@pytest.mark.parametrize("name", ["dqn", "td3", "iqn"])
+@pytest.mark.parametrize("name", ["dqn", "td3", "sac", "iqn"])
 def test_every_row_is_acted_by_its_agents_policy(name):
     section, action = {**CASES, "iqn": (config(), ACTION)}[name]
     algorithm = build_algorithm(section, OBS, action, 0, policies=3)

@@ -11,9 +11,10 @@ from gymnasium import spaces
 
 from headrace.algorithms.base import Transitions
 from headrace.algorithms.configs import ExplorationConfig, NetworkConfig, TD3Config
+from headrace.algorithms.continuous import critic_loss
 from headrace.algorithms.flat import FlatAdam
 from headrace.algorithms.registry import build_actor
-from headrace.algorithms.td3 import TD3, critic_loss, smoothed_action, td_target
+from headrace.algorithms.td3 import TD3, smoothed_action, td_target
 from headrace.core import seeding
 from headrace.core.errors import ConfigError, NonFiniteValue, UnsupportedSpace
 
@@ -98,20 +99,24 @@ class Plain:
         (F.mse_loss(q1, y) + F.mse_loss(q2, y)).backward()
         self.critic_adam.step()
         self.updates += 1
-        if self.updates % self.config.policy_delay:
+        sbx = self.config.rule == "sbx"
+        if self.updates % self.config.policy_delay == 0:
+            self.actor_adam.zero_grad()
+            q1, q2 = self.critic(obs, self.actor(obs))
+            (-(torch.minimum(q1, q2) if sbx else q1).mean()).backward()
+            self.actor_adam.step()
+        elif not sbx:
             return
-        self.actor_adam.zero_grad()
-        (-self.critic(obs, self.actor(obs))[0].mean()).backward()
-        self.actor_adam.step()
         tau = self.config.tau
         for net, target in ((self.actor, self.target_actor), (self.critic, self.target_critic)):
             for p, p_target in zip(net.parameters(), target.parameters(), strict=True):
                 p_target.data = (1 - tau) * p_target.data + tau * p.data
 
 
+@pytest.mark.parametrize("rule", ["paper", "sbx"])
 @pytest.mark.parametrize("policy_delay", [1, 2, 3])
-def test_updates_equal_a_plain_implementation(policy_delay):
-    algorithm = learner(policy_delay=policy_delay, tau=0.1, actor_lr=3e-3, critic_lr=1e-2)
+def test_updates_equal_a_plain_implementation(policy_delay, rule):
+    algorithm = learner(policy_delay=policy_delay, rule=rule, tau=0.1, actor_lr=3e-3, critic_lr=1e-2)
     start = arrays(algorithm)
     plain = Plain(algorithm)
     for step in range(12):
@@ -148,8 +153,8 @@ def test_truncated_transitions_do():
 def test_targets_move_once_per_actor_update():
     algorithm = learner(tau=0.1, policy_delay=2)
     for online, target in (("actor", "target_actor"), ("critic", "target_critic")):
-        algorithm._flats()[online].value.data.fill_(1.0)
-        algorithm._flats()[target].value.data.fill_(0.0)
+        algorithm._books.flats[online].value.data.fill_(1.0)
+        algorithm._books.flats[target].value.data.fill_(0.0)
     algorithm.update(batch())
     assert not algorithm.state()["target_actor"].any()
     assert not algorithm.state()["target_critic"].any()
@@ -157,6 +162,29 @@ def test_targets_move_once_per_actor_update():
     # The online weights have moved by at most two steps of 3e-4; twice moved targets would be at 0.19.
     np.testing.assert_allclose(algorithm.state()["target_actor"], 0.1, atol=1e-3)
     np.testing.assert_allclose(algorithm.state()["target_critic"], 0.1, atol=1e-3)
+
+
+def test_by_the_rule_of_sbx_targets_move_in_every_update():
+    algorithm = learner(tau=0.1, policy_delay=3, rule="sbx")
+    for online, target in (("actor", "target_actor"), ("critic", "target_critic")):
+        algorithm._books.flats[online].value.data.fill_(1.0)
+        algorithm._books.flats[target].value.data.fill_(0.0)
+    for expected in (0.1, 0.19, 0.271):
+        algorithm.update(batch())
+        np.testing.assert_allclose(algorithm.state()["target_actor"], expected, atol=1e-3)
+        np.testing.assert_allclose(algorithm.state()["target_critic"], expected, atol=1e-3)
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("paper", -4.5), ("sbx", -1.5)])
+def test_the_actor_is_pulled_to_the_first_critic_or_to_the_smaller_one(rule, expected):
+    algorithm = learner(rule=rule)
+    q = torch.tensor([[8.0, 1.0], [2.0, 7.0]])  # of critic and row
+    losses = []
+    algorithm._critic.forward = lambda obs, action: q
+    algorithm._critic.first = lambda obs, action: q[0]
+    algorithm._actor_flat.backward = lambda loss: losses.append(loss) or 0.0
+    algorithm._step_actor(torch.zeros(2, 3))
+    assert losses == [expected]
 
 
 def test_delayed_update_leaves_the_actor_and_its_moments_alone():
@@ -175,17 +203,19 @@ def test_actor_step_gives_the_critics_no_gradient():
     assert algorithm._actor_flat.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("rule", ["paper", "sbx"])
 @pytest.mark.parametrize("delay", [1, 2, 3])
-def test_ledger_equals_what_policy_delay_declares(delay):
-    algorithm = learner(policy_delay=delay)
+def test_ledger_equals_what_policy_delay_declares(delay, rule):
+    algorithm = learner(policy_delay=delay, rule=rule)
+    moves = 7 if rule == "sbx" else 7 // delay
     for step in range(7):
         algorithm.update(batch(step))
     assert algorithm.ledger() == {
         "updates": 7,
         "critic_steps": 7, "critic_steps_declared": 7,
         "actor_steps": 7 // delay, "actor_steps_declared": 7 // delay,
-        "target_critic_moves": 7 // delay, "target_critic_moves_declared": 7 // delay,
-        "target_actor_moves": 7 // delay, "target_actor_moves_declared": 7 // delay,
+        "target_critic_moves": moves, "target_critic_moves_declared": moves,
+        "target_actor_moves": moves, "target_actor_moves_declared": moves,
         "critic_optimisers": 1, "critic_optimisers_declared": 1,
         "actor_optimisers": 1, "actor_optimisers_declared": 1,
         "critic_lr": 3e-4, "critic_lr_declared": 3e-4,
@@ -195,7 +225,7 @@ def test_ledger_equals_what_policy_delay_declares(delay):
 
 def test_ledger_counts_what_is_done_and_not_what_was_meant():
     algorithm = learner()
-    algorithm._critic_adam.step()
+    algorithm._adams["critic"].step()
     algorithm._target_actor_flat.lerp_(algorithm._actor_flat, 0.5)
     ledger = algorithm.ledger()
     assert (ledger["updates"], ledger["critic_steps"], ledger["target_actor_moves"]) == (0, 1, 1)
@@ -205,7 +235,7 @@ def test_ledger_counts_what_is_done_and_not_what_was_meant():
 def test_no_mismatch_where_adam_stops_counting():
     algorithm = learner(policy_delay=1)
     algorithm.updates = FlatAdam.MOST_STEPS + 5
-    for adam in algorithm._adams().values():
+    for adam in algorithm._adams.values():
         adam.load("step", np.array(FlatAdam.MOST_STEPS, np.float32))
     algorithm.update(batch())
     ledger = algorithm.ledger()
@@ -260,9 +290,9 @@ def test_smoothing_noise_differs_from_update_to_update():
 def test_hash_covers_every_learned_array(name):
     algorithm = trained(0, normalize_observations=True)
     before = algorithm.weights_sha256()
-    algorithm._learned()[name][-1] += 1
+    algorithm._books.learned()[name][-1] += 1
     assert algorithm.weights_sha256() != before
-    algorithm._learned()[name][-1] -= 1
+    algorithm._books.learned()[name][-1] -= 1
     assert len(before) == len(hashlib.sha256().hexdigest())
 
 

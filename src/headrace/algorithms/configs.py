@@ -9,6 +9,16 @@ from pydantic import Field, model_validator
 from headrace.core.config import Section
 from headrace.core.errors import ConfigError
 
+_Ignored = tuple[str, bool, str, str]
+"""A key, whether it would be ignored, why, and what to do."""
+
+
+def refuse_ignored(*cases: _Ignored) -> None:
+    """Raise a `ConfigError` for the first key that would be ignored."""
+    for key, is_ignored, why, fix in cases:
+        if is_ignored:
+            raise ConfigError(f"{key} would be ignored: {why}", fix=fix)
+
 
 class NetworkConfig(Section):
     """A multilayer perceptron, or a network of the user's own."""
@@ -21,8 +31,8 @@ class NetworkConfig(Section):
     """Normalise each hidden layer before its activation."""
     factory: str | None = None
     """``module:function(inputs, outputs) -> torch.nn.Module`` instead of the perceptron; collectors then act in torch.
-    It returns raw outputs (TD3 squashes the actor's itself; DQN asks for one more where it is dueling) and uses neither
-    batch statistics nor dropout."""
+    It returns raw outputs (TD3 and SAC squash the actor's themselves; SAC asks for two per number of an action, DQN for one
+    more where it is dueling) and uses neither batch statistics nor dropout."""
 
 
 class ExplorationConfig(Section):
@@ -47,7 +57,7 @@ class TD3Config(Section):
     gamma: float = Field(default=0.99, ge=0, le=1)
     """Discount per environment step."""
     tau: float = Field(default=0.005, gt=0, le=1)
-    """Share of the online weights mixed into the target weights at each actor update."""
+    """Share of the online weights mixed into the target weights whenever they move."""
     batch_size: int = Field(default=256, ge=1)
     """Transitions per update."""
     actor_lr: float = Field(default=3e-4, gt=0)
@@ -58,11 +68,57 @@ class TD3Config(Section):
     """Largest target smoothing noise, in the same unit."""
     policy_delay: int = Field(default=2, ge=1)
     """Critic updates per actor update."""
+    rule: Literal["paper", "sbx"] = "paper"
+    """paper: targets move with the actor, and it is pulled to what the first critic values. sbx, as the library of that name:
+    targets move in every update, and the smaller of both critics counts. It learns short tasks in fewer steps, and is no
+    TD3 as published: compare like with like."""
     normalize_observations: bool = False
     """Scale observations by running mean and standard deviation, taken from the rows as they are committed."""
     actor: NetworkConfig = NetworkConfig()
     critic: NetworkConfig = NetworkConfig()
     exploration: ExplorationConfig = ExplorationConfig()
+
+
+class TemperatureConfig(Section):
+    """What entropy is worth, in units of reward: the temperature alpha."""
+
+    kind: Literal["auto", "fixed"] = "auto"
+    """auto: learned, so that the policy keeps an entropy of ``target_entropy``. fixed: ``value`` throughout."""
+    value: float = Field(default=1.0, gt=0)
+    """At the start."""
+    lr: float = Field(default=3e-4, gt=0)
+    """Of Adam, which moves its logarithm."""
+    target_entropy: float | None = None
+    """Entropy in nats of an action in [-1, 1]^A; not set: -A, one for each of its numbers."""
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        fixed = self.kind == "fixed"
+        why, fix = "a fixed temperature is not learned", 'remove it, or set algorithm.temperature.kind = "auto"'
+        refuse_ignored(
+            ("algorithm.temperature.lr", fixed and self.lr != TemperatureConfig().lr, why, fix),
+            ("algorithm.temperature.target_entropy", fixed and self.target_entropy is not None, why, fix),
+        )
+        return self
+
+
+class SACConfig(Section):
+    """Soft actor-critic with a learned temperature (Haarnoja et al. 2018, arXiv:1812.05905)."""
+
+    name: Literal["sac"] = "sac"
+    gamma: float = Field(default=0.99, ge=0, le=1)
+    """Discount per environment step."""
+    tau: float = Field(default=0.005, gt=0, le=1)
+    """Share of the critics' weights mixed into their targets' in each update."""
+    batch_size: int = Field(default=256, ge=1)
+    """Transitions per update."""
+    actor_lr: float = Field(default=3e-4, gt=0)
+    critic_lr: float = Field(default=3e-4, gt=0)
+    temperature: TemperatureConfig = TemperatureConfig()
+    normalize_observations: bool = False
+    """Scale observations by running mean and standard deviation, taken from the rows as they are committed."""
+    actor: NetworkConfig = NetworkConfig()
+    critic: NetworkConfig = NetworkConfig()
 
 
 class EpsilonConfig(Section):
@@ -306,17 +362,6 @@ class IQNConfig(Section):
         return self
 
 
-_Ignored = tuple[str, bool, str, str]
-"""A key, whether it would be ignored, why, and what to do."""
-
-
-def refuse_ignored(*cases: _Ignored) -> None:
-    """Raise a `ConfigError` for the first key that would be ignored."""
-    for key, is_ignored, why, fix in cases:
-        if is_ignored:
-            raise ConfigError(f"{key} would be ignored: {why}", fix=fix)
-
-
 def _unused_priority(priority: PriorityConfig) -> _Ignored:
     return (
         "algorithm.priority",
@@ -336,5 +381,6 @@ def _unequal_parts(batch_size: int, optimiser: OptimiserConfig) -> _Ignored:
 
 
 TD3 = TD3Config
+SAC = SACConfig
 DQN = DQNConfig
 IQN = IQNConfig

@@ -16,7 +16,7 @@ from headrace.algorithms.acting import BoxActor, Network, PerceptronForward
 from headrace.algorithms.base import Actor, Algorithm, OnPolicyAlgorithm, PolicySpec
 from headrace.algorithms.choices import Choices, Mask
 from headrace.algorithms.choosing import DuelingForward, QActor, RandomActor
-from headrace.algorithms.configs import DQNConfig, IQNConfig, NetworkConfig, TD3Config
+from headrace.algorithms.configs import DQNConfig, IQNConfig, NetworkConfig, SACConfig, TD3Config
 from headrace.algorithms.encoding import ActionBox, ObservationEncoder, map_place
 from headrace.algorithms.exploration import carried_floats as carried_by_noise
 from headrace.algorithms.heads import CategoricalHead, head_of
@@ -24,6 +24,7 @@ from headrace.algorithms.many_actors import ManyActors
 from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
 from headrace.algorithms.quantile_acting import QuantileForward
 from headrace.algorithms.sampling import SamplingActor, UniformActor, action_mask
+from headrace.algorithms.squashed import SquashedActor
 from headrace.core import seeding
 from headrace.core.config import Section
 from headrace.core.errors import ConfigError
@@ -134,7 +135,7 @@ def learns_on_policy(config: Section) -> bool:
 
 @overload
 def build_algorithm(
-    config: TD3Config | DQNConfig | IQNConfig,
+    config: TD3Config | SACConfig | DQNConfig | IQNConfig,
     observation_space: Space,
     action_space: Space,
     seed: int,
@@ -235,6 +236,18 @@ def _td3(config: Section, observation_space: Space, action_space: Space, seed: i
     from headrace.algorithms.td3 import TD3  # imports torch
 
     return TD3(cast("TD3Config", config), observation_space, action_space, seed, device)
+
+
+def _sac_actor(policy: PolicySpec) -> Actor:
+    config = cast("SACConfig", policy.config)
+    inputs, actions = ObservationEncoder(policy.observation_space).size, ActionBox(policy.action_space).size
+    return SquashedActor(policy, _acting_network(config.actor, inputs, 2 * actions))
+
+
+def _sac(config: Section, observation_space: Space, action_space: Space, seed: int, device: str) -> Algorithm:
+    from headrace.algorithms.sac import SAC  # imports torch
+
+    return SAC(cast("SACConfig", config), observation_space, action_space, seed, device)
 
 
 def _check_choices(config: Section, observation_space: Space, action_space: Space) -> None:
@@ -361,6 +374,16 @@ _ENTRIES: Mapping[type[Section], Entry] = MappingProxyType(
             build_algorithm=_td3,
             carried_floats=_td3_carried_floats,
             acts_in_torch=lambda config: cast("TD3Config", config).actor.factory is not None,
+            build_random_actor=lambda _: None,
+        ),
+        SACConfig: Entry(
+            name="sac",
+            summary="soft actor-critic with a learned temperature, for continuous actions (Haarnoja et al. 2018)",
+            check_spaces=_check_continuous,
+            build_actor=_sac_actor,
+            build_algorithm=_sac,
+            carried_floats=lambda _config, _space: 0,
+            acts_in_torch=lambda config: cast("SACConfig", config).actor.factory is not None,
             build_random_actor=lambda _: None,
         ),
         DQNConfig: Entry(

@@ -141,10 +141,13 @@ def _algorithm(facts: Facts, config: Sections) -> Iterator[Entry]:
 
 def _moves(name: str, done: float, declared: float, ok: bool, facts: Facts, config: Sections) -> Entry:
     what = name.removesuffix("_moves").replace("_", " ")
+    declares = _declares(config, "policy_delay", "target.every_updates")
+    if getattr(config.algorithm, "rule", None) == "sbx":
+        declares = 'algorithm.rule "sbx" declares'  # whatever the delay of the actor
     return Entry(
         name, done, declared, 0.0, "moves", ok,
         f"the {what} moved {amount(int(done), 'time')} in {amount(facts.updates, 'update')}; "
-        f"{_declares(config, 'policy_delay', 'target.every_updates')} {_number(declared)}{_fall(name, facts, '')}",
+        f"{declares} {_number(declared)}{_fall(name, facts, '')}",
         "move each target network once per update that declares it, in one place (`FlatParameters.lerp_`); what was "
         "learned so far was learned with another speed of the targets",
     )  # fmt: skip
@@ -176,7 +179,7 @@ def _lr(name: str, done: float, declared: float, ok: bool, facts: Facts, config:
     what = name.removesuffix("_lr").replace("_", " ")
     return Entry(
         name, done, declared, _EXACT * abs(declared), "", ok,
-        f"the learning rate of the {what} is {_number(done)}; {_declares(config, name, 'lr')} {_number(declared)}",
+        f"the learning rate of the {what} is {_number(done)}; {_declares(config, name, f'{what}.lr', 'lr')} {_number(declared)}",
         "hand the configured rate to the optimiser, and leave it alone or declare the schedule it follows",
     )  # fmt: skip
 

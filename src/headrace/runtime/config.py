@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 import tomli_w
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from headrace.algorithms.configs import DQNConfig, IQNConfig, TD3Config
+from headrace.algorithms.configs import DQNConfig, IQNConfig, SACConfig, TD3Config
 from headrace.algorithms.exploration import decay_of
 from headrace.algorithms.on_policy_configs import ON_POLICY, PPOConfig, VTraceConfig
 from headrace.core import toml
@@ -45,7 +45,7 @@ def _algorithm_name(section: object) -> object:
     return getattr(section, "name", None)
 
 
-AlgorithmConfig = TD3Config | DQNConfig | IQNConfig | PPOConfig | VTraceConfig
+AlgorithmConfig = TD3Config | SACConfig | DQNConfig | IQNConfig | PPOConfig | VTraceConfig
 
 
 IN_TURN: Mapping[str, object] = MappingProxyType(
@@ -76,6 +76,7 @@ class ExperimentConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     algorithm: Annotated[
         Annotated[TD3Config, Tag("td3")]
+        | Annotated[SACConfig, Tag("sac")]
         | Annotated[DQNConfig, Tag("dqn")]
         | Annotated[IQNConfig, Tag("iqn")]
         | Annotated[PPOConfig, Tag("ppo")]
