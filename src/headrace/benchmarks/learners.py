@@ -38,18 +38,21 @@ PROMISED: Mapping[tuple[str, str, str], float] = {
 }
 """Least ratio on one thread, by work, our side and the peer."""
 
-_DRAWS = "draws its batches itself, 0.13 ms of each update"
+_DRAWS = "it draws its batches itself"
 _NO_TARGET = "its target network does not move in what is measured"
 UNEQUAL: Mapping[tuple[str, str], str] = {
     ("td3", ZOO): _DRAWS,
     ("sac", ZOO): _DRAWS,
     ("dqn", ZOO): f"{_DRAWS}; {_NO_TARGET}",
-    ("td3", SBX): f"{_DRAWS}; moves its targets with every update, and its actor learns from the lower of both critics",
+    (
+        "td3",
+        SBX,
+    ): f"{_DRAWS}; it moves its targets with every update, and its actor learns from the lower of both critics",
     ("sac", SBX): _DRAWS,
-    ("dqn", SBX): f"{_DRAWS}; does not shorten gradients; {_NO_TARGET}",
+    ("dqn", SBX): f"{_DRAWS}; it does not shorten gradients; {_NO_TARGET}",
     ("dqn", PLAIN): _NO_TARGET,
-    ("ppo", ZOO): "keeps no record; collects and learns with constant rates",
-    ("ppo", PLAIN): "keeps no record; an episode that is cut off counts as ended",
+    ("ppo", ZOO): "it keeps no record; rates and clipping are constant",
+    ("ppo", PLAIN): "it keeps no record; an episode that is cut off counts as ended",
 }
 """What was not the same work as ours, by work and peer."""
 _PATIENCE = 30.0
@@ -163,12 +166,13 @@ def rows(work: str, threads: int, found: Mapping[Side, Sequence[Found]], version
 
 def _note(work: str, peer: str, ours: Sequence[Found], theirs: Sequence[Found]) -> str:
     """What was not equal, and the ratio by processor time, which others on the machine move less."""
-    unequal = UNEQUAL.get((work, peer.partition(",")[0]), "")
+    told = []
     rates: list[Any] = [[one["cpu_rate"] for one in side] for side in (ours, theirs)]
-    if any(rate is None for side in rates for rate in side):
-        return f"{peer} {unequal}" if unequal else ""
-    by_cpu = f"{median(rates[0]) / median(rates[1]):.2f} per CPU second beside {peer}"
-    return f"{by_cpu}, which {unequal}" if unequal else by_cpu
+    if all(rate is not None for side in rates for rate in side):
+        told.append(f"{median(rates[0]) / median(rates[1]):.2f} per CPU second")
+    if unequal := UNEQUAL.get((work, peer.partition(",")[0])):
+        told.append(f"not equal: {unequal}")
+    return f"beside {peer} {'; '.join(told)}" if told else ""
 
 
 def _threads(count: int) -> str:

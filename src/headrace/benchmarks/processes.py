@@ -89,6 +89,9 @@ class SideProcess:
         finally:
             os.close(answers)
             os.close(leash)
+        self._ended = os.pidfd_open(
+            self._process.pid
+        )  # waited for by this, its number stays its own until all are killed
         try:
             opened = self._answer(OPENING_S)
             if "missing" in opened:
@@ -115,10 +118,9 @@ class SideProcess:
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-        self._process.terminate()
-        ended = os.pidfd_open(self._process.pid)  # waited for this way, its number stays its own until all are killed
-        poll_fds({ended: select.POLLIN}, _ENDING_S)
-        os.close(ended)
+        os.kill(self._process.pid, signal.SIGTERM)
+        poll_fds({self._ended: select.POLLIN}, _ENDING_S)
+        os.close(self._ended)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(timeout=_ENDING_S)
@@ -143,7 +145,8 @@ class SideProcess:
         return found
 
     def _complaint(self) -> str:
-        """The last line it has printed."""
+        """The last line it has printed; it ends now, if it has not."""
+        poll_fds({self._ended: select.POLLIN}, _ENDING_S)
         lines = (Path(self._folder.name) / "output").read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it ended without a word"
 
