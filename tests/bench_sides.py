@@ -20,11 +20,13 @@ def open_side(request: Request) -> Opened:
     if name == "needs a peer":
         import no_such_peer  # noqa: F401
     if name == "breaks":
+        chatter()
         raise RuntimeError("it cannot be built")
     turns = []
 
     def turn(question: Mapping[str, Any]) -> Found:
         turns.append(question)
+        chatter()
         if name == "dies later" and len(turns) == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         if name == "never answers":
@@ -33,6 +35,12 @@ def open_side(request: Request) -> Opened:
         return {"rate": rate, "cpu_rate": rate, "pid": os.getpid(), "torch": "torch" in sys.modules}
 
     return Opened("1.2", turn)
+
+
+def chatter() -> None:
+    """As peers do; it is no answer."""
+    sys.stdout.write("chatter that is no answer\n")
+    sys.stdout.flush()
 
 
 def request(name: str) -> dict[str, Any]:
@@ -44,4 +52,6 @@ if __name__ == "__main__":
     from headrace.benchmarks.processes import SideProcess
 
     process = SideProcess(Path(sys.executable), request("never answers"))
+    sys.stdout.write(f"{process._process.pid}\n")
+    sys.stdout.flush()
     process.ask({}, 60.0)
