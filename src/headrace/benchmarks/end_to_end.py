@@ -28,7 +28,7 @@ MODULES = {
     PLAIN: "headrace.benchmarks.plain_training",
     SAMPLE_FACTORY: "headrace.benchmarks.sample_factory",
 }
-_MUJOCO = "pip install 'headrace[mujoco]'"
+_WITH_MUJOCO = "pip install 'headrace[peers,mujoco]'"
 
 Trainings = Mapping[str, Sequence[Found]]
 """What each side found, by its name, for every seed."""
@@ -90,7 +90,7 @@ class Comparison:
         task = TASKS[name]
         mine = side in task.ours
         request = {"side": side, "module": "headrace.benchmarks.ours" if mine else MODULES[side], "ours": mine,
-                   "task": name, "named": side, "remedy": _MUJOCO if mine else None}  # fmt: skip
+                   "task": name, "named": side, "remedy": _WITH_MUJOCO if "mujoco" in task.needs else None}  # fmt: skip
         with opened([Path(sys.executable)] if mine else self._pythons, request) as process:
             told = process.ask({"seed": seed, "steps": self._steps}, task.limit_s)
             return {**told, "version": process.version, "wall_s": told["since_start_s"]}
