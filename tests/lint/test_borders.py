@@ -14,6 +14,7 @@ PRINTERS = {"testing/faults.py": "floods its output, so that tests can see that 
 """Modules outside cli that may write to standard output or error, with the reason."""
 
 READERS = {
+    "benchmarks/processes.py": "hands its own variables on to the sides it runs",
     "commands/keeper.py": "hands its own variables on to the program it runs",
     "llm/backends/vllm_keeper.py": "hands its own variables on to the server it runs",
     "core/config.py": "the one place for HEADRACE_* variables",

@@ -13,6 +13,7 @@ import pytest
 
 # "module function call" -> why this one cannot wait for ever. An entry that no longer matches fails the test.
 ALLOWED = {
+    "benchmarks/sample_factory.py Evaluation._evaluate with self._lock": "the peer's own; who asked has a limit, and ends it",
     "collectors/worker.py CollectorWorker._commit self._commits.put": "MessagePipe.put never blocks",
     "llm/orchestration/collecting.py Collecting._note task.result": "a callback of the task's end: it has its result",
     "runtime/groups.py RemoteGroups._send self._pipes[collector][0].put": "MessagePipe.put never blocks",

@@ -19,6 +19,7 @@ from headrace.core.errors import ConfigError, HeadraceError
 USAGE = 2
 
 _COMMANDS = {
+    "bench": "headrace.cli.bench:bench",
     "check": "headrace.cli.check:check",
     "debug-run": "headrace.cli.debug_run:debug_run",
     "doctor": "headrace.cli.doctor:doctor",

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import gymnasium
 import torch
-from _learning_sides import Judge, Task, version_of
 from sample_factory.algo.runners.runner import AlgoObserver
 from sample_factory.algo.utils.action_distributions import argmax_actions
 from sample_factory.algo.utils.misc import ExperimentStatus
@@ -26,7 +27,22 @@ from sample_factory.model.model_utils import get_rnn_size
 from sample_factory.train import make_runner
 from signal_slot.signal_slot import EventLoopObject, signal
 
+from headrace.benchmarks.judging import Judge
+from headrace.benchmarks.sides import SAMPLE_FACTORY, Found, Opened, Request, version_of
+from headrace.benchmarks.tasks import TASKS, Task
+
 WORKERS = 2
+
+
+def open_side(request: Request) -> Opened:
+    """See `sides`; a turn is one training, with ``seed`` and, to end earlier, ``steps``."""
+    task = TASKS[request["task"]]
+
+    def turn(question: Mapping[str, Any]) -> Found:
+        shorter = replace(task, most_steps=question["steps"]) if question.get("steps") else task
+        return train(shorter, question["seed"])
+
+    return Opened(version_of(SAMPLE_FACTORY), turn)
 
 
 class Evaluation(AlgoObserver, EventLoopObject):
@@ -110,7 +126,7 @@ class Evaluation(AlgoObserver, EventLoopObject):
         return int(argmax_actions(self._policy.action_distribution()))
 
 
-def train(task: Task, seed: int) -> dict[str, Any]:
+def train(task: Task, seed: int) -> Found:
     """One training."""
     torch.set_num_threads(1)
     register_env(task.env, _make)
@@ -125,7 +141,7 @@ def train(task: Task, seed: int) -> dict[str, Any]:
         raise RuntimeError(f"Sample Factory ended with status {status}")
     evaluation.last_look()
     return {
-        "version": version_of("sample-factory"), **evaluation.judge.found(evaluation.steps),
+        **evaluation.judge.found(evaluation.steps),
         "updates_per_s": evaluation.updates / (evaluation.ended_s - evaluation.began_s),
     }  # fmt: skip
 

@@ -1,0 +1,76 @@
+"""How trainings of all sides are judged alike. Peers' processes import it too.
+
+Everybody plays ten greedy episodes with seeds that stay the same through a training, after every so many steps, and stops
+where their mean return reaches the target; without one, what counts is the return at the end. Seconds count from the start of
+the process: imports, compilation and evaluations are in them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from headrace.benchmarks.sides import Found
+from headrace.benchmarks.tasks import EPISODES, Task
+
+EVALUATION_SEED = 10_000
+
+
+class Judge:
+    """Evaluates a peer's policy now and then, and keeps what came of it.
+
+    Args:
+        task: Whose target counts.
+        env: Where episodes are played; nobody else uses it.
+        act: The greedy policy, of one observation.
+    """
+
+    def __init__(self, task: Task, env: Any, act: Callable[[Any], Any]) -> None:
+        self._task, self._env, self._act = task, env, act
+        self.reached_at: int | None = None
+        """Steps after which the target was reached; None: not yet."""
+        self.newest = float("nan")
+        """Mean return of the last evaluation."""
+        self.spent_s = 0.0
+
+    def is_due(self, steps: int) -> bool:
+        """Whether a policy is to be evaluated after so many steps."""
+        return self._task.every_steps > 0 and steps > 0 and steps % self._task.every_steps == 0
+
+    def look(self, steps: int) -> None:
+        """Evaluate the policy, which has learned from so many steps."""
+        began_s = time.perf_counter()
+        self.newest = sum(self._episode(number) for number in range(EPISODES)) / EPISODES
+        if self._task.target is not None and self.newest >= self._task.target and self.reached_at is None:
+            self.reached_at = steps
+        self.spent_s += time.perf_counter() - began_s
+
+    def _episode(self, number: int) -> float:
+        obs, _ = self._env.reset(seed=EVALUATION_SEED + number)
+        total, over = 0.0, False
+        while not over:
+            obs, reward, terminated, truncated, _ = self._env.step(self._act(obs))
+            total += float(reward)
+            over = terminated or truncated
+        return total
+
+    def found(self, steps: int) -> Found:
+        """What is told of a training of so many steps; the policy is evaluated if it never was."""
+        if self.reached_at is None:
+            self.look(steps)
+        reached_at = self.reached_at
+        return {"reached": reached_at is not None, "steps": reached_at or steps, "return": self.newest}
+
+
+def greedy(model: Any) -> Callable[[Any], Any]:
+    """The greedy policy of a model of Stable-Baselines3 or SBX; observations are normalised as in its training."""
+    chooses = hasattr(model.action_space, "n")
+    normaliser = model.get_vec_normalize_env()
+
+    def act(obs: Any) -> Any:
+        seen = obs if normaliser is None else normaliser.normalize_obs(obs)
+        action, _ = model.predict(seen, deterministic=True)
+        return int(action) if chooses else action
+
+    return act
