@@ -23,9 +23,11 @@ from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.child import ChildContext
 from headrace.llm.config import RLConfig
 from headrace.llm.launch.children import Targets
+from headrace.llm.sums import TensorSum, sealed
 from headrace.supervision.messages import Done, Ready, Report, Stop
 from headrace.telemetry.board import Activity, Board, Slot, State
 from headrace.telemetry.waits import wait_readable
+from headrace.weights.tensor_file import save_tensors
 
 TARGETS = Targets(
     **{name: f"llm_stand_ins:{name}" for name in ("warm_start", "inference", "orchestrator", "trainer", "twin")}
@@ -138,8 +140,7 @@ def warm_start(context: ChildContext) -> None:
         own.ready()
         own.slot.enter(Activity.WARM_START)
         own.basics.model.mkdir(exist_ok=True)
-        (own.basics.weights / "0").mkdir(parents=True, exist_ok=True)
-        (own.basics.weights / "0" / "manifest.json").write_text("{}")
+        _publish(own, 0)
         own.tell("sft", step=3, loss=0.5)
         own.done(version=0)
 
@@ -258,7 +259,7 @@ def trainer(context: ChildContext) -> None:
                 own.slot.enter(Activity.UPDATE, -1, step)
                 own.misbehave(step)
                 own.heed()
-                (own.basics.weights / str(step + 1)).mkdir()
+                _publish(own, step + 1)
                 _wake(context.fds["published"])
                 own.slot.count("updates", step + 1)
                 own.tell(
@@ -270,8 +271,31 @@ def trainer(context: ChildContext) -> None:
             own.done(version=own.config.run.steps, weights_sha256="ab" * 32)
         finally:
             own.slot.enter(Activity.CHECKPOINT)
-            (own.basics.checkpoints / str(step)).mkdir(exist_ok=True)
-            (own.basics.checkpoints / str(step) / "manifest.json").write_text("{}")
+            keep(own.basics.checkpoints / str(step), own.basics.run_id)
+
+
+def _publish(own: Part, version: int) -> None:
+    folder = own.basics.weights / str(version)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tensors(folder / "model.safetensors", {}, {})
+    facts = {"format": "headrace weights 2", "run_id": own.basics.run_id, "version": version, "metadata": {}}
+    facts |= {"sha256": TensorSum().hex(), "probe": {"token_ids": [], "logprobs": []}}
+    (folder / "manifest.json").write_bytes(sealed(facts))
+
+
+def keep(folder: Path, run_id: str) -> None:
+    """A checkpoint of nothing."""
+    folder.mkdir(exist_ok=True)
+    save_tensors(folder / "state.safetensors", {}, {})
+    facts = {
+        "format": "headrace rl checkpoint 2",
+        "run_id": run_id,
+        "version": int(folder.name),
+        "carry": {},
+        "config": {},
+    }
+    facts |= {"sha256": TensorSum().hex(), "weights_sha256": ""}
+    (folder / "manifest.json").write_bytes(sealed(facts))
 
 
 def twin(context: ChildContext) -> None:

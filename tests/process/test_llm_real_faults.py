@@ -10,11 +10,18 @@ import signal
 import pytest
 
 from headrace.llm.launch.launcher import launch
+from headrace.llm.launch.starting import resume
 from llm_real_support import real, real_server
 
 __all__ = ["real", "real_server"]
 
 pytestmark = [pytest.mark.process, pytest.mark.table]
+
+
+def resumed(run):
+    what = resume(run, None)
+    with what.place:
+        return launch(what)
 
 
 @pytest.mark.parametrize("lag", [0, 1])
@@ -113,8 +120,6 @@ def test_a_full_disk_ends_the_run_and_leaves_a_summary(real, monkeypatch):
 
 
 def test_an_interrupt_saves_and_the_run_goes_on_to_the_same_weights(real, tmp_path):
-    from headrace.llm.launch.starting import resume
-
     def interrupt(line):
         if line.component == "trainer" and line.text.startswith("Step 2/"):
             os.kill(os.getpid(), signal.SIGINT)
@@ -122,10 +127,30 @@ def test_an_interrupt_saves_and_the_run_goes_on_to_the_same_weights(real, tmp_pa
     settings = {"orchestrator__max_policy_lag": 0, "run__steps": 4}
     first = real(interrupt, **settings)
     assert (first["outcome"], first["exit_code"]) == ("interrupted", 130), first["error"]
-    what = resume(real.path, None)
-    with what.place:
-        second = launch(what)
+    second = resumed(real.path)
     assert (second["outcome"], second["steps"]) == ("completed", 4), second["error"]
     real.path.rename(tmp_path / "interrupted")
     whole = real(**settings)
     assert whole["weights_sha256"] == second["weights_sha256"]
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged_comes_to_the_same_weights(real, tmp_path):
+    """The older one's weights are published no more: they are made again of it."""
+    settings = {"orchestrator__max_policy_lag": 0, "run__steps": 9, "checkpoint__every_steps": 1, "checkpoint__keep": 6}
+
+    def interrupt(line):
+        if line.component == "trainer" and line.text.startswith("Step 8/"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert real(interrupt, **settings)["outcome"] == "interrupted"
+    for version in (8, 7, 6, 5):
+        state = real.path / "checkpoints" / str(version) / "state.safetensors"
+        content = bytearray(state.read_bytes())
+        content[-1] ^= 1
+        state.write_bytes(content)
+    assert not (real.path / "weights" / "4").exists()
+    second = resumed(real.path)
+    assert (second["outcome"], second["steps"]) == ("completed", 9), second["error"]
+    assert [alarm["kind"] for alarm in second["alarms"]] == ["damaged"] * 4
+    real.path.rename(tmp_path / "damaged")
+    assert real(**settings)["weights_sha256"] == second["weights_sha256"]

@@ -21,7 +21,7 @@ from headrace.llm.launch.place import LanguageRun, read_endpoints
 from headrace.llm.launch.starting import begin, resume
 from headrace.llm.loading import load_rl_config
 from llm_launch_support import Launches, launches, llm_server
-from llm_stand_ins import TARGETS
+from llm_stand_ins import TARGETS, keep
 from run_support import events
 
 __all__ = ["launches", "llm_server"]
@@ -72,11 +72,59 @@ def test_an_interrupted_run_goes_on_where_its_trainer_saved(stand_ins, tmp_path)
     assert (run / "earlier" / "beyond-1" / "weights" / "7").is_dir()
     assert [event["component"] for event in events(run, "started")].count("warm-start") == 1
     assert second["evaluations"][0]["win_rate"] == 0.25
-    (run / "checkpoints" / "4").mkdir()
-    (run / "checkpoints" / "4" / "manifest.json").touch()
+    keep(run / "checkpoints" / "4", first["run_id"])
     with pytest.raises(ConfigError, match="nothing to do: the run has its 4 steps"):
         resume(run, None)
     assert not LanguageRun.open(run).is_live()
+
+
+def damaged(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def test_a_run_goes_on_from_the_newest_checkpoint_that_is_sound_and_says_so(stand_ins, tmp_path):
+    run = tmp_path / "run"
+    config = load_rl_config([], {"run.steps": 3, "env.kwargs": {"who": "trainer", "fault": "fail", "at": 2, "from": 0}})
+    first = go(begin(config, run, "x"))
+    config_file = run / "config.toml"
+    config_file.write_text(config_file.read_text().replace("at = 2", "at = 77").replace("from = 0", "from = 1"))
+    keep(run / "checkpoints" / "1", first["run_id"])
+    damaged(run / "checkpoints" / "2" / "state.safetensors")
+    damaged(run / "weights" / "1" / "manifest.json")  # can be made again of the checkpoint
+    (run / "endpoints.json").write_text("{")  # the board knows whose run it is
+    (run / "summary.json").write_text("{")
+    with (run / "events.jsonl").open("a") as file:
+        file.write('{"kind": "evaluated", "step": "x"}\n')
+    what = resume(run, None)
+    assert what.resume == run / "checkpoints" / "1"
+    second = go(what)
+    assert (second["outcome"], second["steps"], second["run_id"]) == ("completed", 3, first["run_id"]), second["error"]
+    texts = [alarm["text"] for alarm in second["alarms"]]
+    assert texts[0].startswith("checkpoint 2: a checkpoint is damaged, state.safetensors: ")
+    assert texts[0].endswith("passed over and put into earlier/; the run goes on from checkpoint 1")
+    assert texts[1].startswith("version 1 of the weights is damaged, ")
+    assert [event["text"] for event in events(run, "alarm")] == texts
+    assert (run / "earlier" / "beyond-1" / "checkpoints" / "2").is_dir()
+    assert (run / "earlier" / "beyond-1" / "weights" / "1").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("checkpoints/2/manifest.json", "no checkpoint that is sound"),
+        ("weights/0/model.safetensors", "version 0 of the weights"),
+    ],
+)
+def test_without_anything_sound_to_go_on_from_the_run_stays_as_it_is(stand_ins, tmp_path, path, says):
+    run = tmp_path / "run"
+    config = load_rl_config([], {"run.steps": 3, "env.kwargs": {"who": "trainer", "fault": "fail", "at": 2}})
+    go(begin(config, run, "x"))
+    damaged(run / path)
+    before = sorted(run.rglob("*"))
+    with pytest.raises(RunDirectoryError, match=says) as caught:
+        resume(run, None)
+    assert f"sft.checkpoint = {run}" in caught.value.fix
+    assert sorted(run.rglob("*")) == before
 
 
 def test_a_run_without_a_checkpoint_cannot_be_gone_on_with(stand_ins, tmp_path):

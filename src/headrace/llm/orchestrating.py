@@ -20,6 +20,7 @@ from headrace.llm.orchestration.presence import Presence
 from headrace.llm.payloads import INFERENCE, TRAINER, Basics, OrchestratorPayload
 from headrace.llm.rendering import Renderer
 from headrace.llm.tiny import load_tokenizer
+from headrace.llm.training.checkpoints import read_checkpoint
 from headrace.llm.transport import FileSink, drained
 from headrace.supervision.messages import Done, Ready, Report, Stop
 from headrace.telemetry.board import Activity, Board, State
@@ -69,8 +70,6 @@ class Parts:
 
 def carried(folder: Path, run_id: str) -> Mapping[str, Any]:
     """What the orchestrator had when a checkpoint's last batch was shipped."""
-    from headrace.llm.training.checkpoints import read_checkpoint  # imports torch, which is needed only here
-
     return read_checkpoint(folder, run_id).carry
 
 

@@ -12,8 +12,6 @@ Nothing here imports torch before it is called with tensors: the orchestrator on
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -24,25 +22,25 @@ from headrace.core.errors import RunDirectoryError, SnapshotCorrupt
 from headrace.core.files import sync_folder, write_whole
 from headrace.llm.disk import writing
 from headrace.llm.messages import Probe, PublishedWeights
+from headrace.llm.sums import TensorSum, file_sha256, sealed, unsealed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MODEL, MANIFEST = "model.safetensors", "manifest.json"
-_FORMAT = "headrace weights 1"
+_FORMAT = "headrace weights 2"
 
 
 def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
     """What a set of tensors is recognised by: names in order, types, shapes, bytes; where they lie does not matter."""
     import torch
 
-    digest = hashlib.sha256()
+    total = TensorSum()
     for name in sorted(tensors):
         tensor = tensors[name].detach().to("cpu").contiguous()
         kind = str(tensor.dtype).removeprefix("torch.")
-        digest.update(f"{name}\0{kind}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        total.add(name, kind, tuple(tensor.shape), tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return total.hex()
 
 
 def make_probe(model: nn.Module, token_ids: Sequence[int]) -> Probe:
@@ -122,10 +120,24 @@ def read(folder: Path, run_id: str) -> tuple[PublishedWeights, dict[str, Tensor]
         tensors = load_file(folder / MODEL)
     except (OSError, SafetensorError, ValueError) as error:
         raise _corrupt(folder / MODEL, f"{type(error).__name__}: {error}") from error
-    found = tensors_sha256(tensors)
-    if found != published.sha256:
-        raise _corrupt(folder / MODEL, f"sha256 {found[:16]}… instead of {published.sha256[:16]}…")
+    _require_sum(published, tensors_sha256(tensors))
     return published, tensors
+
+
+def verify(folder: Path, run_id: str) -> PublishedWeights:
+    """What a version's manifest says, after its tensors were looked at; without torch.
+
+    Raises:
+        SnapshotCorrupt: A part is missing or damaged, or the tensors are not those of the manifest.
+        RunDirectoryError: It is of another run.
+    """
+    published = look(folder, run_id)
+    try:
+        found = file_sha256(folder / MODEL)
+    except (OSError, ValueError) as error:
+        raise _corrupt(folder / MODEL, f"{type(error).__name__}: {error}") from error
+    _require_sum(published, found)
+    return published
 
 
 def metadata_of(folder: Path, run_id: str) -> dict[str, Any]:
@@ -143,6 +155,12 @@ def versions(weights_dir: Path) -> list[int]:
     if not weights_dir.is_dir():
         return []
     return sorted(int(path.name) for path in weights_dir.iterdir() if path.name.isdigit() and _is_whole(path))
+
+
+def numbered(weights_dir: Path, first: int, last: int) -> list[int]:
+    """Numbers of all folders that bear one of these, whole or not, the newest first."""
+    found = [int(path.name) for path in weights_dir.glob("*") if path.name.isdigit()]
+    return sorted((number for number in found if first <= number <= last), reverse=True)
 
 
 def newest(weights_dir: Path, run_id: str) -> PublishedWeights | None:
@@ -229,13 +247,13 @@ def _write(
         "probe": {"token_ids": list(published.probe.token_ids), "logprobs": list(published.probe.logprobs)},
         "metadata": dict(metadata),
     }
-    write_whole(folder / MANIFEST, [json.dumps(facts, indent=1).encode()])
+    write_whole(folder / MANIFEST, [sealed(facts)])
 
 
 def _manifest(folder: Path, run_id: str) -> tuple[PublishedWeights, dict[str, Any]]:
     path = folder / MANIFEST
     try:
-        facts = json.loads(path.read_bytes())
+        facts = unsealed(path.read_bytes())
         if facts["format"] != _FORMAT:
             raise ValueError(f"its format is {facts['format']!r}")
         probe = Probe(token_ids=tuple(facts["probe"]["token_ids"]), logprobs=tuple(facts["probe"]["logprobs"]))
@@ -268,6 +286,11 @@ def _require_same(published: PublishedWeights) -> None:
             now=published.sha256,
             fix="resume from a checkpoint, which takes newer versions back, or begin in a new run directory",
         )
+
+
+def _require_sum(published: PublishedWeights, found: str) -> None:
+    if found != published.sha256:
+        raise _corrupt(published.folder / MODEL, f"sha256 {found[:16]}… instead of {published.sha256[:16]}…")
 
 
 def _is_whole(folder: Path) -> bool:

@@ -54,14 +54,13 @@ def begin_alone(component: str, config: RLConfig, run: Path, *, url: str | None,
     endpoints = agree_on_run_id(shared.endpoints_file)
     place = _own_place(component, config, run)
     try:
-        checkpoint = newest_checkpoint(shared.checkpoints_dir) if resume else None
-        if resume and checkpoint is None:
-            raise RunDirectoryError(f"{run} has no checkpoint to go on from", fix="leave --resume out")
-        what = Launch(config, place, single_cast(component, warm_start=False), endpoints.run_id, run)
+        checkpoint, damaged = newest_checkpoint(shared, endpoints.run_id) if resume else (None, [])
+        notes = tuple(f"checkpoint {problem}: it is passed over" for problem in damaged)
+        what = Launch(config, place, single_cast(component, warm_start=False), endpoints.run_id, run, notes=notes)
         endpoint = None
         if component == ORCHESTRATOR:
             endpoint = url or config.inference.url or _await_endpoint(shared, config.deadlines.start_s)
-        return replace(what, resume=None if checkpoint is None else checkpoint.absolute(), endpoint=endpoint)
+        return replace(what, resume=None if checkpoint is None else checkpoint.folder.absolute(), endpoint=endpoint)
     except BaseException:
         place.close()
         raise

@@ -84,6 +84,8 @@ class Launch:
     """What earlier sessions have told."""
     began_s: float = 0.0
     """Seconds that earlier sessions took."""
+    notes: tuple[str, ...] = ()
+    """What was found damaged when it was made ready to go on, and what follows from that."""
 
     @property
     def basics(self) -> Basics:
@@ -123,6 +125,8 @@ def launch(what: Launch, on_line: OnLine | None = None) -> dict[str, Any]:
         chronicle = Chronicle(events, metrics, what.tally, follower, clock, config.run.steps, on_line)
         if shared.endpoint is not None and INFERENCE in what.cast.ids:
             chronicle.show(INFERENCE, f"answers at {shared.endpoint}/v1 when it is ready", "event")
+        for text in what.notes:
+            chronicle.report("supervisor", "alarm", {"kind": "damaged", "text": text})
         launcher = Launcher(what, chronicle, board, clock)
         specs = child_specs(what.basics, what.cast, shared, what.targets, what.resume)
         with Interrupts() as interrupts:

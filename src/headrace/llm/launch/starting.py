@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from headrace.core.errors import ConfigError, RunDirectoryError
+from headrace.core.errors import ConfigError, HeadraceError, RunDirectoryError
 from headrace.core.files import write_whole
+from headrace.llm import weights
 from headrace.llm.config import RLConfig, RLDeadlinesConfig, RLSupervisionConfig
 from headrace.llm.launch.deciding import Cast, full_cast, single_cast
 from headrace.llm.launch.launcher import Launch
@@ -15,6 +18,7 @@ from headrace.llm.launch.place import Endpoints, LanguageRun, new_run_id, read_e
 from headrace.llm.launch.summary import Tally
 from headrace.llm.loading import differences
 from headrace.llm.payloads import WARM_START
+from headrace.llm.training.checkpoints import RLCheckpoint, RLCheckpoints
 from headrace.runtime.config import dump_toml
 from headrace.telemetry.board import Board
 from headrace.telemetry.events import read_events
@@ -30,8 +34,6 @@ MAY_CHANGE = frozenset(
     }
 )  # fmt: skip
 """Keys that change nothing of what is learned, so that a run may go on, or be shared, with other values."""
-MARK = "manifest.json"
-"""A checkpoint that lacks it was not finished."""
 
 
 def begin(config: RLConfig, path: Path | None, name: str, *, only_warm_start: bool = False) -> Launch:
@@ -76,29 +78,79 @@ def resume(path: Path, config: RLConfig | None) -> Launch:
         config = config or before
         _refuse_changes(before, config)
         run_id = run_id_of(place)
-        checkpoint = newest_checkpoint(place.checkpoints_dir)
-        if checkpoint is None:
-            raise RunDirectoryError(
-                f"{path} has no checkpoint to go on from",
-                looked_in=place.checkpoints_dir,
-                fix="begin a new run in another directory",
-            )
-        step = int(checkpoint.name)
+        checkpoint, damaged = newest_checkpoint(place, run_id)
+        step = checkpoint.version
         _require_work(place, config, step)
         tally = _history(place, step)
-        sessions = _prepare(place, config, step)
+        unusable = unusable_weights(place, run_id, step)
+        sessions = _prepare(place, config, step, unusable)
         began_s = max((float(event.get("t_s") or 0.0) for event in read_events(place.events_file)), default=0.0)
     except BaseException:
         place.close()
         raise
     what = Launch(config, place, cast_of(config, warm_start=False), run_id, place.path)
-    return replace(what, resume=checkpoint.absolute(), tally=tally, sessions=sessions, began_s=began_s)
+    notes = tuple(_passed_over(damaged, unusable, step))
+    resume = checkpoint.folder.absolute()
+    return replace(what, resume=resume, tally=tally, sessions=sessions, began_s=began_s, notes=notes)
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest one that was finished; None if there is none."""
-    found = [path for path in folder.glob("*") if path.name.isdigit() and (path / MARK).is_file()]
-    return max(found, key=lambda path: int(path.name), default=None)
+def newest_checkpoint(place: LanguageRun, run_id: str) -> tuple[RLCheckpoint, list[str]]:
+    """The newest checkpoint of which every byte is as it was written; and what is wrong with newer ones.
+
+    Raises:
+        RunDirectoryError: There is none.
+    """
+    found, damaged = RLCheckpoints(place.checkpoints_dir, run_id, keep=1).newest_sound()
+    if found is not None:
+        return found, damaged
+    begin = (
+        f"begin a new run in another directory; sft.checkpoint = {place.path} gives it the newest weights of this one"
+    )
+    if not damaged:
+        raise RunDirectoryError(
+            f"{place.path} has no checkpoint to go on from", looked_in=place.checkpoints_dir, fix=begin
+        )
+    raise RunDirectoryError(
+        f"{place.path} has no checkpoint that is sound",
+        **{f"checkpoint {problem.partition(': ')[0]}": problem.partition(": ")[2] for problem in damaged},
+        fix=f"restore one of them from a copy, or {begin}",
+    )
+
+
+def unusable_weights(place: LanguageRun, run_id: str, step: int) -> dict[int, str]:
+    """Published versions up to a checkpoint's that are damaged, with what is wrong: a run that goes on needs none of them.
+
+    The one that a server begins with is looked at in full, of others the manifest.
+
+    Raises:
+        RunDirectoryError: Version 0, which is needed, is missing or damaged.
+    """
+    found, seen = {}, False
+    for version in [*weights.numbered(place.weights_dir, 1, step), 0]:
+        folder = place.weights_dir / str(version)
+        try:
+            if seen and version:
+                weights.look(folder, run_id)
+            else:
+                weights.verify(folder, run_id)
+                seen = True
+        except HeadraceError as error:
+            found[version] = f"{error.facts.get('problem', error.what)}"
+    if 0 in found:
+        raise RunDirectoryError(
+            "version 0 of the weights, without which no run goes on, is missing or damaged",
+            folder=place.weights_dir / "0",
+            problem=found[0],
+            fix=f"restore it from a copy, or begin a new run, with sft.checkpoint = {place.path} for the newest weights",
+        )
+    return found
+
+
+def _passed_over(damaged: Sequence[str], unusable: Mapping[int, str], step: int) -> Iterator[str]:
+    for problem in damaged:
+        yield f"checkpoint {problem}: it is passed over and put into earlier/; the run goes on from checkpoint {step}"
+    for version, problem in unusable.items():
+        yield f"version {version} of the weights is damaged, {problem}: it is put into earlier/"
 
 
 def _refuse_changes(before: RLConfig, config: RLConfig) -> None:
@@ -113,15 +165,18 @@ def _refuse_changes(before: RLConfig, config: RLConfig) -> None:
 
 def run_id_of(place: LanguageRun) -> str:
     """The id of the run in a directory."""
-    found = read_endpoints(place.endpoints_file)
-    if found is not None:
-        return found.run_id
+    with suppress(RunDirectoryError):  # where it is damaged, the board knows as well
+        found = read_endpoints(place.endpoints_file)
+        if found is not None:
+            return found.run_id
     with Board.open(place.board_file) as board:
         return board.header.run_id
 
 
 def _require_work(place: LanguageRun, config: RLConfig, step: int) -> None:
-    summary = place.read_summary()
+    summary = None
+    with suppress(RunDirectoryError):  # one that is damaged is in nobody's way
+        summary = place.read_summary()
     if summary is not None and summary.get("outcome") == "completed" and step >= config.run.steps:
         raise ConfigError(
             f"nothing to do: the run has its {config.run.steps:,} steps",
@@ -135,7 +190,7 @@ def _history(place: LanguageRun, step: int) -> Tally:
     tally = Tally(steps=step)
     for event in read_events(place.events_file):
         match event.get("kind"):
-            case "evaluated" if int(event.get("step") or 0) <= step:
+            case "evaluated" if isinstance(event.get("step"), int) and event["step"] <= step:
                 told = ("version", "step", "problems", "episodes", "win_rate", "mean_reward", "low", "high")
                 tally.evaluations.append({name: event[name] for name in told if name in event})
             case "fault" if event.get("component") != "supervisor":
@@ -145,7 +200,7 @@ def _history(place: LanguageRun, step: int) -> Tally:
     return tally
 
 
-def _prepare(place: LanguageRun, config: RLConfig, step: int) -> int:
+def _prepare(place: LanguageRun, config: RLConfig, step: int, unusable: Iterable[int]) -> int:
     """Put aside what is of the past, or would be taken for the future; the number of this session."""
     earlier = place.path / "earlier"
     try:
@@ -158,7 +213,9 @@ def _prepare(place: LanguageRun, config: RLConfig, step: int) -> int:
         aside = earlier / f"beyond-{number}"
         # Batches on their way too: they were made by policies that are forgotten, and bear this run's id.
         on_their_way = list(place.rollouts_dir.iterdir()) if place.rollouts_dir.is_dir() else []
-        for path in [*_beyond(place.checkpoints_dir, step), *_beyond(place.weights_dir, step), *on_their_way]:
+        damaged = [place.weights_dir / str(version) for version in unusable]
+        beyond = [*_beyond(place.checkpoints_dir, step), *_beyond(place.weights_dir, step)]
+        for path in [*beyond, *damaged, *on_their_way]:
             target = aside / path.parent.name
             target.mkdir(parents=True, exist_ok=True)
             path.rename(target / path.name)

@@ -3,7 +3,7 @@
 A checkpoint is a folder ``<version>/`` with ``state.safetensors`` (weights in float32, moments of the optimiser) and
 ``manifest.json`` (run id, version, the orchestrator's carry, the configuration it was made with, a checksum). It is written
 beside its place and renamed. The learning rate and every random order follow from the version and the run's seed, so they
-are not in it.
+are not in it. Nothing here imports torch before tensors are asked for.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
-from torch import Tensor
 
 from headrace.core.errors import ConfigError, RunDirectoryError
 from headrace.core.files import sync_folder, write_whole
 from headrace.llm.config import RLConfig
 from headrace.llm.disk import writing
+from headrace.llm.sums import file_sha256, sealed, unsealed
 from headrace.llm.weights import tensors_sha256
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 STATE, MANIFEST = "state.safetensors", "manifest.json"
-_FORMAT = "headrace rl checkpoint 1"
+_FORMAT = "headrace rl checkpoint 2"
 _FREE: dict[str, Any] = {
     "deadlines": True,
     "supervision": True,
@@ -69,6 +71,8 @@ class RLCheckpoint:
         Raises:
             RunDirectoryError: It is damaged.
         """
+        from safetensors.torch import load_file
+
         try:
             state = load_file(self.folder / STATE)
         except (OSError, SafetensorError, ValueError) as error:
@@ -76,6 +80,19 @@ class RLCheckpoint:
         if tensors_sha256(state) != self.sha256:
             raise _damaged(self.folder / STATE, "content and checksum differ")
         return state
+
+    def verify(self) -> None:
+        """Look at every byte of the trainer's state.
+
+        Raises:
+            RunDirectoryError: It is damaged.
+        """
+        try:
+            found = file_sha256(self.folder / STATE)
+        except (OSError, ValueError) as error:
+            raise _damaged(self.folder / STATE, f"{type(error).__name__}: {error}") from error
+        if found != self.sha256:
+            raise _damaged(self.folder / STATE, "content and checksum differ")
 
     def require_fits(self, config: RLConfig) -> None:
         """Refuse to go on with settings that would make another run of it.
@@ -109,10 +126,12 @@ def read_checkpoint(folder: Path, run_id: str) -> RLCheckpoint:
     """
     path = folder / MANIFEST
     try:
-        facts = json.loads(path.read_bytes())
+        facts = unsealed(path.read_bytes())
         if facts.pop("format") != _FORMAT:
             raise ValueError("of another format")
         checkpoint = RLCheckpoint(folder=folder, **facts)
+        if folder.name != str(checkpoint.version):
+            raise ValueError(f"it says version {checkpoint.version}, its folder is called {folder.name}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
     if checkpoint.run_id != run_id:
@@ -149,15 +168,14 @@ class RLCheckpoints:
         carry: Mapping[str, Any],
         config: RLConfig,
     ) -> Path:
-        """Write a checkpoint, and remove those that are too old; one of this version that is there already stays.
+        """Write a checkpoint, in place of one of this version that is there, and remove those that are too old.
 
         Raises:
-            RunDirectoryError: It cannot be written; the others are as they were.
+            RunDirectoryError: It cannot be written; the others are as they were. Or one of another run is there.
         """
         place = self.folder / str(version)
-        if not place.exists():
-            with writing(f"the checkpoint of version {version}", place):
-                self._write(place, version, state, weights_sha256=weights_sha256, carry=carry, config=config)
+        with writing(f"the checkpoint of version {version}", place):
+            self._write(place, version, state, weights_sha256=weights_sha256, carry=carry, config=config)
         for old in self.complete()[self._keep :]:
             _remove(old.folder)
         return place
@@ -178,9 +196,9 @@ class RLCheckpoints:
         for path in sorted(folders, key=lambda path: -int(path.name)):
             try:
                 checkpoint = read_checkpoint(path, self._run_id)
-                checkpoint.load()
+                checkpoint.verify()
             except RunDirectoryError as error:
-                problems.append(f"{path.name}: {error.what}")
+                problems.append(f"{path.name}: {error.what}, {_why(error)}")
             else:
                 return checkpoint, problems
         return None, problems
@@ -192,7 +210,18 @@ class RLCheckpoints:
             _remove(checkpoint.folder)
         return [checkpoint.version for checkpoint in newer]
 
+    def _put_away(self, place: Path) -> None:
+        """Remove one that is to be written anew: an interrupted run's, or a damaged one that was passed over."""
+        try:
+            read_checkpoint(place, self._run_id)
+        except RunDirectoryError as error:
+            if "their_run" in error.facts:
+                raise
+        _remove(place)
+
     def _write(self, place: Path, version: int, state: Mapping[str, Tensor], **facts: Any) -> None:
+        from safetensors.torch import save
+
         self.folder.mkdir(parents=True, exist_ok=True)
         for left in self.folder.glob(f".{version}.*"):
             shutil.rmtree(left, ignore_errors=True)
@@ -209,7 +238,9 @@ class RLCheckpoints:
         }
         try:
             write_whole(staged / STATE, [save(_alone(state))])
-            write_whole(staged / MANIFEST, [json.dumps(manifest, indent=1).encode()])
+            write_whole(staged / MANIFEST, [sealed(manifest)])
+            if place.exists():
+                self._put_away(place)
             staged.rename(place)
         except BaseException:
             shutil.rmtree(staged, ignore_errors=True)
@@ -245,5 +276,11 @@ def _damaged(path: Path, problem: str) -> RunDirectoryError:
         "a checkpoint is damaged",
         file=path,
         problem=problem,
-        fix=f"move {path.parent} away and resume again: the one before it is then taken",
+        fix="resume again: the newest checkpoint that is sound is taken; the disk may be failing",
     )
+
+
+def _why(error: RunDirectoryError) -> str:
+    if "their_run" in error.facts:
+        return f"{error.facts['their_run']}"
+    return f"{Path(str(error.facts['file'])).name}: {error.facts['problem']}"
