@@ -73,6 +73,10 @@ class FlatParameters:
         (norm,) = self.accumulate((loss,))
         return norm
 
+    def norm(self) -> float:
+        """Euclidean norm of ``grad``; of a module that is one network."""
+        return float(torch.linalg.vector_norm(self.grad))
+
     def accumulate(self, losses: Iterable[Tensor]) -> list[float]:
         """Fill ``grad`` with the gradient of the sum of ``losses``.
 

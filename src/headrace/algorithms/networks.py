@@ -65,14 +65,32 @@ def build_network(
         ConfigError: The factory cannot be imported, raised, or returned something that will not do.
     """
     if config.factory is None:
-        network: nn.Module = perceptron(config, inputs, outputs, generator)
-    else:
-        network = _from_factory(config.factory, inputs, outputs, generator)
+        return perceptron(config, inputs, outputs, generator, tanh=tanh)
+    network = _from_factory(config.factory, inputs, outputs, generator)
     return nn.Sequential(network, nn.Tanh()) if tanh else network
 
 
-def perceptron(config: NetworkConfig, inputs: int, outputs: int, generator: torch.Generator) -> nn.Sequential:
-    """Linear layers with, between them, an optional layer norm and the activation."""
+class Perceptron(nn.Sequential):
+    """Linear layers with, between them, an optional layer norm and the activation; at the end maybe tanh."""
+
+    def __init__(self, config: NetworkConfig, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.activation = config.activation
+        self.squashed = isinstance(layers[-1], nn.Tanh)
+        """Whether there is a tanh at the end."""
+        self.written_out = not config.layer_norm and config.activation != "silu"
+        """Whether `headrace.algorithms.passes.PerceptronPass` can do what it does."""
+
+    @property
+    def linear(self) -> list[nn.Linear]:
+        """Its linear layers, in their order."""
+        return [layer for layer in self if isinstance(layer, nn.Linear)]
+
+
+def perceptron(
+    config: NetworkConfig, inputs: int, outputs: int, generator: torch.Generator, *, tanh: bool = False
+) -> Perceptron:
+    """A perceptron on the CPU, drawn from ``generator`` alone; see `build_network`."""
     layers: list[nn.Module] = []
     for width in config.hidden:
         layers.append(_linear(inputs, width, generator))
@@ -80,7 +98,8 @@ def perceptron(config: NetworkConfig, inputs: int, outputs: int, generator: torc
             layers.append(nn.LayerNorm(width))
         layers.append(_ACTIVATIONS[config.activation]())
         inputs = width
-    return nn.Sequential(*layers, _linear(inputs, outputs, generator))
+    layers.append(_linear(inputs, outputs, generator))
+    return Perceptron(config, *layers, *([nn.Tanh()] if tanh else []))
 
 
 class UndrawnLinear(nn.Linear):

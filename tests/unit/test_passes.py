@@ -1,0 +1,168 @@
+"""Networks that are differentiated by hand: they give what autograd gives, whichever way they take."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headrace.algorithms.configs import NetworkConfig
+from headrace.algorithms.flat import FlatParameters
+from headrace.algorithms.networks import build_network
+from headrace.algorithms.passes import Memory, ModulePass, PerceptronPass, pass_of
+
+ROWS, INPUTS, OUTPUTS = 32, 7, 3
+
+
+def _network(tanh: bool = False, seed: int = 0, **settings: object) -> nn.Module:
+    config = NetworkConfig.model_validate({"hidden": [24, 16], **settings})
+    return build_network(config, INPUTS, OUTPUTS, torch.Generator().manual_seed(seed), tanh=tanh)
+
+
+def _drawn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _near(found: Tensor, right: Tensor) -> None:
+    torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-6 * float(right.abs().max()))
+
+
+ways = pytest.mark.parametrize("way", [PerceptronPass, None], ids=["written out", "by autograd"])
+
+
+@ways
+@pytest.mark.parametrize("tanh", [False, True], ids=["plain", "tanh"])
+@pytest.mark.parametrize("activation", ["relu", "tanh", "elu"])
+@pytest.mark.parametrize("hidden", [[24], [24, 16], [16, 16, 16]], ids=str)
+def test_outputs_and_every_derivative_are_autograds(
+    way: type[PerceptronPass] | None, tanh: bool, activation: str, hidden: list[int]
+) -> None:
+    network = _network(tanh, activation=activation, hidden=hidden)
+    flat = FlatParameters(network)
+    ours = PerceptronPass(network, Memory()) if way else ModulePass(network)
+    x, grad = _drawn(1, ROWS, INPUTS), _drawn(2, ROWS, OUTPUTS)
+    leaf = x.clone().requires_grad_()
+    right = network(leaf)
+    *by_weights, by_inputs = torch.autograd.grad(right, [*network.parameters(), leaf], grad)
+
+    assert torch.equal(ours(x), ours.traced(x))
+    _near(ours.traced(x), right.detach())
+    found = ours.back(grad.clone(), inputs=True)
+
+    assert found is not None
+    _near(found, by_inputs)
+    _near(flat.grad, torch.cat([each.flatten() for each in by_weights]))
+
+
+@ways
+def test_gradients_are_added_to_what_is_there_and_left_alone_where_only_inputs_are_asked_for(
+    way: type[PerceptronPass] | None,
+) -> None:
+    network = _network()
+    flat = FlatParameters(network)
+    ours = pass_of(network, Memory()) if way else ModulePass(network)
+    x, grad = _drawn(1, ROWS, INPUTS), _drawn(2, ROWS, OUTPUTS)
+
+    def back(**what: bool) -> Tensor | None:
+        ours.traced(x)
+        return ours.back(grad.clone(), **what)
+
+    assert back(weights=False) is None
+    assert back(weights=False, inputs=True) is not None
+    assert not flat.grad.any()
+    assert back() is None
+    once = flat.grad.clone()
+    back()
+    torch.testing.assert_close(flat.grad, 2 * once)
+
+
+def test_what_was_traced_is_not_disturbed_by_what_passes_meanwhile() -> None:
+    memory = Memory()
+    networks = [_network(seed=seed) for seed in (0, 1)]
+    flats = [FlatParameters(network) for network in networks]
+    one, other = (pass_of(network, memory) for network in networks)
+    x, grad = _drawn(1, ROWS, INPUTS), _drawn(2, ROWS, OUTPUTS)
+    one.traced(x)
+    one.back(grad.clone())
+    alone = flats[0].grad.clone()
+    flats[0].grad.zero_()
+
+    one.traced(x)
+    other(_drawn(3, ROWS, INPUTS))
+    one(_drawn(4, ROWS, INPUTS))
+    other.traced(x)
+    other.back(grad.clone(), inputs=True)
+    one.back(grad.clone())
+
+    assert torch.equal(flats[0].grad, alone)
+
+
+def test_memory_is_used_again_even_by_one_who_never_asks_back() -> None:
+    class Counting(Memory):
+        fresh = 0
+
+        def take(self, rows: int, width: int) -> Tensor:
+            self.fresh += (rows, width) not in self._free or not self._free[rows, width]
+            return super().take(rows, width)
+
+    memory = Counting()
+    network = _network()
+    FlatParameters(network)
+    ours = pass_of(network, memory)
+    for _ in range(3):
+        ours(_drawn(1, ROWS, INPUTS))
+        ours.traced(_drawn(1, ROWS, INPUTS))
+        ours.traced(_drawn(1, ROWS, INPUTS))
+        ours.back(_drawn(2, ROWS, OUTPUTS), inputs=True)
+    assert memory.fresh == 4  # forward of two layers, and what comes back through them
+
+
+def test_sizes_that_never_come_again_are_not_kept_for_ever() -> None:
+    memory = Memory()
+    for rows in range(1, 200):
+        memory.give(memory.take(rows, 8))
+    assert len(memory._free) <= Memory._MOST
+
+
+class _Custom(nn.Module):
+    """A user's own, of which one output ignores the inputs, and one layer is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen, self.own = nn.Linear(INPUTS, 4), nn.Linear(4, OUTPUTS)
+        self.frozen.requires_grad_(requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.own(torch.sin(self.frozen(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("case", ["layer norm", "silu", "custom"])
+def test_other_networks_go_through_autograd(case: str) -> None:
+    settings = {"layer norm": {"layer_norm": True}, "silu": {"activation": "silu"}}
+    network = _Custom() if case == "custom" else _network(**settings[case])  # type: ignore[arg-type]
+    flat = FlatParameters(network)
+    ours = pass_of(network, Memory())
+    assert isinstance(ours, ModulePass)
+    x, grad = _drawn(1, ROWS, INPUTS), _drawn(2, ROWS, OUTPUTS)
+    ours.traced(x)
+    ours.back(grad)
+    found = flat.grad.clone()
+    flat.grad.zero_()
+    flat.backward((network(x) * grad).sum())
+    torch.testing.assert_close(found, flat.grad)
+    assert not any(bool(p.grad.any()) for p in network.parameters() if not p.requires_grad and p.grad is not None)
+
+
+def test_weights_that_move_in_their_vector_are_those_that_are_used() -> None:
+    network = _network()
+    flat = FlatParameters(network)
+    ours = pass_of(network, Memory())
+    other = copy.deepcopy(network)
+    FlatParameters(other)
+    x = _drawn(1, ROWS, INPUTS)
+    before = ours(x)
+    flat.value.data.mul_(1.5)
+    assert not torch.equal(ours(x), before)
+    _near(ours(x), network(x).detach())
