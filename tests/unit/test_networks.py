@@ -65,7 +65,7 @@ def test_twin_critics_are_different_functions_of_observation_and_action():
     q = critic(obs, action)
     assert q.shape == (2, 5)
     assert not torch.equal(q[0], q[1])
-    torch.testing.assert_close(critic.first(obs, action), q[0])
+    torch.testing.assert_close(q[0], critic.q[0](torch.cat([obs, action], 1))[:, 0])
     torch.testing.assert_close(q[1], critic.q[1](torch.cat([obs, action], 1))[:, 0])
 
 

@@ -13,7 +13,8 @@ from torch import distributions
 from headrace.algorithms.base import Transitions
 from headrace.algorithms.configs import NetworkConfig, SACConfig, TemperatureConfig
 from headrace.algorithms.flat import FlatAdam
-from headrace.algorithms.sac import SAC, actor_loss, soft_target, squashed_sample, temperature_loss
+from headrace.algorithms.sac import SAC, actor_loss, soft_target, temperature_loss, temperature_slope
+from headrace.algorithms.tanh_normal import squashed_sample, squashed_slope
 from headrace.core import seeding
 from headrace.core.errors import ConfigError, NonFiniteValue, UnsupportedSpace
 from headrace.learners.ledger import Facts, entries
@@ -116,14 +117,24 @@ def test_target_counts_entropy_and_bootstraps_from_the_smaller_critic_and_not_ov
     torch.testing.assert_close(target, torch.tensor([1 + 0.9 * 9, 1.0, 1 + 0.81 * 2]))
 
 
-def test_actor_is_pulled_to_entropy_and_to_the_smaller_critic():
-    q = torch.tensor([[8.0, 1.0], [2.0, 7.0]], requires_grad=True)
-    log_prob = torch.tensor([3.0, -1.0], requires_grad=True)
-    loss = actor_loss(q, log_prob, torch.tensor(0.5))
-    assert float(loss.detach()) == ((1.5 - 2) + (-0.5 - 1)) / 2
-    loss.backward()
-    assert q.grad.tolist() == [[0.0, -0.5], [-0.5, 0.0]]
-    assert log_prob.grad.tolist() == [0.25, 0.25]
+@pytest.mark.parametrize("spread", [0.25, 3.0, 30.0])
+def test_slopes_are_autograds_also_where_tanh_is_flat_and_deviations_are_clamped(spread):
+    draw = torch.Generator().manual_seed(0)
+    outputs = (torch.randn(100, 6, generator=draw) * spread).requires_grad_()
+    normal, by_action = (torch.randn(100, 3, generator=draw) for _ in range(2))
+    by_log_prob = torch.randn(100, generator=draw)
+    action, log_prob = squashed_sample(outputs, normal)
+    ((action * by_action).sum() + (log_prob * by_log_prob).sum()).backward()
+    found = squashed_slope(outputs.detach(), normal, action.detach(), by_action, by_log_prob)
+    torch.testing.assert_close(found, outputs.grad, rtol=1e-6, atol=1e-6 * float(outputs.grad.abs().max()))
+    clamped = (outputs[:, 3:] < -20) | (outputs[:, 3:] > 2)
+    assert clamped.any() == (spread > 1)
+    assert not found[:, 3:][clamped].any()
+
+
+def test_actor_is_pulled_to_entropy_and_to_what_critics_value():
+    loss = actor_loss(torch.tensor([2.0, 1.0]), torch.tensor([3.0, -1.0]), torch.tensor(0.5))
+    assert float(loss) == ((1.5 - 2) + (-0.5 - 1)) / 2
 
 
 @pytest.mark.parametrize(("entropy", "sign"), [(-5.0, 1), (3.0, -1)])
@@ -131,6 +142,7 @@ def test_temperature_rises_where_entropy_is_below_its_target_and_falls_above(ent
     log_temperature = torch.tensor(-1.0, requires_grad=True)
     log_prob = -entropy + torch.tensor([-1.0, 1.0])
     temperature_loss(log_temperature, log_prob, -2.0).backward()
+    assert temperature_slope(log_prob, -2.0) == log_temperature.grad
     assert float(log_temperature.grad) == pytest.approx(entropy - -2.0)
     assert np.sign(-float(log_temperature.grad)) == sign
 
@@ -247,32 +259,24 @@ def test_target_entropy_is_that_of_the_action_space_where_none_is_given():
     assert learner(temperature=TemperatureConfig(target_entropy=0.0))._target_entropy == 0.0
 
 
-def test_no_loss_has_a_gradient_for_what_it_does_not_train():
-    """Also where a loss is differentiated as a whole: the temperature does not fall so that the actor's loss does."""
+def test_no_step_has_a_gradient_for_what_it_does_not_train():
     algorithm = learner()
-    losses, flats = {}, algorithm._books.flats
-    for name, flat in flats.items():
-        flat.backward = lambda loss, name=name: losses.update({name: loss}) or 0.0
-    algorithm.update(batch())
-    assert sorted(losses) == ["actor", "critic", "temperature"]
-    reached = {
-        name: {
-            other
-            for other, flat in flats.items()
-            if any(g is not None for g in torch.autograd.grad(loss, flat.parameters, allow_unused=True, retain_graph=True))
-        }
-        for name, loss in losses.items()
-    }  # fmt: skip
-    # Through the critics the actor's loss has to go; nobody asks for their part of it.
-    assert reached == {"actor": {"actor", "critic"}, "critic": {"critic"}, "temperature": {"temperature"}}
+    flats = algorithm._books.flats
+    obs, action, target = torch.zeros(4, 3), torch.zeros(4, 2), torch.ones(4)
+    log_prob = torch.ones(4)
 
+    def reached(step) -> set[str]:
+        for flat in flats.values():
+            flat.grad.fill_(7.0)
+        step()
+        return {name for name, flat in flats.items() if (flat.grad != 7.0).any()}
 
-def test_actor_step_gives_the_critics_no_gradient():
-    algorithm = learner()
-    algorithm._critic_flat.grad.fill_(7.0)
-    algorithm._step_actor(torch.zeros(4, 3))
-    assert (algorithm._critic_flat.grad == 7.0).all()
-    assert algorithm._actor_flat.grad.abs().sum() > 0
+    assert reached(lambda: algorithm._critics.step(obs, action, target, algorithm._means)) == {"critic"}
+    assert reached(lambda: algorithm._step_temperature(log_prob)) == {"temperature"}
+    assert reached(lambda: algorithm._step_actor(obs)) == {
+        "actor",
+        "temperature",
+    }  # of which the second is its own step's
 
 
 def test_ledger_equals_what_is_declared():
@@ -440,7 +444,7 @@ def test_non_finite_critic_loss_changes_nothing_and_names_the_row():
 @pytest.mark.parametrize(("name", "key"), [("actor", "actor_lr"), ("temperature", "temperature.lr")])
 def test_non_finite_loss_of_another_network_takes_the_critic_step_back(name, key):
     algorithm = trained(0, updates=3)
-    algorithm._books.flats[name].backward = lambda _: math.inf
+    algorithm._books.flats[name].norm = lambda: math.inf
     before, ledger = algorithm.weights_sha256(), algorithm.ledger()
     with pytest.raises(NonFiniteValue, match=f"learner: the {name}'s loss") as caught:
         algorithm.update(batch())

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from headrace.algorithms.base import Transitions
 from headrace.algorithms.configs import ExplorationConfig, NetworkConfig, TD3Config
-from headrace.algorithms.continuous import critic_loss
+from headrace.algorithms.continuous import critic_loss, critic_slope
 from headrace.algorithms.flat import FlatAdam
 from headrace.algorithms.registry import build_actor
 from headrace.algorithms.td3 import TD3, smoothed_action, td_target
@@ -67,8 +67,11 @@ def test_smoothing_noise_is_scaled_then_clipped_then_the_action_is():
 
 
 def test_critic_loss_is_a_mean_over_the_batch_summed_over_critics():
-    q = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
-    assert critic_loss(q, torch.tensor([0.0, 4.0])) == (1 + 4) / 2 + (0 + 16) / 2
+    q = torch.tensor([[1.0, 2.0], [0.0, 0.0]], requires_grad=True)
+    loss = critic_loss(q, torch.tensor([0.0, 4.0]))
+    assert loss == (1 + 4) / 2 + (0 + 16) / 2
+    loss.backward()
+    assert torch.equal(critic_slope(q.detach(), torch.tensor([0.0, 4.0])), q.grad)
 
 
 # --- one update, whole
@@ -175,16 +178,14 @@ def test_by_the_rule_of_sbx_targets_move_in_every_update():
         np.testing.assert_allclose(algorithm.state()["target_critic"], expected, atol=1e-3)
 
 
-@pytest.mark.parametrize(("rule", "expected"), [("paper", -4.5), ("sbx", -1.5)])
+@pytest.mark.parametrize(("rule", "expected"), [("paper", -8.0), ("sbx", -2.0)])
 def test_the_actor_is_pulled_to_the_first_critic_or_to_the_smaller_one(rule, expected):
     algorithm = learner(rule=rule)
-    q = torch.tensor([[8.0, 1.0], [2.0, 7.0]])  # of critic and row
-    losses = []
-    algorithm._critic.forward = lambda obs, action: q
-    algorithm._critic.first = lambda obs, action: q[0]
-    algorithm._actor_flat.backward = lambda loss: losses.append(loss) or 0.0
+    algorithm._critic_flat.value.data.zero_()
+    for q, value in zip(algorithm._critic.q, (8.0, 2.0), strict=True):
+        q[-1].bias.data.fill_(value)
     algorithm._step_actor(torch.zeros(2, 3))
-    assert losses == [expected]
+    assert algorithm.metrics()["train/actor_loss"] == expected
 
 
 def test_delayed_update_leaves_the_actor_and_its_moments_alone():

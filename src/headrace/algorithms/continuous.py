@@ -1,4 +1,4 @@
-"""What learners of continuous actions share: batches on their way to torch, twin critics' loss, and books of what is learned.
+"""What learners of continuous actions share: batches on their way to torch, twin critics, and books of what is learned.
 
 Letters in shapes: B batch, O observation, A action, K = 2 critics, P parameters.
 """
@@ -18,12 +18,104 @@ from headrace.algorithms.base import Arrays, Transitions
 from headrace.algorithms.configs import SACConfig, TD3Config
 from headrace.algorithms.encoding import ActionBox, ObservationEncoder, RunningMoments, normalize
 from headrace.algorithms.flat import FlatAdam, FlatParameters, counts
-from headrace.algorithms.learned import counts_of, learned_arrays, load_learned, sha256_of
+from headrace.algorithms.learned import Means, counts_of, learned_arrays, load_learned, require_finite, sha256_of
+from headrace.algorithms.networks import TwinCritic
+from headrace.algorithms.passes import Memory, pass_of
 
 
 def critic_loss(q: Tensor, target: Tensor) -> Tensor:
     """Mean squared error over the batch, summed over the critics; ``q`` [K, B], ``target`` [B]."""
     return (q - target).square().mean(dim=1).sum()
+
+
+def critic_slope(q: Tensor, target: Tensor) -> Tensor:
+    """Derivative of `critic_loss` by ``q``, of the same shape."""
+    return (q - target) * (2.0 / q.shape[-1])
+
+
+class TwinPass:
+    """Both Q-functions of observation and action, differentiated by hand.
+
+    Args:
+        critic: Its parameters lie in a flat vector already, and stay there.
+        memory: Shared by networks that take turns.
+    """
+
+    def __init__(self, critic: TwinCritic, memory: Memory) -> None:
+        self._q = [pass_of(q, memory) for q in critic.q]
+
+    def __call__(self, obs: Tensor, action: Tensor) -> Tensor:
+        """Both values [K, B]."""
+        pair = torch.cat([obs, action], dim=1)
+        return torch.stack([q(pair).squeeze(1) for q in self._q])
+
+    def fit(self, obs: Tensor, action: Tensor, target: Tensor) -> Tensor:
+        """Add the gradient of `critic_loss` to the parameters' gradients; returns both values [K, B]."""
+        pair = torch.cat([obs, action], dim=1)
+        values = []
+        for q in self._q:  # one after the other, because its weights and what it made of the batch are in the cache
+            value = q.traced(pair).squeeze(1)
+            q.back(critic_slope(value, target).unsqueeze(1))
+            values.append(value)
+        return torch.stack(values)
+
+    def pull(self, obs: Tensor, action: Tensor, *, smaller: bool) -> tuple[Tensor, Tensor]:
+        """What an actor is pulled by. Parameters get no gradient.
+
+        Args:
+            obs: [B, O].
+            action: [B, A].
+            smaller: Whether the smaller of both values counts, or always the first.
+
+        Returns:
+            That value [B], and its derivative by the action [B, A].
+        """
+        pair, first, second = torch.cat([obs, action], dim=1), *self._q
+        value = first.traced(pair).squeeze(1)
+        if not smaller:
+            return value, self._by_action(0, torch.ones_like(value), obs)
+        other = second.traced(pair).squeeze(1)
+        counts_first = (value <= other).to(value.dtype)
+        slope = self._by_action(0, counts_first, obs) + self._by_action(1, 1.0 - counts_first, obs)
+        return torch.minimum(value, other), slope
+
+    def _by_action(self, which: int, by_value: Tensor, obs: Tensor) -> Tensor:
+        slope = self._q[which].back(by_value.unsqueeze(1), weights=False, inputs=True)
+        assert slope is not None, "it was asked for"
+        return slope[:, obs.shape[1] :]
+
+
+class Critics(TwinPass):
+    """Twin critics that are trained.
+
+    Args:
+        critic: See `TwinPass`.
+        flat: Its parameters.
+        adam: Its optimiser.
+        memory: See `TwinPass`.
+    """
+
+    def __init__(self, critic: TwinCritic, flat: FlatParameters, adam: FlatAdam, memory: Memory) -> None:
+        super().__init__(critic, memory)
+        self._flat, self._adam = flat, adam
+
+    def step(self, obs: Tensor, action: Tensor, target: Tensor, means: Means) -> None:
+        """One step down `critic_loss`, measured in ``means``.
+
+        Raises:
+            NotFiniteError: The loss or its gradient is no number; nothing has changed.
+        """
+        self._flat.grad.zero_()
+        q = self.fit(obs, action, target)
+        norm = self._flat.norm()
+        measured = torch.stack(
+            [critic_loss(q, target), q.mean(), target.mean()]
+        ).tolist()  # one transfer from an accelerator
+        require_finite("critic", measured[0], norm)
+        self._adam.step()
+        for name, number in zip(("critic_loss", "q_mean", "target_q_mean"), measured, strict=True):
+            means.add(name, number)
+        means.add("critic_grad_norm", norm)
 
 
 class Inputs:

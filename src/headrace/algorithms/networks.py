@@ -42,11 +42,6 @@ class TwinCritic(nn.Module):
         both = torch.cat([obs, action], dim=1)
         return torch.stack([q(both).squeeze(1) for q in self.q])
 
-    def first(self, obs: Tensor, action: Tensor) -> Tensor:
-        """The first Q-function alone, [B]."""
-        value: Tensor = self.q[0](torch.cat([obs, action], dim=1)).squeeze(1)
-        return value
-
 
 def build_network(
     config: NetworkConfig, inputs: int, outputs: int, generator: torch.Generator, *, tanh: bool = False

@@ -15,40 +15,17 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
 from headrace.algorithms.base import Arrays, PolicySpec, Transitions
 from headrace.algorithms.configs import SACConfig
-from headrace.algorithms.continuous import Books, Inputs, critic_loss
+from headrace.algorithms.continuous import Books, Critics, Inputs, TwinPass
 from headrace.algorithms.flat import FlatAdam, FlatParameters
 from headrace.algorithms.learned import Means, NotFiniteError, existing_device, require_finite
 from headrace.algorithms.networks import TwinCritic, build_network
-from headrace.algorithms.squashed import LOG_STD_RANGE
+from headrace.algorithms.passes import Memory, pass_of
+from headrace.algorithms.tanh_normal import squashed_sample, squashed_slope
 from headrace.core import seeding
 from headrace.core.errors import NonFiniteValue
-
-_LOG_TWO = math.log(2.0)
-_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
-
-
-def squashed_sample(outputs: Tensor, normal: Tensor) -> tuple[Tensor, Tensor]:
-    """Actions ``tanh(u)``, ``u = mean + std * normal``, and the logarithms of their densities (appendix C).
-
-    ``log (1 - tanh(u)^2)`` is computed as ``2 (log 2 - u - softplus(-2 u))``, which stays exact where tanh(u) rounds to 1.
-
-    Args:
-        outputs: [B, 2 A] means, then logarithms of standard deviations, which are clamped.
-        normal: [B, A] standard normal draws.
-
-    Returns:
-        [B, A] actions in [-1, 1] and [B] logarithms.
-    """
-    mean, log_std = outputs.chunk(2, dim=1)
-    log_std = log_std.clamp(*LOG_STD_RANGE)
-    raw = mean + log_std.exp() * normal
-    log_normal = -(0.5 * normal.square() + log_std + _HALF_LOG_TWO_PI)
-    log_slope = 2.0 * (_LOG_TWO - raw - functional.softplus(-2.0 * raw))
-    return torch.tanh(raw), (log_normal - log_slope).sum(dim=1)
 
 
 def soft_target(reward: Tensor, discount: Tensor, next_q: Tensor, next_log_prob: Tensor, temperature: Tensor) -> Tensor:
@@ -65,8 +42,8 @@ def soft_target(reward: Tensor, discount: Tensor, next_q: Tensor, next_log_prob:
 
 
 def actor_loss(q: Tensor, log_prob: Tensor, temperature: Tensor) -> Tensor:
-    """``mean_b (alpha * log pi - min_k Q_k)`` (equation 9); ``q`` [K, B], ``log_prob`` [B], ``temperature`` [] alpha."""
-    return (temperature * log_prob - q.amin(dim=0)).mean()
+    """``mean_b (alpha * log pi - Q)`` (equation 9); ``q`` [B] min_k Q_k, ``log_prob`` [B], ``temperature`` [] alpha."""
+    return (temperature * log_prob - q).mean()
 
 
 def temperature_loss(log_temperature: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
@@ -76,6 +53,11 @@ def temperature_loss(log_temperature: Tensor, log_prob: Tensor, target_entropy: 
     shrink with alpha. ``log_temperature`` [], ``log_prob`` [B].
     """
     return -(log_temperature * (log_prob + target_entropy)).mean()
+
+
+def temperature_slope(log_prob: Tensor, target_entropy: float) -> Tensor:
+    """Derivative of `temperature_loss` by ``log_temperature``, []."""
+    return -(log_prob + target_entropy).mean()
 
 
 class Temperature(nn.Module):
@@ -138,10 +120,16 @@ class SAC:
         self._adams = {name: FlatAdam(flats[name], lr) for name, lr in self._rates.items()}
         self._books = Books(flats, self._adams, self._inputs.moments)
 
+        memory = Memory()
+        self._actor_pass = pass_of(self._actor, memory)
+        self._critics = Critics(self._critic, self._critic_flat, self._adams["critic"], memory)
+        self._target_critics = TwinPass(self._target_critic, memory)
+
         # Drawn on the CPU on every device, so that the stream is the same one.
         self._draws = torch.Generator().manual_seed(seeding.integer(seed, "policy-draws"))
         self._means = Means()
 
+    @torch.no_grad()
     def update(self, batch: Transitions) -> None:
         """One step of the critics, then of the actor and of the temperature, after which the target moves once.
 
@@ -154,53 +142,47 @@ class SAC:
         obs, action, reward, discount, next_obs = self._inputs.tensors(batch)
         self._adams["critic"].keep()  # the actor's loss is known only after the critics have moved
         try:
-            self._step_critic(obs, action, self._target(reward, discount, next_obs))
+            self._critics.step(obs, action, self._target(reward, discount, next_obs), self._means)
             self._step_actor(obs)
         except NotFiniteError as problem:
             raise self._non_finite(problem, batch) from None
         self._move_target()
         self.updates += 1
 
-    def _sample(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions of the policy as it is, [B, A], and the logarithms of their densities, [B]."""
-        outputs: Tensor = self._actor(obs)
-        normal = torch.randn((len(obs), self._inputs.box.size), generator=self._draws).to(outputs.device)
-        return squashed_sample(outputs, normal)
+    def _alpha(self) -> Tensor:
+        return self._temperature().detach()  # type: ignore[no-any-return]
 
-    @torch.no_grad()
+    def _normal(self, obs: Tensor) -> Tensor:
+        """Draws [B, A] for as many actions."""
+        return torch.randn((len(obs), self._inputs.box.size), generator=self._draws).to(obs.device)
+
     def _target(self, reward: Tensor, discount: Tensor, next_obs: Tensor) -> Tensor:
-        next_action, next_log_prob = self._sample(next_obs)
-        next_q = self._target_critic(next_obs, next_action)
-        return soft_target(reward, discount, next_q, next_log_prob, self._temperature())
-
-    def _step_critic(self, obs: Tensor, action: Tensor, target: Tensor) -> None:
-        q: Tensor = self._critic(obs, action)  # [K, B]
-        loss = critic_loss(q, target)
-        norm = self._critic_flat.backward(loss)
-        measured = torch.stack([loss, q.mean(), target.mean()]).tolist()  # one transfer from an accelerator
-        require_finite("critic", measured[0], norm)
-        self._adams["critic"].step()
-        for name, number in zip(("critic_loss", "q_mean", "target_q_mean"), measured, strict=True):
-            self._means.add(name, number)
-        self._means.add("critic_grad_norm", norm)
+        next_action, next_log_prob = squashed_sample(self._actor_pass(next_obs), self._normal(next_obs))
+        next_q = self._target_critics(next_obs, next_action)
+        return soft_target(reward, discount, next_q, next_log_prob, self._alpha())
 
     def _step_actor(self, obs: Tensor) -> None:
-        action, log_prob = self._sample(obs)
-        loss = actor_loss(self._critic(obs, action), log_prob, self._temperature().detach())
-        norm = self._actor_flat.backward(loss)  # of the actor alone: the critics' weights get no gradient
+        self._actor_flat.grad.zero_()
+        outputs, normal, alpha = self._actor_pass.traced(obs), self._normal(obs), self._alpha()
+        action, log_prob = squashed_sample(outputs, normal)
+        q, pull = self._critics.pull(obs, action, smaller=True)
+        loss = actor_loss(q, log_prob, alpha)
+        by_log_prob = (alpha / len(q)).expand_as(log_prob)
+        self._actor_pass.back(squashed_slope(outputs, normal, action, -pull / len(q), by_log_prob))
+        norm = self._actor_flat.norm()
         measured = torch.stack([loss, -log_prob.mean()]).tolist()
         require_finite("actor", measured[0], norm)
         if "temperature" in self._adams:
-            self._step_temperature(log_prob.detach())  # which may refuse, so it comes before the actor has moved
+            self._step_temperature(log_prob)  # which may refuse, so it comes before the actor has moved
         self._adams["actor"].step()
         self._means.add("actor_loss", measured[0])
         self._means.add("entropy", measured[1])
         self._means.add("actor_grad_norm", norm)
 
     def _step_temperature(self, log_prob: Tensor) -> None:
-        loss = temperature_loss(self._temperature.log, log_prob, self._target_entropy)
-        norm = self._temperature_flat.backward(loss)
-        require_finite("temperature", float(loss.detach()), norm)
+        self._temperature_flat.grad.fill_(temperature_slope(log_prob, self._target_entropy))
+        loss = temperature_loss(self._temperature.log.detach(), log_prob, self._target_entropy)
+        require_finite("temperature", float(loss), self._temperature_flat.norm())
         self._adams["temperature"].step()
 
     def _move_target(self) -> None:
@@ -221,7 +203,7 @@ class SAC:
 
     def metrics(self) -> dict[str, float]:
         """Means over the updates since the last call, by TensorBoard name; absent if there was none. Alpha as it is now."""
-        return {**self._means.take(), "train/temperature": float(self._temperature().detach())}
+        return {**self._means.take(), "train/temperature": float(self._alpha())}
 
     def ledger(self) -> dict[str, float]:
         """What optimisers and target themselves have counted, beside what the configuration declares."""

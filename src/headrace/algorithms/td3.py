@@ -18,11 +18,12 @@ from torch import Tensor
 
 from headrace.algorithms.base import Arrays, PolicySpec, Transitions
 from headrace.algorithms.configs import TD3Config
-from headrace.algorithms.continuous import Books, Inputs, critic_loss
+from headrace.algorithms.continuous import Books, Critics, Inputs, TwinPass
 from headrace.algorithms.exploration import scale_at
 from headrace.algorithms.flat import FlatAdam, FlatParameters
 from headrace.algorithms.learned import Means, NotFiniteError, existing_device, require_finite
 from headrace.algorithms.networks import TwinCritic, build_network
+from headrace.algorithms.passes import Memory, pass_of
 from headrace.core import seeding
 from headrace.core.errors import NonFiniteValue
 
@@ -99,11 +100,17 @@ class TD3:
         self._adams = {name: FlatAdam(flats[name], lr) for name, lr in self._rates.items()}
         self._books = Books(flats, self._adams, self._inputs.moments)
 
+        memory = Memory()
+        self._actor_pass, self._target_actor_pass = pass_of(self._actor, memory), pass_of(self._target_actor, memory)
+        self._critics = Critics(self._critic, self._critic_flat, self._adams["critic"], memory)
+        self._target_critics = TwinPass(self._target_critic, memory)
+
         # Drawn on the CPU on every device, so that the stream is the same one.
         self._smoothing = torch.Generator().manual_seed(seeding.integer(seed, "target-smoothing"))
         self._scale = np.array([scale_at(config.exploration, 0)], np.float64)
         self._means = Means()
 
+    @torch.no_grad()
     def update(self, batch: Transitions) -> None:
         """One critic step; in every ``policy_delay``-th update also one actor step, after which targets move once.
 
@@ -120,7 +127,7 @@ class TD3:
         if with_actor:
             self._adams["critic"].keep()  # the actor's loss is known only after the critics have moved
         try:
-            self._step_critic(obs, action, self._target(reward, discount, next_obs))
+            self._critics.step(obs, action, self._target(reward, discount, next_obs), self._means)
             if with_actor:
                 self._step_actor(obs)
         except NotFiniteError as problem:
@@ -129,37 +136,23 @@ class TD3:
             self._move_targets()
         self.updates += 1
 
-    @torch.no_grad()
     def _target(self, reward: Tensor, discount: Tensor, next_obs: Tensor) -> Tensor:
         config = self._config
-        proposed: Tensor = self._target_actor(next_obs)
+        proposed = self._target_actor_pass(next_obs)
         normal = torch.randn(proposed.shape, generator=self._smoothing).to(proposed.device)
         next_action = smoothed_action(proposed, normal, config.policy_noise, config.noise_clip)
-        return td_target(reward, discount, self._target_critic(next_obs, next_action))
-
-    def _step_critic(self, obs: Tensor, action: Tensor, target: Tensor) -> None:
-        q: Tensor = self._critic(obs, action)  # [K, B]
-        loss = critic_loss(q, target)
-        norm = self._critic_flat.backward(loss)
-        measured = torch.stack([loss, q.mean(), target.mean()]).tolist()  # one transfer from an accelerator
-        require_finite("critic", measured[0], norm)
-        self._adams["critic"].step()
-        self._means.add("critic_loss", measured[0])
-        self._means.add("q_mean", measured[1])
-        self._means.add("target_q_mean", measured[2])
-        self._means.add("critic_grad_norm", norm)
+        return td_target(reward, discount, self._target_critics(next_obs, next_action))
 
     def _step_actor(self, obs: Tensor) -> None:
-        action: Tensor = self._actor(obs)
-        if self._config.rule == "sbx":
-            q = self._critic(obs, action).amin(dim=0)
-        else:
-            q = self._critic.first(obs, action)
-        loss = -q.mean()
-        norm = self._actor_flat.backward(loss)  # of the actor alone: the critics' weights get no gradient
-        require_finite("actor", float(loss.detach()), norm)
+        """One step down ``-mean_b Q_1`` (equation 9 with the critics fixed), or by the rule of SBX of their minimum."""
+        self._actor_flat.grad.zero_()
+        action = self._actor_pass.traced(obs)
+        q, pull = self._critics.pull(obs, action, smaller=self._config.rule == "sbx")
+        self._actor_pass.back(-pull / len(q))
+        loss, norm = -float(q.mean()), self._actor_flat.norm()
+        require_finite("actor", loss, norm)
         self._adams["actor"].step()
-        self._means.add("actor_loss", float(loss.detach()))
+        self._means.add("actor_loss", loss)
         self._means.add("actor_grad_norm", norm)
 
     def _move_targets(self) -> None:
