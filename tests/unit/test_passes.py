@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from headrace.algorithms.configs import NetworkConfig
 from headrace.algorithms.flat import FlatParameters
 from headrace.algorithms.networks import build_network
-from headrace.algorithms.passes import Memory, ModulePass, PerceptronPass, pass_of
+from headrace.algorithms.passes import Memory, ModulePass, Pass, PerceptronPass, RoundedPass, pass_of
 
 ROWS, INPUTS, OUTPUTS = 32, 7, 3
 
@@ -166,3 +166,34 @@ def test_weights_that_move_in_their_vector_are_those_that_are_used() -> None:
     flat.value.data.mul_(1.5)
     assert not torch.equal(ours(x), before)
     _near(ours(x), network(x).detach())
+
+
+@pytest.mark.parametrize("kind", ["written out", "by autograd"])
+@pytest.mark.parametrize("tanh", [False, True], ids=["plain", "tanh"])
+def test_rounded_products_change_a_gradient_by_some_percent_and_no_weight(kind: str, tanh: bool) -> None:
+    network = _network(
+        tanh, activation="tanh" if kind == "written out" else "silu"
+    )  # smooth: no unit is lost by rounding
+    flat = FlatParameters(network)
+    exact, rounded = pass_of(network, Memory()), pass_of(network, Memory(torch.bfloat16))
+    assert isinstance(rounded, RoundedPass if kind == "written out" else ModulePass)
+    x, grad = _drawn(1, ROWS, INPUTS), _drawn(2, ROWS, OUTPUTS)
+    before = flat.value.clone()
+
+    def through(way: Pass) -> tuple[Tensor, Tensor, Tensor]:
+        flat.grad.zero_()
+        out = way.traced(x).clone()
+        by_inputs = way.back(grad.clone(), inputs=True)
+        assert by_inputs is not None
+        assert out.dtype == by_inputs.dtype == torch.float32
+        return out, by_inputs.clone(), flat.grad.clone()
+
+    for right, found in zip(through(exact), through(rounded), strict=True):
+        off = float((found - right).norm() / right.norm())
+        assert 1e-4 < off < 0.02
+    assert torch.equal(rounded(x), rounded.traced(x))
+    assert torch.equal(flat.value, before)
+    flat.value.data.mul_(1.5)
+    assert (
+        float((rounded(x) - exact(x)).norm() / exact(x).norm()) < 0.05
+    )  # weights that moved are those that are rounded

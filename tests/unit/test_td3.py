@@ -446,3 +446,26 @@ def test_device_that_is_not_there(device):
     with pytest.raises(ConfigError, match=f"torch device '{device}' cannot be used") as caught:
         TD3(config(), OBS, ACTION, 0, device)
     assert "fix: set learn.device" in str(caught.value)
+
+
+# --- precision
+
+
+def test_with_rounded_products_it_learns_alike_and_not_the_same():
+    bfloat16, float32 = (TD3(config(), OBS, ACTION, 0, precision=name) for name in ("bfloat16", "float32"))
+    for step in range(40):
+        b = batch(step % 4)
+        bfloat16.update(b)
+        float32.update(b)
+    one, other = bfloat16.state(), float32.state()
+    for name in ("actor", "critic", "target_critic"):
+        assert not np.array_equal(one[name], other[name])
+        assert one[name].dtype == np.float32
+        assert np.linalg.norm(one[name] - other[name]) < 0.05 * np.linalg.norm(other[name])
+    assert bfloat16.metrics()["train/critic_loss"] == pytest.approx(float32.metrics()["train/critic_loss"], rel=0.1)
+
+
+def test_a_processor_without_instructions_for_it_is_not_asked(monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    with pytest.raises(ConfigError, match="no instructions for products of bfloat16"):
+        TD3(config(), OBS, ACTION, 0, precision="bfloat16")

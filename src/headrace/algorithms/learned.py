@@ -116,6 +116,34 @@ def _describe(batch: Transitions) -> str:
     return f"every value is finite; rewards from {batch.reward.min():g} to {batch.reward.max():g}"
 
 
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""Of products inside networks, by the name ``learn.precision`` has for it."""
+
+
+def existing_precision(precision: str, device: str) -> torch.dtype:
+    """What products inside networks are made of.
+
+    Args:
+        precision: ``float32`` or ``bfloat16``.
+        device: Where they are made; it is there.
+
+    Raises:
+        ConfigError: The processor has no instructions for it, so that it would only be slower.
+    """
+    dtype = PRECISIONS[precision]
+    if dtype == torch.float32:
+        return dtype
+    on_cpu = torch.device(device).type == "cpu"
+    able = torch.ops.mkldnn._is_mkldnn_bf16_supported() if on_cpu else torch.cuda.is_bf16_supported()  # noqa: SLF001
+    if not able:
+        raise ConfigError(
+            f"{device} has no instructions for products of bfloat16",
+            expected="avx512_bf16 or AMX" if on_cpu else "a GPU with bfloat16",
+            fix='set learn.precision = "float32"',
+        )
+    return dtype
+
+
 def existing_device(device: str) -> torch.device:
     """The torch device of that name.
 

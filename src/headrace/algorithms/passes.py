@@ -10,6 +10,7 @@ Letters in shapes: B batch, I inputs, O outputs.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -51,17 +52,21 @@ class Memory:
 
     They are torch's own, so 64-byte aligned: the matrix library repeats itself bit for bit only on such. The one that was
     given back last is taken first, because it is still in the cache.
+
+    Args:
+        dtype: Of what is inside networks that use it. Parameters, gradients, inputs and outputs are float32 in any case.
     """
 
     _MOST = 64
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        self.dtype = dtype
         self._free: dict[tuple[int, int], list[Tensor]] = {}
 
     def take(self, rows: int, width: int) -> Tensor:
-        """One that nobody uses, float32 on the CPU."""
+        """One that nobody uses, on the CPU."""
         free = self._free.get((rows, width))
-        return free.pop() if free else torch.empty((rows, width))
+        return free.pop() if free else torch.empty((rows, width), dtype=self.dtype)
 
     def give(self, tensor: Tensor) -> None:
         """It is not used any more."""
@@ -83,8 +88,8 @@ def pass_of(network: nn.Module, memory: Memory) -> Pass:
     """
     first = next(network.parameters())
     if isinstance(network, Perceptron) and network.written_out and first.device.type == "cpu":
-        return PerceptronPass(network, memory)
-    return ModulePass(network)
+        return PerceptronPass(network, memory) if memory.dtype == torch.float32 else RoundedPass(network, memory)
+    return ModulePass(network, memory.dtype)
 
 
 def _of(parameter: Tensor) -> Tensor:
@@ -95,23 +100,31 @@ def _of(parameter: Tensor) -> Tensor:
 
 
 class ModulePass:
-    """Fulfils `Pass` for any network, on any device, by autograd."""
+    """Fulfils `Pass` for any network, on any device, by autograd.
 
-    def __init__(self, network: nn.Module) -> None:
+    Args:
+        network: See `pass_of`.
+        dtype: Of products inside, where torch's autocast allows it.
+    """
+
+    def __init__(self, network: nn.Module, dtype: torch.dtype = torch.float32) -> None:
         self._network = network
+        self._rounded = dtype != torch.float32
+        device = next(network.parameters()).device.type
+        self._cast = functools.partial(torch.autocast, device, dtype=dtype, enabled=self._rounded)
         self._trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._x = self._out = torch.empty(0)
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         """See `Pass.__call__`."""
-        return self._network(x)  # type: ignore[no-any-return]
+        return self._forward(x)
 
     def traced(self, x: Tensor) -> Tensor:
         """See `Pass.traced`."""
         self._x = x.detach().requires_grad_()
         with torch.enable_grad():
-            self._out = self._network(self._x)
+            self._out = self._forward(self._x)
         return self._out.detach()
 
     def back(self, grad: Tensor, *, weights: bool = True, inputs: bool = False) -> Tensor | None:
@@ -129,6 +142,12 @@ class ModulePass:
             own = torch.zeros_like(self._x)
         self._x = self._out = torch.empty(0)
         return own if inputs else None
+
+    def _forward(self, x: Tensor) -> Tensor:
+        if not self._rounded:
+            return self._network(x)  # type: ignore[no-any-return]
+        with self._cast():
+            return self._network(x).float()  # type: ignore[no-any-return]
 
 
 def _relu_back(grad: Tensor, out: Tensor) -> None:
@@ -189,6 +208,7 @@ class PerceptronPass:
         own: Tensor | None = None
         if self._squashed:
             _tanh_back(grad, self._out)
+        grad = self._rounded(grad)
         for layer in range(len(passed) - 1, -1, -1):
             if weights:
                 self._add(layer, grad, passed[layer])
@@ -198,7 +218,7 @@ class PerceptronPass:
                 if own is not None:
                     memory.give(own)
                 grad = own = before
-        result = torch.mm(grad, self._weights[0]) if inputs else None
+        result = torch.mm(grad, self._weights[0]).float() if inputs else None
         if own is not None:
             memory.give(own)
         self._forget()
@@ -210,6 +230,7 @@ class PerceptronPass:
 
     def _hidden(self, x: Tensor) -> list[Tensor]:
         """What goes into each layer, [B, I] each."""
+        x = self._rounded(x)
         memory, rows, passed = self._memory, x.shape[0], [x]
         for turned, bias, width in zip(self._turned, self._biases, self._widths, strict=False):
             x = torch.addmm(bias, x, turned, out=memory.take(rows, width))
@@ -217,10 +238,39 @@ class PerceptronPass:
         return passed
 
     def _last(self, x: Tensor) -> Tensor:
-        out = torch.addmm(self._biases[-1], x, self._turned[-1])
+        out = torch.addmm(self._biases[-1], x, self._turned[-1]).float()
         return out.tanh_() if self._squashed else out
+
+    def _rounded(self, tensor: Tensor) -> Tensor:
+        return tensor
 
     def _forget(self) -> None:
         for hidden in self._passed[1:]:
             self._memory.give(hidden)
         self._passed = []
+
+
+class RoundedPass(PerceptronPass):
+    """As `PerceptronPass`, with products of numbers that were rounded to the memory's type, twice as many at a time.
+
+    Sums inside a product, weights, gradients and optimisers stay float32; a gradient is off by some percent of its length.
+    """
+
+    def __init__(self, network: Perceptron, memory: Memory) -> None:
+        super().__init__(network, memory)
+        self._exact = [*self._weights, *self._biases]
+        self._weights = [weight.to(memory.dtype) for weight in self._weights]
+        self._turned = [weight.t() for weight in self._weights]
+        self._biases = [bias.to(memory.dtype) for bias in self._biases]
+
+    def _hidden(self, x: Tensor) -> list[Tensor]:
+        for rounded, exact in zip([*self._weights, *self._biases], self._exact, strict=True):
+            rounded.copy_(exact)  # they may have moved
+        return super()._hidden(x)
+
+    def _add(self, layer: int, grad: Tensor, came_in: Tensor) -> None:
+        self._weight_grads[layer].add_(torch.mm(grad.t(), came_in))
+        self._bias_grads[layer].add_(grad.sum(0, dtype=torch.float32))
+
+    def _rounded(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._memory.dtype)

@@ -5,6 +5,7 @@ Importing this module imports no torch; neither does building the actor of a pla
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -42,12 +43,15 @@ class Entry:
     """One line for ``headrace list``."""
     check_spaces: Callable[[Section, Space, Space], None]
     build_actor: Callable[[PolicySpec], Actor]
-    build_algorithm: Callable[[Section, Space, Space, int, str], Algorithm | OnPolicyAlgorithm]
+    build_algorithm: Callable[..., Algorithm | OnPolicyAlgorithm]
+    """Of section, both spaces, seed, device, and where it ``rounds`` ``precision``."""
     carried_floats: Callable[[Section, Space], int]
     acts_in_torch: Callable[[Section], bool]
     build_random_actor: Callable[[PolicySpec], Actor | None]
     build_batched: Callable[[Section, Space, Space, int, str, int], Algorithm] | None = None
     """Several policies in one algorithm; None: each is an algorithm of its own."""
+    rounds: bool = False
+    """Whether products inside its networks may be of lower precision."""
     told: Callable[[Section, Space], tuple[Leaf, ...]] | None = None
     """What actors return beside actions; None: nothing, and it does not learn from rollouts."""
 
@@ -141,6 +145,7 @@ def build_algorithm(
     seed: int,
     device: str = "cpu",
     policies: int = 1,
+    precision: str = "float32",
 ) -> Algorithm: ...
 
 
@@ -152,11 +157,18 @@ def build_algorithm(
     seed: int,
     device: str = "cpu",
     policies: int = 1,
+    precision: str = "float32",
 ) -> OnPolicyAlgorithm: ...
 
 
 def build_algorithm(
-    config: Section, observation_space: Space, action_space: Space, seed: int, device: str = "cpu", policies: int = 1
+    config: Section,
+    observation_space: Space,
+    action_space: Space,
+    seed: int,
+    device: str = "cpu",
+    policies: int = 1,
+    precision: str = "float32",
 ) -> Algorithm | OnPolicyAlgorithm:
     """The learning half, freshly initialised.
 
@@ -167,11 +179,12 @@ def build_algorithm(
         seed: The run's seed; every draw comes from streams derived from it.
         device: A torch device.
         policies: How many are learned, alike and apart. The first begins as one that is alone.
+        precision: Of products inside networks, ``float32`` or, of algorithms whose `Entry` allows it, ``bfloat16``.
 
     Raises:
         UnsupportedSpace: As `check_spaces`.
-        ConfigError: A network factory does not do, the device is not there, ``config`` belongs to no algorithm, or its
-            algorithm learns one policy and no more.
+        ConfigError: A network factory does not do, device or precision is not there, ``config`` belongs to no algorithm,
+            or its algorithm learns one policy and no more.
     """
     entry = _entry(config)
     if policies > 1 and entry.told is not None:
@@ -181,14 +194,21 @@ def build_algorithm(
             found=policies,
             fix="let the agents share a policy, or choose an algorithm that learns several",
         )
+    build = entry.build_algorithm
+    if precision != "float32":
+        if not entry.rounds:
+            raise ConfigError(
+                f"{entry.name} is not learned in {precision}", expected="float32", fix='set learn.precision = "float32"'
+            )
+        build = functools.partial(build, precision=precision)
     if policies == 1:
-        return entry.build_algorithm(config, observation_space, action_space, seed, device)
+        return build(config, observation_space, action_space, seed, device)
     if entry.build_batched is not None:
         return entry.build_batched(config, observation_space, action_space, seed, device, policies)
     from headrace.algorithms.several import Several
 
     seeds = [seed, *(seeding.integer(seed, "policy", policy) for policy in range(1, policies))]
-    members = [entry.build_algorithm(config, observation_space, action_space, member, device) for member in seeds]
+    members = [build(config, observation_space, action_space, member, device) for member in seeds]
     return Several(cast("list[Algorithm]", members))
 
 
@@ -232,10 +252,12 @@ def _acting_network(config: NetworkConfig, inputs: int, outputs: int) -> Network
     return ModuleForward(build_network(config, inputs, outputs, torch.Generator()))
 
 
-def _td3(config: Section, observation_space: Space, action_space: Space, seed: int, device: str) -> Algorithm:
+def _td3(
+    config: Section, observation_space: Space, action_space: Space, seed: int, device: str, precision: str = "float32"
+) -> Algorithm:
     from headrace.algorithms.td3 import TD3  # imports torch
 
-    return TD3(cast("TD3Config", config), observation_space, action_space, seed, device)
+    return TD3(cast("TD3Config", config), observation_space, action_space, seed, device, precision)
 
 
 def _sac_actor(policy: PolicySpec) -> Actor:
@@ -244,10 +266,12 @@ def _sac_actor(policy: PolicySpec) -> Actor:
     return SquashedActor(policy, _acting_network(config.actor, inputs, 2 * actions))
 
 
-def _sac(config: Section, observation_space: Space, action_space: Space, seed: int, device: str) -> Algorithm:
+def _sac(
+    config: Section, observation_space: Space, action_space: Space, seed: int, device: str, precision: str = "float32"
+) -> Algorithm:
     from headrace.algorithms.sac import SAC  # imports torch
 
-    return SAC(cast("SACConfig", config), observation_space, action_space, seed, device)
+    return SAC(cast("SACConfig", config), observation_space, action_space, seed, device, precision)
 
 
 def _check_choices(config: Section, observation_space: Space, action_space: Space) -> None:
@@ -375,6 +399,7 @@ _ENTRIES: Mapping[type[Section], Entry] = MappingProxyType(
             carried_floats=_td3_carried_floats,
             acts_in_torch=lambda config: cast("TD3Config", config).actor.factory is not None,
             build_random_actor=lambda _: None,
+            rounds=True,
         ),
         SACConfig: Entry(
             name="sac",
@@ -385,6 +410,7 @@ _ENTRIES: Mapping[type[Section], Entry] = MappingProxyType(
             carried_floats=lambda _config, _space: 0,
             acts_in_torch=lambda config: cast("SACConfig", config).actor.factory is not None,
             build_random_actor=lambda _: None,
+            rounds=True,
         ),
         DQNConfig: Entry(
             name="dqn",

@@ -20,7 +20,7 @@ from headrace.algorithms.base import Arrays, PolicySpec, Transitions
 from headrace.algorithms.configs import SACConfig
 from headrace.algorithms.continuous import Books, Critics, Inputs, TwinPass
 from headrace.algorithms.flat import FlatAdam, FlatParameters
-from headrace.algorithms.learned import Means, NotFiniteError, existing_device, require_finite
+from headrace.algorithms.learned import Means, NotFiniteError, existing_device, existing_precision, require_finite
 from headrace.algorithms.networks import TwinCritic, build_network
 from headrace.algorithms.passes import Memory, pass_of
 from headrace.algorithms.tanh_normal import squashed_sample, squashed_slope
@@ -81,10 +81,11 @@ class SAC:
         action_space: A Box of floating-point numbers with finite bounds.
         seed: The run's. Streams used: ``initialisation``, ``policy-draws``.
         device: Where networks live and are trained.
+        precision: Of products inside networks, ``float32`` or ``bfloat16``; everything else is float32.
 
     Raises:
         UnsupportedSpace: For spaces it cannot use.
-        ConfigError: The device is not there, or a network factory does not do.
+        ConfigError: Device or precision is not there, or a network factory does not do.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class SAC:
         action_space: spaces.Space[Any],
         seed: int,
         device: str = "cpu",
+        precision: str = "float32",
     ) -> None:
         self.policy = PolicySpec("sac", observation_space, action_space, config)
         self.updates = 0
@@ -120,7 +122,7 @@ class SAC:
         self._adams = {name: FlatAdam(flats[name], lr) for name, lr in self._rates.items()}
         self._books = Books(flats, self._adams, self._inputs.moments)
 
-        memory = Memory()
+        memory = Memory(existing_precision(precision, device))
         self._actor_pass = pass_of(self._actor, memory)
         self._critics = Critics(self._critic, self._critic_flat, self._adams["critic"], memory)
         self._target_critics = TwinPass(self._target_critic, memory)

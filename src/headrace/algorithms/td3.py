@@ -21,7 +21,7 @@ from headrace.algorithms.configs import TD3Config
 from headrace.algorithms.continuous import Books, Critics, Inputs, TwinPass
 from headrace.algorithms.exploration import scale_at
 from headrace.algorithms.flat import FlatAdam, FlatParameters
-from headrace.algorithms.learned import Means, NotFiniteError, existing_device, require_finite
+from headrace.algorithms.learned import Means, NotFiniteError, existing_device, existing_precision, require_finite
 from headrace.algorithms.networks import TwinCritic, build_network
 from headrace.algorithms.passes import Memory, pass_of
 from headrace.core import seeding
@@ -61,10 +61,11 @@ class TD3:
         action_space: A Box of floating-point numbers with finite bounds.
         seed: The run's. Streams used: ``initialisation``, ``target-smoothing``.
         device: Where networks live and are trained.
+        precision: Of products inside networks, ``float32`` or ``bfloat16``; everything else is float32.
 
     Raises:
         UnsupportedSpace: For spaces it cannot use.
-        ConfigError: The device is not there, or a network factory does not do.
+        ConfigError: Device or precision is not there, or a network factory does not do.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class TD3:
         action_space: spaces.Space[Any],
         seed: int,
         device: str = "cpu",
+        precision: str = "float32",
     ) -> None:
         self.policy = PolicySpec("td3", observation_space, action_space, config)
         self.updates = 0
@@ -100,7 +102,7 @@ class TD3:
         self._adams = {name: FlatAdam(flats[name], lr) for name, lr in self._rates.items()}
         self._books = Books(flats, self._adams, self._inputs.moments)
 
-        memory = Memory()
+        memory = Memory(existing_precision(precision, device))
         self._actor_pass, self._target_actor_pass = pass_of(self._actor, memory), pass_of(self._target_actor, memory)
         self._critics = Critics(self._critic, self._critic_flat, self._adams["critic"], memory)
         self._target_critics = TwinPass(self._target_critic, memory)

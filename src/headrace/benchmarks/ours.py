@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import tempfile
 from collections.abc import Callable, Mapping
@@ -16,7 +15,6 @@ from headrace.algorithms.base import Algorithm, Transitions
 from headrace.benchmarks.sides import Found, Opened, Request, in_windows, version_of
 from headrace.benchmarks.tasks import EPISODES, TASKS, Ours, Task
 from headrace.benchmarks.work import ACTIONS, BATCH, HIDDEN, OBSERVATIONS, Batch, ready_batches
-from headrace.core.errors import ConfigError
 from headrace.runtime.config import ExperimentConfig, load_config
 
 SETTINGS: Mapping[str, Mapping[str, object]] = {
@@ -82,16 +80,7 @@ def _algorithm(config: ExperimentConfig, *, discrete: bool) -> Algorithm:
 
     action = spaces.Discrete(ACTIONS) if discrete else spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32)
     observation = spaces.Box(-np.inf, np.inf, (OBSERVATIONS,), np.float32)
-    further = {}
-    precision = getattr(config.learn, "precision", None)
-    if precision is not None and "precision" in inspect.signature(build_algorithm).parameters:
-        further["precision"] = precision
-    elif precision not in (None, "float32"):
-        raise ConfigError(
-            f"learners are not built in {precision} by themselves",
-            fix="leave out what compares it, or mend headrace.benchmarks.ours",
-        )
-    built: Any = cast("Any", build_algorithm)(config.algorithm, observation, action, 0, **further)
+    built: Any = build_algorithm(config.algorithm, observation, action, 0, precision=config.learn.precision)
     return cast("Algorithm", built)
 
 

@@ -45,6 +45,9 @@ def _algorithm_name(section: object) -> object:
     return getattr(section, "name", None)
 
 
+_ROUNDED = (TD3Config, SACConfig)
+"""Whose products inside networks may be of lower precision."""
+
 AlgorithmConfig = TD3Config | SACConfig | DQNConfig | IQNConfig | PPOConfig | VTraceConfig
 
 
@@ -480,6 +483,16 @@ def _check_checkpoint(config: ExperimentConfig) -> None:
         )
 
 
+def _check_precision(config: ExperimentConfig) -> None:
+    if config.learn.precision != "float32" and not isinstance(config.algorithm, _ROUNDED):
+        raise ConfigError(
+            f"{config.algorithm.name} is not learned in {config.learn.precision}",
+            expected='learn.precision = "float32"',
+            algorithms=", ".join(sorted(kind().name for kind in _ROUNDED)),
+            fix="remove learn.precision, or choose one of those algorithms",
+        )
+
+
 _CHECKS: tuple[Callable[[ExperimentConfig], None], ...] = (
     _check_environment,
     _check_schedule,
@@ -493,4 +506,5 @@ _CHECKS: tuple[Callable[[ExperimentConfig], None], ...] = (
     _check_evaluation,
     _check_random_steps,
     _check_checkpoint,
+    _check_precision,
 )
