@@ -98,6 +98,20 @@ def test_plans_are_predicted_and_the_best_checked(
 
 
 @pytest.mark.table
+def test_a_learner_is_timed_with_every_number_of_threads(
+    runs: Runs, tmp_path: Path, kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan(config(tmp_path), "--seconds", "2", "--no-check", "--learner", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    found = [(way["threads"], way["precision"]) for way in told["learner"]]
+    assert found[0] == (1, "float32")
+    assert len(set(found)) == len(found)
+    assert all(way["update_s"] > 0.0 for way in told["learner"] if way["why_not"] is None)
+    assert told["learner"][0]["why_not"] is None
+    assert list(kept.iterdir()) == []
+
+
+@pytest.mark.table
 def test_environments_in_workers_are_timed_where_they_are(
     runs: Runs, tmp_path: Path, kept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

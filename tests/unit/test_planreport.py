@@ -9,6 +9,8 @@ import pytest
 from headrace.cli.planreport import Report, in_words, sentence, time, to_json
 from headrace.runtime.advisor import Costs, Judged, Plan, Prediction
 from headrace.runtime.config import load_config
+from headrace.runtime.learnerways import Way, best, timed, ways
+from headrace.runtime.planning import Figures
 from headrace.runtime.rehearsal import Pace
 
 COSTS = Costs(
@@ -168,3 +170,44 @@ def test_durations():
     assert [time(seconds) for seconds in (1.5e-6, 123.4e-6, 0.0123, 2.5, 120.0)] == [
         "1.5 us", "123 us", "12.3 ms", "2.5 s", "120 s",
     ]  # fmt: skip
+
+
+ONE, TWO = Way(1, "float32", 0.005), Way(2, "float32", 0.003)
+ROUNDED, REFUSED = Way(1, "bfloat16", 0.0029), Way(2, "bfloat16", why_not="[CFG-001] cpu has no instructions")
+
+
+def test_ways_of_the_learner_are_told_and_the_best_one_is_in_the_command():
+    found = report(INLINE, ways=(ONE, TWO, ROUNDED, REFUSED))
+    assert in_words(found).split("\n\n")[-2].splitlines() == [
+        "learner, 1 thread, float32: an update takes 5 ms",
+        "learner, 2 threads, float32: an update takes 3 ms   <-",  # as good as the fastest, and exact
+        "learner, 1 thread, bfloat16: an update takes 2.9 ms",
+        "learner, 2 threads, bfloat16: [CFG-001] cpu has no instructions",
+    ]
+    assert found.command == "headrace train cartpole-dqn --set env.lanes=9 --set learn.threads=2 --schedule inline"
+    assert to_json(found)["learner"][0] == {"threads": 1, "precision": "float32", "update_s": 0.005, "why_not": None}
+
+
+def test_a_learner_leaves_every_collector_a_core():
+    assert best((ONE, TWO), Plan("inline"), 2) is TWO
+    assert best((ONE, TWO), Plan("lockstep", 2), 2) is TWO  # they take turns
+    assert best((ONE, TWO), Plan("async", 1), 2) is ONE
+    assert best((ONE, TWO), Plan("async", 1), 3) is TWO
+    assert best((REFUSED,), Plan("inline"), 2) is None
+
+
+def test_each_way_is_timed_in_a_folder_of_its_own(tmp_path):
+    said, asked = [], []
+
+    def timing(config, seconds, folder):
+        asked.append((config.learn.threads, config.learn.precision, seconds, folder.name))
+        return Figures({"error": "[CFG-001] no\n  fix: this"}, None, 0.0)
+
+    found = timed(load_config("pendulum-td3"), 3, 1.5, tmp_path, said.append, timing)
+    assert asked == [
+        (1, "float32", 1.5, "learner-0"), (2, "float32", 1.5, "learner-1"), (3, "float32", 1.5, "learner-2"),
+        (1, "bfloat16", 1.5, "learner-3"), (2, "bfloat16", 1.5, "learner-4"), (3, "bfloat16", 1.5, "learner-5"),
+    ]  # fmt: skip
+    assert [way.why_not for way in found] == ["[CFG-001] no"] * 6
+    assert said[0] == "timing the learner with 1 thread, float32 for 1.5 s"
+    assert [str(way) for way, _ in ways(load_config("cartpole-ppo"), 2)] == ["1 thread, float32", "2 threads, float32"]

@@ -40,12 +40,20 @@ _LEAST = 0.1
 @click.option("--check", "most", type=click.IntRange(min=2), default=4, show_default=True, metavar="N",
               help="How many plans are run for real: inline, the configured one, the best by prediction.")  # fmt: skip
 @click.option("--no-check", is_flag=True, help="Run none of them: predictions alone.")
+@click.option("--learner", is_flag=True, help="Also time the learner with other numbers of threads and in bfloat16.")
 @click.option("--steps", type=click.IntRange(min=2), metavar="N",
               help="Language models only: steps of the trainer in each short run, 8 unless given.")  # fmt: skip
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key of the configuration; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def plan(
-    config: str, seconds: float, most: int, no_check: bool, steps: int | None, settings: tuple[str, ...], as_json: bool
+def plan(  # noqa: PLR0913 - a command's options
+    config: str,
+    seconds: float,
+    most: int,
+    no_check: bool,
+    learner: bool,
+    steps: int | None,
+    settings: tuple[str, ...],
+    as_json: bool,
 ) -> int:
     """Say how CONFIG had best be run here: inline, in lockstep or asynchronously, with how many collectors, and what limits it.
 
@@ -56,7 +64,7 @@ def plan(
     """
     import_from_here()
     if describes_language_model(config):
-        refuse_options(_given("seconds", "most", "no_check"), "a language-model run", "say --steps N")
+        refuse_options(_given("seconds", "most", "no_check", "learner"), "a language-model run", "say --steps N")
         return plan_language_model(config, settings, steps, as_json=as_json)
     refuse_options(_given("steps"), "a run with collectors", "say --seconds S")
     experiment = load_config(config, overrides_of(settings, {}))
@@ -65,7 +73,8 @@ def plan(
         import headrace.runtime.planning  # noqa: F401
     folder = Path(tempfile.mkdtemp(prefix="headrace-plan-"))
     try:
-        code = _Planner(config, experiment, settings, folder, quiet=as_json).run(seconds, 0 if no_check else most)
+        planner = _Planner(config, experiment, settings, folder, quiet=as_json)
+        code = planner.run(seconds, 0 if no_check else most, learner=learner)
     except BaseException:  # passed on; an interrupted plan leaves no folder behind
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -92,10 +101,11 @@ class _Planner:
         self._folder = folder
         self._quiet = quiet
 
-    def run(self, seconds: float, most: int) -> int:
+    def run(self, seconds: float, most: int, *, learner: bool) -> int:
         """The exit code."""
         from headrace.cli.planreport import Report, in_words, to_json
         from headrace.runtime.advisor import candidates, predict
+        from headrace.runtime.learnerways import timed
         from headrace.runtime.load import usable_cores
         from headrace.runtime.measuring import costs_of
         from headrace.runtime.planning import measure
@@ -115,9 +125,10 @@ class _Planner:
         plans = candidates(self._config, costs, cores)
         predictions = [predicted(one, figures.busy_cores) for one in plans]
         judged = self._judged(predictions, predicted, seconds - timed_s, most)
+        ways = timed(self._config, cores, timed_s, self._folder, self._say) if learner else []
         report = Report(
             self._name, self._config, tuple(self._settings), costs, figures.values, tuple(judged), cores,
-            figures.busy_cores,
+            figures.busy_cores, tuple(ways),
         )  # fmt: skip
         click.echo(json.dumps(to_json(report), ensure_ascii=False) if self._quiet else in_words(report))
         return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from headrace.cli.drawing import NOTHING
@@ -22,6 +22,7 @@ from headrace.runtime.advisor import (
     to_json as costs_json,
 )
 from headrace.runtime.config import ExperimentConfig
+from headrace.runtime.learnerways import Way, best
 from headrace.telemetry.wording import amount
 
 _SHARES = (*PARTS, "waiting")
@@ -43,6 +44,8 @@ class Report:
     judged: tuple[Judged, ...]
     cores: int
     busy_cores: float
+    ways: tuple[Way, ...] = ()
+    """Of the learner, that were timed."""
 
     @property
     def choice(self) -> Judged:
@@ -52,14 +55,22 @@ class Report:
     @property
     def command(self) -> str:
         """That runs it."""
-        changed = "".join(f" --set {setting}" for setting in self.settings)
+        own, way = self.config.learn, self.way
+        changes = {} if way is None else way.changes
+        learner = [f"{key}={value}" for key, value in changes.items() if getattr(own, key.rpartition(".")[2]) != value]
+        changed = "".join(f" --set {setting}" for setting in (*self.settings, *learner))
         return f"headrace train {self.name}{changed} {self.choice.plan.flags}"
+
+    @property
+    def way(self) -> Way | None:
+        """Of the learner, that is recommended; None: none was timed."""
+        return best(self.ways, self.choice.plan, self.cores)
 
 
 def in_words(report: Report) -> str:
     """The report as people read it."""
-    parts = [list(_measured(report)), list(_table(report)), list(_recommendation(report))]
-    return "\n" + "\n\n".join("\n".join(part) for part in parts)
+    parts = [list(_measured(report)), list(_table(report)), list(_ways(report)), list(_recommendation(report))]
+    return "\n" + "\n\n".join("\n".join(part) for part in parts if part)
 
 
 def to_json(report: Report) -> dict[str, Any]:
@@ -78,6 +89,7 @@ def to_json(report: Report) -> dict[str, Any]:
         },
         "costs": {name: value for name, value in costs_json(report.costs).items() if name != "step_s"},
         "plans": [_judged_json(one) for one in report.judged],
+        "learner": [asdict(way) for way in report.ways],
     }  # fmt: skip
 
 
@@ -187,6 +199,14 @@ def _table(report: Report) -> Iterator[str]:
         shares = "".join(f"{limits[name]:>13.0%}" for name in _SHARES)
         why = f"   {one.why_not}" if one.why_not else ""
         yield f"{one.plan!s:<{width}}{_speed(one.expected.pace.steps_per_s):>10}{measured:>10}{error:>6} {shares}{why}"
+
+
+def _ways(report: Report) -> Iterator[str]:
+    for way in report.ways:
+        if way.update_s is None:
+            yield f"learner, {way}: {way.why_not}"
+        else:
+            yield f"learner, {way}: an update takes {time(way.update_s)}{'   <-' if way is report.way else ''}"
 
 
 def _recommendation(report: Report) -> Iterator[str]:
