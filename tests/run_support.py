@@ -49,6 +49,8 @@ SAC: Mapping[str, object] = {
     "algorithm.temperature.lr": 1e-3,
 }
 """Settings of a small run of SAC, for what `SMALL` says of TD3."""
+SBX: Mapping[str, object] = {"algorithm.rule": "sbx", "algorithm.policy_delay": 3}
+"""TD3 by another rule: its targets move in two updates of three without the actor."""
 
 
 def small(**settings: Any) -> dict[str, object]:
@@ -80,6 +82,7 @@ def warm_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer
     modules = (
         "headrace.runtime.training",
         "headrace.algorithms.td3",
+        "headrace.algorithms.sac",
         "headrace.algorithms.dqn",
         "torch",
         "run_envs",

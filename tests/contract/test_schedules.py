@@ -9,7 +9,7 @@ import pytest
 
 import choice_envs
 from headrace.runtime.api import Run
-from run_support import Runs, assert_books, assert_gapless
+from run_support import SAC, SBX, Runs, assert_books, assert_gapless
 
 pytestmark = [pytest.mark.process, pytest.mark.thin(2)]
 
@@ -59,6 +59,18 @@ def test_eviction_correlated_noise_and_normaliser(runs):
         runs, "Pendulum-v1", (2,), replay__capacity=300, replay__ratio=0.5,
         algorithm__exploration={"kind": "ornstein-uhlenbeck"}, algorithm__normalize_observations=True,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({**SAC, "algorithm.normalize_observations": True, "replay.n_step": 3}, id="sac"),
+        pytest.param({**SAC, "env.group_size": 2, "algorithm.temperature": {"kind": "fixed"}}, id="sac, groups of two"),
+        pytest.param(SBX, id="td3 by the rule of sbx"),
+    ],
+)
+def test_other_learners_of_continuous_actions(runs, settings):
+    assert_same(runs, "Pendulum-v1", (1, 3), **settings)
 
 
 def test_environment_that_draws_from_global_generators(runs):

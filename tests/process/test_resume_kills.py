@@ -17,7 +17,7 @@ from headrace.record.events import ChunkCommitted, GroupSalvaged
 from headrace.record.trace import Trace
 from headrace.runtime.api import Run
 from kill_support import Moment, Nursery
-from run_support import SMALL, assert_books, events, summary
+from run_support import SAC, SMALL, assert_books, events, summary
 from session_support import metrics, options
 
 pytestmark = pytest.mark.process
@@ -28,6 +28,7 @@ SETTINGS: Mapping[str, object] = {
     "replay.capacity": 1200, "checkpoint.every_steps": 96, "checkpoint.every_s": 1000.0, "evaluation.episodes": 1,
     "evaluation.random_baseline": False, "record.segment_mib": 1, "algorithm.exploration": {"kind": "ornstein-uhlenbeck"},
 }  # fmt: skip
+SQUASHED = {key: value for key, value in SETTINGS.items() if not key.startswith("algorithm.")} | SAC
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +95,9 @@ class Killed:
         return steps[True], updates - self.updates
 
 
-def begun(nursery: Nursery, path: Path, **settings: Any) -> Killed:
+def begun(nursery: Nursery, path: Path, given: Mapping[str, object]) -> Killed:
     """A run that has a checkpoint."""
     run = Killed(nursery, path)
-    given = {**SETTINGS, **{key.replace("__", "."): value for key, value in settings.items()}}
     assert run.session(*arguments(given, 96)) == 0
     return run
 
@@ -141,20 +141,22 @@ def bring_to_an_end(run: Killed) -> Run:
 
 
 SCHEDULES = {
-    "inline": {"run__schedule": "inline", "run__collectors": 1},
-    "lockstep": {"run__schedule": "lockstep", "run__collectors": 2},
-    "async": {"run__schedule": "async", "run__collectors": 2, "learn__publish_every": 20},
+    "inline": {"run.schedule": "inline", "run.collectors": 1},
+    "lockstep": {"run.schedule": "lockstep", "run.collectors": 2},
+    "async": {"run.schedule": "async", "run.collectors": 2, "learn.publish_every": 20},
 }
 
 
-def check(nursery: Nursery, folder: Path, schedule: str, kills: int, seed: int) -> None:
-    run = begun(nursery, folder / "killed", **SCHEDULES[schedule])
+def check(
+    nursery: Nursery, folder: Path, schedule: str, kills: int, seed: int, settings: Mapping[str, object] = SETTINGS
+) -> None:
+    given = {**settings, **SCHEDULES[schedule]}
+    run = begun(nursery, folder / "killed", given)
     kill_over_and_over(run, kills, seed)
     ended = bring_to_an_end(run)
     if schedule == "async":
         return
     whole = folder / "whole"
-    given = {**SETTINGS, **{key.replace("__", "."): value for key, value in SCHEDULES[schedule].items()}}
     assert nursery.run(whole, "--resume", *arguments(given, ended.summary["env_steps"])) == 0
     for name in ("weights_sha256", "env_steps", "updates", "episodes"):
         assert summary(whole)[name] == ended.summary[name], "it is not what a run that is not killed comes to"
@@ -173,6 +175,13 @@ def test_killed_before_the_first_checkpoint_it_begins_anew(nursery, tmp_path, mo
 @pytest.mark.timeout(300)
 def test_three_kills(nursery, tmp_path):
     check(nursery, tmp_path, "lockstep", kills=3, seed=1)
+
+
+@pytest.mark.table
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_three_kills_of_sac(nursery, tmp_path, schedule):
+    check(nursery, tmp_path, schedule, kills=3, seed=4, settings=SQUASHED)
 
 
 @pytest.mark.table

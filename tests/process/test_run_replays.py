@@ -14,7 +14,7 @@ import choice_envs
 from headrace.cli.main import main
 from headrace.record.trace import Trace
 from replay_support import Blows, Case, blows, headrace, lags, recorded, replayed_alike, salvages, successions
-from run_support import Runs, assert_books
+from run_support import SAC, SBX, Runs, assert_books
 
 __all__ = ["blows"]
 
@@ -111,6 +111,23 @@ CHOOSING = {
     ),
 }  # fmt: skip
 """What chooses: its exploration, its masks, its priorities."""
+SQUASHED = {**SAC, "algorithm.normalize_observations": True}
+CONTINUOUS = {
+    "sac, three steps, collector killed": Case(
+        "Pendulum-v1", blows=[("collector-1", SIGKILL, 300)], happened={"died": 1},
+        settings={**SQUASHED, "env.group_size": 2, "replay.n_step": 3, "run__steps": 4000},
+    ),
+    "sac, toy, hung and replaced": Case(
+        fault="hang", happened={"stalled": 1}, settings={**SAC, "deadlines.step_s": 1.5, "replay.capacity": 360}
+    ),
+    "sac, learner killed": Case(
+        blows=[("learner", SIGKILL, 200), ("learner", SIGKILL, 900)], kwargs=SLOW, settings={**SQUASHED, **SUCCEEDS}
+    ),
+    "sbx, learner killed": Case(
+        blows=[("learner", SIGKILL, 200), ("learner", SIGKILL, 900)], kwargs=SLOW, settings={**SBX, **SUCCEEDS}
+    ),
+}  # fmt: skip
+"""What acts with numbers and is not TD3 as published."""
 
 
 def trained(runs: Runs, blows: Blows, case: Case, marker: Path) -> Any:
@@ -139,7 +156,7 @@ def trained(runs: Runs, blows: Blows, case: Case, marker: Path) -> Any:
     "case",
     [
         pytest.param(case, id=name, marks=[] if name == IN_EVERY_RUN else pytest.mark.table)
-        for name, case in (PLAIN | MORE | CHOOSING).items()
+        for name, case in (PLAIN | MORE | CHOOSING | CONTINUOUS).items()
     ],
 )
 def test_an_asynchronous_run_replays_bit_for_bit(runs: Runs, blows: Blows, tmp_path: Path, case: Case):

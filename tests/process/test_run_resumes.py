@@ -21,7 +21,7 @@ import headrace
 from headrace.core.clock import MonotonicClock
 from headrace.learners.checkpoints import load_checkpoint
 from headrace.runtime.api import Run
-from run_support import SMALL, Runs, events
+from run_support import SAC, SBX, SMALL, Runs, events
 from session_support import (
     assert_completed,
     assert_replays,
@@ -59,6 +59,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "algorithm.exploration.decay_steps": 600, "replay.capacity": 300, "replay.n_step": 2, "env.group_size": 2,
         },
     ),
+    "draws_and_temperature": (
+        "Pendulum-v1",
+        {
+            **SAC, "algorithm.normalize_observations": True, "algorithm.temperature.target_entropy": 0.0,
+            "replay.capacity": 300, "replay.n_step": 2, "env.group_size": 2,
+        },
+    ),
+    "targets_that_move_without_the_actor": ("Pendulum-v1", SBX),
     "cells_of_a_map": ("choice_envs:plots", {**choice_envs.PLOTS, "env.frame_stack": 2}),
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ import headrace
 from headrace.cli.main import main
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.verifier import verify_run
-from run_support import Runs
+from run_support import SAC, Runs
 
 SETTINGS = {
     "run__steps": 1_200,
@@ -19,20 +20,26 @@ SETTINGS = {
     "evaluation__every_steps": 200,
     "evaluation__episodes": 1,
     "collect__random_steps": 150,
-    "algorithm__exploration__kind": "ornstein-uhlenbeck",
 }
+OU = {"algorithm__exploration__kind": "ornstein-uhlenbeck"}
 
 
 @pytest.mark.parametrize(
-    ("schedule", "collectors", "group_size", "frame_stack"),
-    [pytest.param("inline", 1, 2, 1, marks=pytest.mark.table), ("async", 2, 1, 3)],
+    ("schedule", "collectors", "group_size", "frame_stack", "algorithm"),
+    [
+        pytest.param("inline", 1, 2, 1, OU, marks=pytest.mark.table),
+        ("async", 2, 1, 3, OU),
+        pytest.param("async", 2, 2, 1, SAC, marks=pytest.mark.table),
+    ],
+    ids=["inline", "async", "sac"],
 )
 def test_real_run_is_verified_bit_for_bit(
-    runs: Runs, capsys: pytest.CaptureFixture[str], schedule: str, collectors: int, group_size: int, frame_stack: int
-) -> None:
+    runs: Runs, capsys: pytest.CaptureFixture[str], schedule: str, collectors: int, group_size: int, frame_stack: int,
+    algorithm: dict[str, Any],
+) -> None:  # fmt: skip
     run = runs.train(
         "acting_support:drift", run__schedule=schedule, run__collectors=collectors, env__group_size=group_size,
-        env__frame_stack=frame_stack, algorithm__normalize_observations=frame_stack == 1, **SETTINGS,
+        env__frame_stack=frame_stack, algorithm__normalize_observations=frame_stack == 1, **SETTINGS, **algorithm,
     )  # fmt: skip
     found = verify_run(RunDirectory.open(run.path), samples=100_000)
     assert (found.largest_difference, found.machine) == (0.0, ())

@@ -12,6 +12,7 @@ from headrace.benchmarks.sides import PLAIN, ZOO, in_windows
 from headrace.benchmarks.tasks import ASYNC, BFLOAT16, INLINE, TASKS
 from headrace.cli.main import main
 from headrace.core.errors import ConfigError
+from headrace.runtime.config import load_config
 
 
 def headrace(*arguments: str) -> int:
@@ -131,6 +132,16 @@ def test_every_promise_is_of_a_side_and_a_peer_that_there_are():
             assert ours in task.ours
             assert peer in task.peers
             assert key in end_to_end.TO_TARGET
+
+
+@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.algorithm in ("td3", "sac")])
+def test_peers_have_the_hyperparameters_of_the_preset(name):
+    zoo, config = TASKS[name].zoo, load_config(TASKS[name].preset)
+    algorithm, starts = config.algorithm, zoo["learning_starts"]
+    assert zoo["learning_rate"] == algorithm.actor_lr == algorithm.critic_lr
+    assert (zoo["batch_size"], zoo["gamma"], zoo["tau"]) == (algorithm.batch_size, algorithm.gamma, algorithm.tau)
+    assert (starts, starts) == (config.replay.learning_starts, config.collect.random_steps)
+    assert zoo["gradient_steps"] / zoo["train_freq"] == config.replay.ratio
 
 
 def test_what_this_version_lacks_is_told_and_nobody_is_started(monkeypatch):

@@ -317,7 +317,7 @@ def test_non_finite_loss_changes_nothing_and_names_the_row():
         "  loss: nan\n"
         "  gradient norm: nan\n"
         "  batch: reward of row 5 is nan\n"
-        "  fix: if the batch holds such a value, mend the environment (headrace check finds it); "
+        "  fix: if the batch holds such a value, mend the environment; "
         "else lower algorithm.lr or scale the rewards down"
     )
     assert algorithm.weights_sha256() == before

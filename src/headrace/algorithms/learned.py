@@ -90,7 +90,7 @@ class NotFiniteError(Exception):
             loss=self.loss,
             gradient_norm=self.norm,
             batch=batch,
-            fix=f"if the batch holds such a value, mend the environment (headrace check finds it); "
+            fix=f"if the batch holds such a value, mend the environment; "
             f"else lower algorithm.{lr} or scale the rewards down",
         )
 

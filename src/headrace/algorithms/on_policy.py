@@ -376,5 +376,5 @@ def _require_finite(rollout: Rollout, update: int) -> None:
             "learner: a rollout holds what is no number; nothing was learned from it",
             update=update,
             found=bad,
-            fix="mend the environment: headrace check finds it; if it is logprob or raw_action, lower algorithm.lr",
+            fix="mend the environment; if it is logprob or raw_action, lower algorithm.lr",
         )
