@@ -441,6 +441,13 @@ def test_non_finite_critic_loss_changes_nothing_and_names_the_row():
     assert np.isfinite(algorithm.state()["critic"]).all()
 
 
+def test_a_temperature_that_ran_away_is_what_is_told_of():
+    algorithm = trained(0, updates=2)
+    algorithm._temperature_flat.value.data.fill_(200.0)
+    with pytest.raises(NonFiniteValue, match="lower algorithm.temperature.lr"):
+        algorithm.update(batch())
+
+
 @pytest.mark.parametrize(("name", "key"), [("actor", "actor_lr"), ("temperature", "temperature.lr")])
 def test_non_finite_loss_of_another_network_takes_the_critic_step_back(name, key):
     algorithm = trained(0, updates=3)

@@ -226,6 +226,7 @@ class SAC:
 
     def _non_finite(self, problem: NotFiniteError, batch: Transitions) -> NonFiniteValue:
         if problem.network == "critic":
-            return problem.told(batch, self.updates + 1, "critic_lr")
+            key = "critic_lr" if self._alpha().isfinite() else "temperature.lr"
+            return problem.told(batch, self.updates + 1, key)
         self._adams["critic"].undo()
         return problem.told(batch, self.updates + 1, {"temperature": "temperature.lr"}.get(problem.network, "actor_lr"))
