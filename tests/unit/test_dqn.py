@@ -112,7 +112,7 @@ def test_double_targets_by_hand():
     reward, discount = torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.25])
     for double, expected in ((True, [1 + 0.5 * 20, 2 + 0.25 * 50]), (False, [1 + 0.5 * 40, 2 + 0.25 * 80])):
         algorithm = learner(target={"double": double})
-        algorithm._q, algorithm._target_q = (lambda obs: CHOOSER), (lambda obs: JUDGE)
+        algorithm._q_pass, algorithm._target_q_pass = (lambda obs: CHOOSER), (lambda obs: JUDGE)
         nothing = torch.zeros(2, 3)
         rows = SampledRows(nothing, nothing, reward, discount, torch.ones(2), nothing, next_legal=None)
         target = td_target(rows.reward, rows.discount, algorithm._next_value(rows))
