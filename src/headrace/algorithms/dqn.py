@@ -8,7 +8,7 @@ each of k cells, so that its value is the mean of what was chosen. Rewards, disc
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,10 +53,10 @@ def best_value(chooser: Tensor, judge: Tensor, legal: Tensor | None, k: int) -> 
     """
     if legal is not None:
         chooser = chooser.masked_fill(~legal, -torch.inf)
-    places = chooser.topk(k, dim=1).indices  # [B, k]
+    places = chooser.topk(k, dim=1).indices if k > 1 else chooser.argmax(dim=1, keepdim=True)  # [B, k]
     worth = judge.gather(1, places)
     if legal is None:
-        return worth.mean(dim=1)
+        return worth.mean(dim=1) if k > 1 else worth.squeeze(1)
     can = legal.gather(1, places)
     return torch.where(can, worth, 0.0).sum(dim=1) / can.sum(dim=1).clamp(min=1)
 
@@ -76,13 +76,12 @@ def td_loss(error: Tensor, weight: Tensor, kind: str) -> Tensor:
     """Weighted mean over the batch of half the squared error, or of Huber's; ``error`` and ``weight`` [B]."""
     if kind == "mse":
         return (weight * error.square()).mean() / 2
-    size = error.abs()
-    squared = size.clamp(max=1.0)
-    return (weight * squared * (size - squared / 2)).mean()  # error^2 / 2 up to 1, from there |error| - 1/2
+    near = error.clamp(-1.0, 1.0)
+    return (weight * near * (error - near / 2)).mean()  # error^2 / 2 up to 1, from there |error| - 1/2
 
 
 def td_slope(error: Tensor, weight: Tensor, kind: str, count: int) -> Tensor:
-    """Derivative [b] of `td_loss` of ``count`` transitions by the values of some; what they are is the target less the error."""
+    """Derivative [b] of `td_loss` of ``count`` transitions by the values of b of them, with their errors and weights [b]."""
     return weight * (error if kind == "mse" else error.clamp(-1.0, 1.0)) / -count
 
 
@@ -143,34 +142,35 @@ class DQN:
         """
         rows = self._inputs.tensors(batch)
         self._q_flat.grad.zero_()
-        seen = _joined([self._differentiated(part, len(rows.reward)) for part in rows.parts(self._config.optimiser.accumulate)])
+        parts = rows.parts(self._config.optimiser.accumulate)
+        seen = [self._differentiated(part, len(rows.reward)) for part in parts]
+        value, target, error = map(torch.cat, zip(*seen, strict=True))
         try:
-            self._step(seen, rows.weight)
+            self._step(td_loss(error, rows.weight, self._config.loss), value, target)
         except NotFiniteError as problem:
             raise problem.told(batch, self.updates + 1, "lr") from None
         self.updates += 1
         self._set_rate()
         if self.updates % self._config.target.every_updates == 0:
             self._move_target()
-        return seen.error.abs().cpu().numpy()
+        return error.abs().cpu().numpy()
 
-    def _differentiated(self, part: SampledRows, count: int) -> _Seen:
-        """Add what a part of ``count`` transitions contributes to the gradient of their loss."""
+    def _differentiated(self, part: SampledRows, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Add the gradient of a part of ``count`` transitions; returns their values, targets and errors [b]."""
         target = td_target(part.reward, part.discount, self._next_value(part))
         value = action_value(self._q_pass.traced(part.obs), part.shares)
         error = target - value
         slope = td_slope(error, part.weight, self._config.loss, count)
         self._q_pass.back(slope.unsqueeze(1) * part.shares)
-        return _Seen(value, target, error)
+        return value, target, error
 
     def _next_value(self, rows: SampledRows) -> Tensor:
         judge = self._target_q_pass(rows.next_obs)
         chooser = self._q_pass(rows.next_obs) if self._config.target.double else judge
         return best_value(chooser, judge, rows.next_legal, self._next_cells)
 
-    def _step(self, seen: _Seen, weight: Tensor) -> None:
-        loss = td_loss(seen.error, weight, self._config.loss)
-        measured = torch.stack([loss, seen.value.mean(), seen.target.mean()]).tolist()  # one transfer from an accelerator
+    def _step(self, loss: Tensor, value: Tensor, target: Tensor) -> None:
+        measured = torch.stack([loss, value.mean(), target.mean()]).tolist()  # one transfer from an accelerator
         norm = self._q_flat.norm()
         require_finite("Q-network", measured[0], norm)
         self._q_flat.shorten([norm], self._config.max_grad_norm)
@@ -243,15 +243,3 @@ class DQN:
 
     def _adams(self) -> dict[str, FlatAdam]:
         return {"q": self._q_adam}
-
-
-class _Seen(NamedTuple):
-    """What was computed of transitions."""
-
-    value: Tensor  # [b]
-    target: Tensor  # [b]
-    error: Tensor  # [b]
-
-
-def _joined(parts: list[_Seen]) -> _Seen:
-    return parts[0] if len(parts) == 1 else _Seen(*(torch.cat(one) for one in zip(*parts, strict=True)))
