@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from headrace.algorithms.base import Transitions
 from headrace.algorithms.configs import DQNConfig
-from headrace.algorithms.dqn import DQN, action_value, best_value, td_loss, td_target
+from headrace.algorithms.dqn import DQN, action_value, best_value, td_loss, td_slope, td_target
 from headrace.algorithms.registry import build_actor, build_random_actor, check_spaces
 from headrace.algorithms.sampled import SampledRows
 from headrace.core.errors import ConfigError, NonFiniteValue, UnsupportedSpace
@@ -108,11 +108,23 @@ def test_losses_are_weighted_means():
     assert td_loss(error, weight, "huber") == pytest.approx((0.25 / 2 + 0.5 * 2.5) / 2)
 
 
+@pytest.mark.parametrize("kind", ["mse", "huber"])
+def test_slopes_are_autograds(kind):
+    value, target = torch.randn(2, 64, generator=torch.Generator().manual_seed(0)) * 2
+    weight = torch.rand(64, generator=torch.Generator().manual_seed(1))
+    value.requires_grad_()
+    (right,) = torch.autograd.grad(td_loss(target - value, weight, kind), value)
+    error = (target - value).detach()
+    assert 10 < (error.abs() > 1).sum() < 54  # both of Huber's pieces
+    parts = [td_slope(error[rows], weight[rows], kind, 64) for rows in (slice(0, 20), slice(20, 64))]
+    torch.testing.assert_close(torch.cat(parts), right, rtol=1e-6, atol=0)
+
+
 def test_double_targets_by_hand():
     reward, discount = torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.25])
     for double, expected in ((True, [1 + 0.5 * 20, 2 + 0.25 * 50]), (False, [1 + 0.5 * 40, 2 + 0.25 * 80])):
         algorithm = learner(target={"double": double})
-        algorithm._q, algorithm._target_q = (lambda obs: CHOOSER), (lambda obs: JUDGE)
+        algorithm._q_pass, algorithm._target_q_pass = (lambda obs: CHOOSER), (lambda obs: JUDGE)
         nothing = torch.zeros(2, 3)
         rows = SampledRows(nothing, nothing, reward, discount, torch.ones(2), nothing, next_legal=None)
         target = td_target(rows.reward, rows.discount, algorithm._next_value(rows))
@@ -179,8 +191,19 @@ def assert_equal(algorithm: DQN, plain: Plain, start: dict[str, np.ndarray]) -> 
         {"target": {"double": False, "every_updates": 5}},
         {"loss": "mse", "dueling": True, "max_grad_norm": 0.05},
         {"target": {"tau": 0.1, "every_updates": 1}, "max_grad_norm": None},
+        {"optimiser": {"accumulate": 4}, "dueling": True, "network": {"hidden": [16, 8], "activation": "tanh"}},
+        {"optimiser": {"accumulate": 2}, "loss": "mse", "max_grad_norm": 0.05},
+        {"network": {"hidden": [16], "layer_norm": True}, "dueling": True},
     ],
-    ids=["double, huber", "not double", "mse, dueling, clipped", "polyak"],
+    ids=[
+        "double, huber",
+        "not double",
+        "mse, dueling, clipped",
+        "polyak",
+        "parts, dueling",
+        "parts, mse",
+        "by autograd",
+    ],
 )
 def test_updates_equal_a_plain_implementation(changes):
     algorithm = learner(**{"target": {"every_updates": 4}, "lr": 1e-2, **changes})
@@ -199,8 +222,9 @@ def test_updates_equal_a_plain_implementation(changes):
 
 @pytest.mark.parametrize("bootstrap", ["k_best", "best"])
 @pytest.mark.parametrize("dueling", [False, True])
-def test_updates_of_cells_equal_a_plain_implementation(bootstrap, dueling):
-    algorithm = map_learner(target={"bootstrap": bootstrap, "every_updates": 4}, lr=1e-2, dueling=dueling)
+@pytest.mark.parametrize("network", [{}, {"map": {}, "network": {"hidden": [32]}}], ids=["map", "perceptron"])
+def test_updates_of_cells_equal_a_plain_implementation(bootstrap, dueling, network):
+    algorithm = map_learner(target={"bootstrap": bootstrap, "every_updates": 4}, lr=1e-2, dueling=dueling, **network)
     start, plain = arrays(algorithm), Plain(algorithm)
     for step in range(9):
         b = map_batch(step, taken=(0.3, 0.85, 1.0)[step % 3])  # of the last nothing can be chosen
@@ -469,6 +493,15 @@ def test_whoever_acts_at_random_keeps_to_what_can_be_chosen():
 # --- what goes wrong
 
 
+def test_nothing_of_a_perceptrons_update_goes_through_autograd(monkeypatch):
+    algorithm = learner(dueling=True, optimiser={"accumulate": 2})
+    monkeypatch.setattr(torch.autograd, "grad", lambda *_, **__: pytest.fail("autograd was asked"))
+    algorithm._q.register_forward_pre_hook(lambda *_: pytest.fail("the module was called"))
+    algorithm._target_q.register_forward_pre_hook(lambda *_: pytest.fail("the module was called"))
+    algorithm.update(batch())
+    assert algorithm.updates == 1
+
+
 def test_non_finite_loss_changes_nothing_and_names_the_row():
     algorithm = trained(learner, 0, updates=3)
     before = algorithm.weights_sha256()
@@ -527,3 +560,16 @@ def test_settings_that_would_be_ignored_are_refused(settings, what):
 def test_device_that_is_not_there(device):
     with pytest.raises(ConfigError, match=f"torch device '{device}' cannot be used"):
         DQN(DQNConfig(), OBS, ACTION, 0, device)
+
+
+@pytest.mark.parametrize("dueling", [False, True], ids=["plain", "dueling"])
+def test_with_rounded_products_it_learns_alike_and_not_the_same(dueling: bool) -> None:
+    given = DQNConfig.model_validate({"network": {"hidden": [16]}, "batch_size": 8, "dueling": dueling})
+    bfloat16, float32 = (DQN(given, OBS, ACTION, 0, precision=name) for name in ("bfloat16", "float32"))
+    for step in range(40):
+        bfloat16.update(batch(step % 4))
+        float32.update(batch(step % 4))
+    one, other = bfloat16.state()["q"], float32.state()["q"]
+    assert one.dtype == np.float32
+    assert not np.array_equal(one, other)
+    assert np.linalg.norm(one - other) < 0.05 * np.linalg.norm(other)

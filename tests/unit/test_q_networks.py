@@ -15,7 +15,8 @@ from headrace.algorithms.configs import DQNConfig, NetworkConfig
 from headrace.algorithms.encoding import ObservationEncoder
 from headrace.algorithms.flat import FlatParameters
 from headrace.algorithms.networks import ModuleForward
-from headrace.algorithms.q_networks import build_q_network, dueling
+from headrace.algorithms.passes import Memory, ModulePass
+from headrace.algorithms.q_networks import Dueling, DuelingPass, build_q_network, dueling, q_pass_of
 
 SPACE = spaces.Dict({"at": spaces.Box(-1, 1, (2,)), "map": spaces.Box(0, 1, (3, 9, 11), np.float32)})
 CELLS = 99
@@ -134,3 +135,37 @@ def test_acting_in_numpy_is_what_a_dueling_perceptron_says():
         expected = net(x).numpy()
     for _ in range(2):  # the second time in the same memory
         np.testing.assert_allclose(forward.forward(x.numpy()), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{}, {"layer_norm": True}], ids=["written out", "by autograd"])
+def test_derivatives_of_a_dueling_network_are_autograds(settings):
+    generator = torch.Generator().manual_seed(0)
+    config = DQNConfig(network=NetworkConfig(hidden=[24, 16], **settings), dueling=True)
+    space = spaces.Box(-1, 1, (7,), np.float32)
+    net = build_q_network(config, ObservationEncoder(space), 5, generator)
+    flat = FlatParameters(net)
+    ours = q_pass_of(net, Memory())
+    assert isinstance(ours, DuelingPass)
+    x, grad = torch.randn(32, 7, generator=generator), torch.randn(32, 5, generator=generator)
+    leaf = x.clone().requires_grad_()
+    right = net(leaf)
+    *by_weights, by_inputs = torch.autograd.grad(right, [*net.parameters(), leaf], grad)
+
+    assert torch.equal(ours(x), ours.traced(x))
+    near(ours.traced(x), right.detach())
+    found = ours.back(grad.clone(), inputs=True)
+    assert found is not None
+    near(found, by_inputs)
+    near(flat.grad, torch.cat([each.flatten() for each in by_weights]))
+
+
+def near(found: torch.Tensor, right: torch.Tensor) -> None:
+    torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-6 * float(right.abs().max()))
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_maps_go_through_autograd(dueling):
+    net = network(dueling=dueling)
+    FlatParameters(net)
+    assert not isinstance(net, Dueling)
+    assert isinstance(q_pass_of(net, Memory()), ModulePass)

@@ -444,7 +444,7 @@ def test_non_finite_critic_loss_changes_nothing_and_names_the_row():
 def test_a_temperature_that_ran_away_is_what_is_told_of():
     algorithm = trained(0, updates=2)
     algorithm._temperature_flat.value.data.fill_(200.0)
-    with pytest.raises(NonFiniteValue, match="lower algorithm.temperature.lr"):
+    with pytest.raises(NonFiniteValue, match=r"lower algorithm\.temperature\.lr"):
         algorithm.update(batch())
 
 

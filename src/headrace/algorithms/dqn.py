@@ -8,7 +8,6 @@ each of k cells, so that its value is the mean of what was chosen. Rewards, disc
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from headrace.algorithms.base import Arrays, PolicySpec, Transitions
 from headrace.algorithms.configs import DQNConfig
@@ -27,12 +25,14 @@ from headrace.algorithms.learned import (
     NotFiniteError,
     counts_of,
     existing_device,
+    existing_precision,
     learned_arrays,
     load_learned,
     require_finite,
     sha256_of,
 )
-from headrace.algorithms.q_networks import build_q_network
+from headrace.algorithms.passes import Memory
+from headrace.algorithms.q_networks import build_q_network, q_pass_of
 from headrace.algorithms.rates import rate_at
 from headrace.algorithms.sampled import Sampled, SampledRows
 from headrace.core import seeding
@@ -54,10 +54,10 @@ def best_value(chooser: Tensor, judge: Tensor, legal: Tensor | None, k: int) -> 
     """
     if legal is not None:
         chooser = chooser.masked_fill(~legal, -torch.inf)
-    places = chooser.topk(k, dim=1).indices  # [B, k]
+    places = chooser.topk(k, dim=1).indices if k > 1 else chooser.argmax(dim=1, keepdim=True)  # [B, k]
     worth = judge.gather(1, places)
     if legal is None:
-        return worth.mean(dim=1)
+        return worth.mean(dim=1) if k > 1 else worth.squeeze(1)
     can = legal.gather(1, places)
     return torch.where(can, worth, 0.0).sum(dim=1) / can.sum(dim=1).clamp(min=1)
 
@@ -77,7 +77,13 @@ def td_loss(error: Tensor, weight: Tensor, kind: str) -> Tensor:
     """Weighted mean over the batch of half the squared error, or of Huber's; ``error`` and ``weight`` [B]."""
     if kind == "mse":
         return (weight * error.square()).mean() / 2
-    return (weight * functional.huber_loss(error, torch.zeros_like(error), reduction="none")).mean()
+    near = error.clamp(-1.0, 1.0)
+    return (weight * near * (error - near / 2)).mean()  # error^2 / 2 up to 1, from there |error| - 1/2
+
+
+def td_slope(error: Tensor, weight: Tensor, kind: str, count: int) -> Tensor:
+    """Derivative [b] of `td_loss` of ``count`` transitions by the values of b of them, with their errors and weights [b]."""
+    return weight * (error if kind == "mse" else error.clamp(-1.0, 1.0)) / -count
 
 
 class DQN:
@@ -89,10 +95,11 @@ class DQN:
         action_space: Discrete, or MultiBinary where ``config`` says how many cells are chosen.
         seed: The run's. Stream used: ``initialisation``.
         device: Where networks live and are trained.
+        precision: Of products inside networks, ``float32`` or ``bfloat16``; everything else is float32.
 
     Raises:
         UnsupportedSpace: For spaces it cannot use.
-        ConfigError: The device is not there, or a network factory does not do.
+        ConfigError: Device or precision is not there, or a network factory does not do.
     """
 
     def __init__(
@@ -102,6 +109,7 @@ class DQN:
         action_space: spaces.Space[Any],
         seed: int,
         device: str = "cpu",
+        precision: str = "float32",
     ) -> None:
         self.policy = PolicySpec("dqn", observation_space, action_space, config)
         self.updates = 0
@@ -116,6 +124,8 @@ class DQN:
         self._q = build_q_network(config, self._inputs.encoder, choices.size, generator).to(device)
         self._target_q = copy.deepcopy(self._q)
         self._q_flat, self._target_q_flat = FlatParameters(self._q), FlatParameters(self._target_q)
+        memory = Memory(existing_precision(precision, device))
+        self._q_pass, self._target_q_pass = q_pass_of(self._q, memory), q_pass_of(self._target_q, memory)
         self._q_adam = FlatAdam(self._q_flat, config.lr)
 
         self._scale = np.array([scale_at(config.exploration, 0)], np.float64)
@@ -134,44 +144,43 @@ class DQN:
             NonFiniteValue: The loss or its gradient is NaN or infinite. No weight, moment or target has changed.
         """
         rows = self._inputs.tensors(batch)
-        seen: list[tuple[Tensor, Tensor, Tensor]] = []  # of each part: loss [], value [b], target [b]
-        norms = self._q_flat.accumulate(self._losses(rows, seen))
-        losses, values, targets = zip(*seen, strict=True)
-        value, target = torch.cat(values), torch.cat(targets)
+        self._q_flat.grad.zero_()
+        parts = rows.parts(self._config.optimiser.accumulate)
+        seen = [self._differentiated(part, len(rows.reward)) for part in parts]
+        value, target, error = map(torch.cat, zip(*seen, strict=True))
         try:
-            self._step(torch.stack(losses).sum(), value, target, norms)
+            self._step(td_loss(error, rows.weight, self._config.loss), value, target)
         except NotFiniteError as problem:
             raise problem.told(batch, self.updates + 1, "lr") from None
         self.updates += 1
         self._set_rate()
         if self.updates % self._config.target.every_updates == 0:
             self._move_target()
-        return (target - value).abs().cpu().numpy()
+        return error.abs().cpu().numpy()
 
-    def _losses(self, rows: SampledRows, seen: list[tuple[Tensor, Tensor, Tensor]]) -> Iterator[Tensor]:
-        """What each part of a batch adds to its loss."""
-        for part in rows.parts(self._config.optimiser.accumulate):
-            target = td_target(part.reward, part.discount, self._next_value(part))
-            value = action_value(self._q(part.obs), part.shares)
-            share = len(part.reward) / len(rows.reward)
-            loss = td_loss(target - value, part.weight, self._config.loss) * share
-            seen.append((loss.detach(), value.detach(), target))
-            yield loss
+    def _differentiated(self, part: SampledRows, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Add the gradient of a part of ``count`` transitions; returns their values, targets and errors [b]."""
+        target = td_target(part.reward, part.discount, self._next_value(part))
+        value = action_value(self._q_pass.traced(part.obs), part.shares)
+        error = target - value
+        slope = td_slope(error, part.weight, self._config.loss, count)
+        self._q_pass.back(slope.unsqueeze(1) * part.shares)
+        return value, target, error
 
-    @torch.no_grad()
     def _next_value(self, rows: SampledRows) -> Tensor:
-        judge: Tensor = self._target_q(rows.next_obs)
-        chooser: Tensor = self._q(rows.next_obs) if self._config.target.double else judge
+        judge = self._target_q_pass(rows.next_obs)
+        chooser = self._q_pass(rows.next_obs) if self._config.target.double else judge
         return best_value(chooser, judge, rows.next_legal, self._next_cells)
 
-    def _step(self, loss: Tensor, value: Tensor, target: Tensor, norms: list[float]) -> None:
+    def _step(self, loss: Tensor, value: Tensor, target: Tensor) -> None:
         measured = torch.stack([loss, value.mean(), target.mean()]).tolist()  # one transfer from an accelerator
-        require_finite("Q-network", measured[0], norms[0])
-        self._q_flat.shorten(norms, self._config.max_grad_norm)
+        norm = self._q_flat.norm()
+        require_finite("Q-network", measured[0], norm)
+        self._q_flat.shorten([norm], self._config.max_grad_norm)
         self._q_adam.step()
         for name, number in zip(("q_loss", "q_mean", "target_q_mean"), measured, strict=True):
             self._means.add(name, number)
-        self._means.add("q_grad_norm", norms[0])
+        self._means.add("q_grad_norm", norm)
 
     def _set_rate(self) -> None:
         # Where nothing is declared to move the rate, the ledger shall see what else has.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from headrace.algorithms.configs import DQNConfig, MapConfig
 from headrace.algorithms.encoding import MapPlace, ObservationEncoder, map_place
 from headrace.algorithms.networks import UndrawnConv2d, UndrawnLinear, build_network
+from headrace.algorithms.passes import Memory, Pass, pass_of
 
 _MOST_GROUPS = 8
 """Groups into which the channels of a map are divided to be normalised, at most."""
@@ -59,6 +60,37 @@ class Dueling(nn.Module):
         """Q-values [B, n] of ``x`` [B, O]."""
         out: Tensor = self.network(x)
         return dueling(out[:, :1], out[:, 1:])
+
+
+def q_pass_of(network: nn.Module, memory: Memory) -> Pass:
+    """The fastest way through a network of `build_q_network`; see `headrace.algorithms.passes.pass_of`."""
+    return DuelingPass(network, memory) if isinstance(network, Dueling) else pass_of(network, memory)
+
+
+class DuelingPass:
+    """Fulfils `Pass`: value and advantages come out of the network inside, and `dueling` is a matrix product."""
+
+    def __init__(self, network: Dueling, memory: Memory) -> None:
+        self._inner = pass_of(network.network, memory)
+        self._matrix = torch.empty(0)  # [1 + n, n]  made when n is known
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Pass.__call__`."""
+        return self._dueling(self._inner(x))
+
+    def traced(self, x: Tensor) -> Tensor:
+        """See `Pass.traced`."""
+        return self._dueling(self._inner.traced(x))
+
+    def back(self, grad: Tensor, *, weights: bool = True, inputs: bool = False) -> Tensor | None:
+        """See `Pass.back`."""
+        return self._inner.back(grad @ self._matrix.t(), weights=weights, inputs=inputs)
+
+    def _dueling(self, out: Tensor) -> Tensor:
+        if not len(self._matrix):
+            unit = torch.eye(out.shape[1], device=out.device)
+            self._matrix = dueling(unit[:, :1], unit[:, 1:])  # a linear function's matrix is what it makes of the unit
+        return out @ self._matrix
 
 
 class MapNetwork(nn.Module):

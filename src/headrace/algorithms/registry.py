@@ -310,10 +310,12 @@ def _random_choosing_actor(policy: PolicySpec) -> Actor | None:
     return None if actions.cells is None and actions.mask_leaf is None else RandomActor(policy)
 
 
-def _dqn(config: Section, observation_space: Space, action_space: Space, seed: int, device: str) -> Algorithm:
+def _dqn(
+    config: Section, observation_space: Space, action_space: Space, seed: int, device: str, precision: str = "float32"
+) -> Algorithm:
     from headrace.algorithms.dqn import DQN  # imports torch
 
-    return DQN(cast("DQNConfig", config), observation_space, action_space, seed, device)
+    return DQN(cast("DQNConfig", config), observation_space, action_space, seed, device, precision)
 
 
 def _check_discrete(config: Section, observation_space: Space, action_space: Space) -> None:
@@ -418,6 +420,7 @@ _ENTRIES: Mapping[type[Section], Entry] = MappingProxyType(
             check_spaces=_check_choices,
             build_actor=_dqn_actor,
             build_algorithm=_dqn,
+            rounds=True,
             carried_floats=lambda _config, _space: 0,
             acts_in_torch=_dqn_acts_in_torch,
             build_random_actor=_random_choosing_actor,

@@ -32,7 +32,7 @@ class SampledRows(NamedTuple):
 
     def parts(self, count: int, dim: int = 0) -> Iterator[SampledRows]:
         """The rows along ``dim`` in ``count`` parts, in their order; see `split`."""
-        return map(SampledRows._make, split(self, count, dim))
+        return iter((self,)) if count == 1 else map(SampledRows._make, split(self, count, dim))
 
     def by_policy(self, policies: int) -> SampledRows:
         """The same rows as [policies, B / policies, ...]."""

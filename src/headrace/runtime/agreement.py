@@ -15,7 +15,7 @@ from headrace.core.errors import ConfigError
 if TYPE_CHECKING:
     from headrace.runtime.config import ExperimentConfig
 
-_ROUNDED = (TD3Config, SACConfig)
+_ROUNDED = (TD3Config, SACConfig, DQNConfig)
 """Whose products inside networks may be of lower precision."""
 
 
