@@ -80,6 +80,17 @@ def test_fifty_steps_equal_an_ordinary_adam():
     torch.testing.assert_close(flat.value, expected, rtol=0, atol=2e-6)
 
 
+def test_moments_of_what_has_no_gradient_any_more_go_to_zero():
+    """Without that they stop at 7e-45, which costs ten times the time of every step from then on."""
+    flat = FlatParameters(network())
+    adam = FlatAdam(flat, 1e-3)
+    flat.grad.fill_(1e-3)
+    for _ in range(1100):
+        adam.step()
+        flat.grad.zero_()
+    assert not adam.moments()["exp_avg"].any()
+
+
 def test_undo_restores_weights_and_moments_bit_for_bit():
     net = network()
     flat = FlatParameters(net)

@@ -14,6 +14,11 @@ from headrace.core.errors import ConfigError
 
 Float32 = NDArray[np.float32]
 
+_NOTHING = 1e-30
+"""A moment below it moves no weight: what is divided by is at least Adam's epsilon."""
+_SWEPT_EVERY = 128
+"""Steps in which a moment without gradients does not get from there to where numbers become slow."""
+
 
 class FlatParameters:
     """The parameters of a module as views of one float32 vector, their gradients as views of another.
@@ -169,7 +174,12 @@ class FlatAdam:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Apply ``parameters.grad``."""
+        """Apply ``parameters.grad``.
+
+        Now and then moments below 1e-30, which move nothing, are set to 0. Left to themselves, those of what has no gradient
+        any more would stop at the smallest numbers there are, which processors handle ten times as slowly, and a step would
+        take as much longer for every unit that never fires again.
+        """
         moments = self._moments
         moments["step"] += 1
         torch._fused_adam_(
@@ -177,6 +187,9 @@ class FlatAdam:
             [moments["step"]], lr=self.lr, beta1=self._betas[0], beta2=self._betas[1], weight_decay=0.0, eps=self._eps,
             amsgrad=False, maximize=False,
         )  # fmt: skip
+        if moments["step"].device.type == "cpu" and self.steps % _SWEPT_EVERY == 0:
+            for moment in (moments["exp_avg"], moments["exp_avg_sq"]):
+                moment.masked_fill_(moment.abs() < _NOTHING, 0.0)
 
     def keep(self) -> None:
         """Remember weights and moments as they are, for `undo`."""
