@@ -13,10 +13,12 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.algorithms.on_policy import OnPolicy, clipped_surrogate, standardised, value_loss
+from headrace.algorithms.on_policy import OnPolicy
 from headrace.algorithms.registry import build_actor, build_algorithm
 from headrace.algorithms.returns import gae
-from headrace.algorithms.rollouts import Rewards, Rows
+from headrace.algorithms.policy_losses import clipped_surrogate, standardised, value_loss
+from headrace.algorithms.rollouts import Rows
+from headrace.algorithms.scaling import Rewards
 from headrace.core.errors import NonFiniteValue
 from headrace.core.specs import leaves
 from on_policy_support import (
