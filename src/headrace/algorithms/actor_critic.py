@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from headrace.algorithms.encoding import Float32
 from headrace.algorithms.heads import GaussianHead, Head
 from headrace.algorithms.networks import build_network
 from headrace.algorithms.on_policy_configs import ActorCriticConfig, PolicyNetworkConfig
@@ -37,6 +38,16 @@ class ActorCritic(nn.Module):
     def log_std(self) -> Tensor | None:
         """[A] of continuous actions."""
         return None if self.spread is None else self.spread.log_std
+
+    def spread_now(self) -> Float32 | None:
+        """`log_std` as numbers, live in host memory."""
+        return None if self.log_std is None else self.log_std.detach().cpu().numpy()
+
+    def add_to_spread(self, grad: Tensor) -> None:
+        """Add the derivative of a loss by `log_std`, [A], to its gradient."""
+        assert self.log_std is not None
+        assert self.log_std.grad is not None
+        self.log_std.grad.add_(grad)
 
     def value(self, obs: Tensor) -> Tensor:
         """[B] of ``obs`` [B, O]."""

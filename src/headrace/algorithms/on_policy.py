@@ -16,15 +16,15 @@ from torch import Tensor
 
 from headrace.algorithms.actor_critic import ActorCritic
 from headrace.algorithms.base import Arrays, PolicySpec, Rollout
-from headrace.algorithms.distributions import Distribution
-from headrace.algorithms.encoding import Float64
+from headrace.algorithms.distributions import likelihood
+from headrace.algorithms.encoding import Float32, Float64
 from headrace.algorithms.flat import FlatAdam, FlatParameters
 from headrace.algorithms.learned import Means, NotFiniteError, existing_device, require_finite
 from headrace.algorithms.minibatches import Minibatches
 from headrace.algorithms.on_policy_books import Books
 from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
 from headrace.algorithms.passes import Memory, pass_of
-from headrace.algorithms.policy_losses import standardised, value_loss
+from headrace.algorithms.policy_losses import mean, standardised, value_loss
 from headrace.algorithms.rates import Rates
 from headrace.algorithms.rollouts import Batch, Inputs, Rows, Steps, require_finite_rollout
 from headrace.core import seeding
@@ -44,9 +44,9 @@ class Rule(Protocol):
         ...
 
     def policy_loss(
-        self, advantage: Tensor, logprob: Tensor, ratio: Tensor, clip: float | None
-    ) -> tuple[Tensor, Tensor]:
-        """[] of a minibatch, and its derivative by ``logprob``, [B].
+        self, advantage: Float32, logprob: Float32, ratio: Float32, clip: float | None
+    ) -> tuple[float, Float32]:
+        """Of a minibatch, and its derivative by ``logprob``, [B].
 
         Args:
             advantage: [B].
@@ -87,7 +87,6 @@ class OnPolicy:
         self._config, self._rule = config, rule
         where = existing_device(device)
         self._inputs = Inputs(config, observation_space, action_space, where)
-        self._distribution = Distribution(self._inputs.head, where)
 
         generator = torch.Generator().manual_seed(seeding.integer(seed, "initialisation"))
         self._network = ActorCritic(config.network, self._inputs.encoder.size, self._inputs.head, generator).to(device)
@@ -98,7 +97,7 @@ class OnPolicy:
         self._adam = FlatAdam(self._flat, config.lr, (adam.beta1, adam.beta2), adam.eps)
         self._rates = Rates(config)
 
-        self._minibatches = Minibatches(config.epochs, config.batch_size, seeding.integer(seed, "minibatches"), where)
+        self._minibatches = Minibatches(config.epochs, config.batch_size, seeding.integer(seed, "minibatches"))
         self._books = Books(self._flat, self._adam, self._inputs, self._minibatches)
         self._rows: Rows | None = None
         self._env_steps = self._rates_at = 0
@@ -131,8 +130,7 @@ class OnPolicy:
         assert self._rows is not None, "no epoch set is open"
         batch = self._rows.batch(self._minibatches.next())
         self._flat.grad.zero_()
-        seen = {**self._policy_gradient(batch), **self._value_gradient(batch)}
-        measured = dict(zip(seen, torch.stack(list(seen.values())).tolist(), strict=True))  # one transfer
+        measured = {**self._policy_gradient(batch), "value_loss": self._value_gradient(batch)}
         config, norm = self._config.loss, self._flat.norm()
         loss = measured["policy_loss"] + config.value_weight * measured["value_loss"]
         if config.entropy_weight > 0.0:
@@ -150,44 +148,53 @@ class OnPolicy:
             self._minibatches.give_up()
         self._close_if_done()
 
-    def _policy_gradient(self, batch: Batch) -> dict[str, Tensor]:
-        """Add what the actor has to learn to its gradients; returns what is measured, [] each."""
-        config, clip, spread = self._config.loss, self._clip, self._network.log_std
-        log_std = None if spread is None else spread.detach()
-        found = self._distribution.of(self._actor.traced(batch.obs), log_std, batch.action, batch.legal)
+    @np.errstate(over="ignore", invalid="ignore")  # what is no number is refused as a whole
+    def _policy_gradient(self, batch: Batch) -> dict[str, float]:
+        """Add what the actor has to learn to its gradients; returns what is measured."""
+        config, clip = self._config.loss, self._clip
+        outputs = self._actor.traced(batch.obs).cpu().numpy()
+        found = likelihood(self._inputs.head, outputs, self._network.spread_now(), batch.action, batch.legal)
         log_ratio = found.logprob - batch.logprob
-        ratio = log_ratio.exp()
+        ratio = np.exp(log_ratio)
         advantage = standardised(batch.advantage) if config.normalize_advantages else batch.advantage
         loss, by_logprob = self._rule.policy_loss(advantage, found.logprob, ratio, clip)
         by_outputs, by_log_std = found.back(by_logprob, -config.entropy_weight / len(ratio))
-        self._actor.back(by_outputs)
-        if spread is not None and spread.grad is not None and by_log_std is not None:
-            spread.grad.add_(by_log_std)
-        further = ratio - 1.0
-        measured = {"policy_loss": loss, "entropy": found.entropy.mean(), "approx_kl": (further - log_ratio).mean()}
+        self._actor.back(self._tensor(by_outputs))
+        if by_log_std is not None:
+            self._network.add_to_spread(self._tensor(by_log_std))
+        further = ratio - np.float32(1.0)
+        measured = {"policy_loss": loss, "entropy": mean(found.entropy), "approx_kl": mean(further - log_ratio)}
         if clip is not None:
-            measured["clip_fraction"] = (further.abs() > clip).sum() / len(ratio)
+            measured["clip_fraction"] = np.count_nonzero(np.abs(further) > clip) / len(ratio)
         return measured
 
-    def _value_gradient(self, batch: Batch) -> dict[str, Tensor]:
-        """Add what the critic has to learn to its gradients; returns what is measured, [] each."""
+    @np.errstate(over="ignore", invalid="ignore")
+    def _value_gradient(self, batch: Batch) -> float:
+        """Add what the critic has to learn to its gradients; returns its loss."""
         config = self._config.loss
-        value = self._critic.traced(batch.obs).squeeze(1)
-        loss, by_value = value_loss(value, batch.target, batch.value, config.value_clip)
-        self._critic.back(by_value.mul_(config.value_weight).unsqueeze(1))
-        return {"value_loss": loss}
+        values = self._critic.traced(batch.obs).cpu().numpy()
+        loss, by_value = value_loss(values[:, 0], batch.target, batch.value, config.value_clip)
+        self._critic.back(self._tensor(by_value[:, None] * np.float32(config.value_weight)))
+        return loss
+
+    def _tensor(self, array: Float32) -> Tensor:
+        """A copy on the networks' device, in torch's own memory: the matrix library repeats itself only in such."""
+        return torch.from_numpy(array).to(self._flat.value.device, copy=True)
 
     def _rows_of(self, rollout: Rollout) -> Rows:
         """What is to be learned, with the networks as they are."""
         valid = rollout.valid
         obs, legal = self._inputs.seen(rollout.obs)
-        at = torch.from_numpy(rollout.at[valid].astype(np.int64)).to(obs.device)
+        at = rollout.at[valid].astype(np.int64)
         action = self._inputs.actions(rollout)
         logprob = np.asarray(rollout.told["logprob"][valid], np.float32)
         values = self._values(obs)
         log_ratio = np.zeros(valid.shape)
         if self._rule.corrects:
-            log_ratio[valid] = self._logprobs(obs, legal, at, action) - logprob
+            allowed = None if legal is None else legal.take(at, 0)
+            outputs = self._outputs(obs).take(at, 0)
+            now = likelihood(self._inputs.head, outputs, self._network.spread_now(), action, allowed)
+            log_ratio[valid] = now.logprob.astype(np.float64) - logprob
         ended = rollout.ended | ~valid
         steps = Steps(
             reward=self._inputs.rewards.scaled(rollout),
@@ -202,21 +209,17 @@ class OnPolicy:
         if self._rule.corrects:
             self._means.add("importance_weight", float(np.exp(log_ratio[valid]).mean()))
         self._measure(_fit(target[valid], steps.value[valid]))
-        numbers = np.stack([logprob, advantage[valid], target[valid], steps.value[valid]], axis=1).astype(np.float32)
-        return Rows(obs, legal, at, action, torch.from_numpy(numbers).to(obs.device))
+        numbers = np.stack([logprob, advantage[valid], target[valid], steps.value[valid]]).astype(np.float32)
+        return Rows(obs, legal, at, action, numbers)
 
     @torch.no_grad()
     def _values(self, obs: Tensor) -> Float64:
         return torch.cat([self._network.value(part) for part in obs.split(_AT_ONCE)]).double().cpu().numpy()
 
     @torch.no_grad()
-    def _logprobs(self, obs: Tensor, legal: Tensor | None, at: Tensor, action: Tensor) -> Float64:
-        found = []
-        for places, drawn in zip(at.split(_AT_ONCE), action.split(_AT_ONCE), strict=True):
-            allowed = None if legal is None else legal[places]
-            outputs = self._network.actor(obs[places])
-            found.append(self._distribution.of(outputs, self._network.log_std, drawn, allowed).logprob)
-        return torch.cat(found).double().cpu().numpy()
+    def _outputs(self, obs: Tensor) -> Float32:
+        """[R, n] of the actor."""
+        return torch.cat([self._network.actor(part) for part in obs.split(_AT_ONCE)]).cpu().numpy()
 
     def _close_if_done(self) -> None:
         """Of an epoch set that is done: what has been observed meanwhile counts from now on."""

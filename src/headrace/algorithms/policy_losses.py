@@ -1,15 +1,28 @@
-"""What PPO and V-trace lower, each with its derivative, written out.
+"""What PPO and V-trace lower, each with its derivative, written out; numpy alone.
 
+Numpy, because what comes out of a network is a few numbers a row: an operation of torch costs several times as much on them.
 Letters in shapes: B minibatch.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numpy as np
+
+from headrace.algorithms.encoding import Float32
 
 
-def clipped_surrogate(advantage: Tensor, ratio: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+def mean(values: Float32) -> float:
+    """Of values [B]; the method ``mean`` takes longer than the sum."""
+    return float(np.add.reduce(values)) / len(values)
+
+
+def _between(values: Float32, low: float, high: float) -> Float32:
+    """As `numpy.clip`, which takes longer."""
+    found: Float32 = np.minimum(np.maximum(values, low), high)
+    return found
+
+
+def clipped_surrogate(advantage: Float32, ratio: Float32, clip: float) -> tuple[float, Float32]:
     """Nothing is gained by a ratio further than ``clip`` from 1 (equation 7 of arXiv:1707.06347).
 
     Args:
@@ -18,15 +31,14 @@ def clipped_surrogate(advantage: Tensor, ratio: Tensor, clip: float) -> tuple[Te
         clip: As a share.
 
     Returns:
-        The loss, [], and its derivative by the logarithms of the probabilities now, [B]: of a ratio it is the ratio.
+        The loss, and its derivative by the logarithms of the probabilities now, [B]: that of a ratio is the ratio.
     """
     gain = advantage * ratio
-    most = advantage * ratio.clamp(1.0 - clip, 1.0 + clip)
-    rows = len(gain)
-    return torch.minimum(gain, most).sum() / -rows, gain * (gain <= most) / -rows
+    most = advantage * _between(ratio, 1.0 - clip, 1.0 + clip)
+    return -mean(np.minimum(gain, most)), gain * (gain <= most) / np.float32(-len(gain))
 
 
-def policy_gradient(advantage: Tensor, logprob: Tensor) -> tuple[Tensor, Tensor]:
+def policy_gradient(advantage: Float32, logprob: Float32) -> tuple[float, Float32]:
     """What has the policy's gradient (section 4.2 of arXiv:1802.01561).
 
     Args:
@@ -34,13 +46,12 @@ def policy_gradient(advantage: Tensor, logprob: Tensor) -> tuple[Tensor, Tensor]
         logprob: [B] of the actions now.
 
     Returns:
-        The loss, [], and its derivative by ``logprob``, [B].
+        The loss, and its derivative by ``logprob``, [B].
     """
-    rows = len(advantage)
-    return advantage.dot(logprob) / -rows, advantage / -rows
+    return -mean(advantage * logprob), advantage / np.float32(-len(advantage))
 
 
-def value_loss(value: Tensor, target: Tensor, before: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
+def value_loss(value: Float32, target: Float32, before: Float32, clip: float | None) -> tuple[float, Float32]:
     """Mean squared error; with ``clip`` that of the value or of what it may be at most, whichever is worse.
 
     Args:
@@ -50,20 +61,24 @@ def value_loss(value: Tensor, target: Tensor, before: Tensor, clip: float | None
         clip: Largest distance from it; None: any.
 
     Returns:
-        The loss, [], and its derivative by ``value``, [B].
+        The loss, and its derivative by ``value``, [B].
     """
     error = value - target
-    slope = error * (2.0 / len(error))
+    squares, slope = error * error, error * np.float32(2.0 / len(error))
     if clip is None:
-        return error.dot(error) / len(error), slope
+        return mean(squares), slope
     moved = value - before
-    own, cut = error.square(), (before + moved.clamp(-clip, clip) - target).square()
-    return torch.maximum(own, cut).mean(), slope * ((moved.abs() <= clip) | (own >= cut))
+    cut = before + _between(moved, -clip, clip) - target
+    cut *= cut
+    return mean(np.maximum(squares, cut)), slope * ((np.abs(moved) <= clip) | (squares >= cut))
 
 
-def standardised(advantage: Tensor) -> Tensor:
+def standardised(advantage: Float32) -> Float32:
     """With mean 0 and deviation 1, [B]; one alone stays as it is."""
-    if len(advantage) < 2:
+    rows = len(advantage)
+    if rows < 2:
         return advantage
-    std, mean = torch.std_mean(advantage)
-    return (advantage - mean) / (std + 1e-8)
+    centred: Float32 = advantage - np.float32(mean(advantage))
+    deviation = np.sqrt(np.add.reduce(centred * centred) / np.float32(rows - 1))
+    scaled: Float32 = centred / (deviation + np.float32(1e-8))
+    return scaled

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from torch import Tensor
 
-from headrace.algorithms.encoding import Float64
+from headrace.algorithms.encoding import Float32, Float64
 from headrace.algorithms.on_policy import OnPolicy
 from headrace.algorithms.on_policy_configs import PPOConfig
 from headrace.algorithms.policy_losses import clipped_surrogate
@@ -42,8 +41,8 @@ class PPORule:
         )
 
     def policy_loss(
-        self, advantage: Tensor, logprob: Tensor, ratio: Tensor, clip: float | None
-    ) -> tuple[Tensor, Tensor]:
+        self, advantage: Float32, logprob: Float32, ratio: Float32, clip: float | None
+    ) -> tuple[float, Float32]:
         """See `Rule.policy_loss`."""
         assert clip is not None, "PPO always clips"
         return clipped_surrogate(advantage, ratio, clip)

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.algorithms.base import Arrays, Rollout
-from headrace.algorithms.encoding import Float64, ObservationEncoder
+from headrace.algorithms.choices import Legal
+from headrace.algorithms.encoding import Float32, Float64, ObservationEncoder
 from headrace.algorithms.heads import CategoricalHead, head_of
 from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
 from headrace.algorithms.sampling import action_mask
@@ -40,21 +41,21 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Steps as tensors, without those that are none."""
+    """Steps without those that are none. Networks' inputs are tensors, on their device; all else is numpy's."""
 
     obs: Tensor  # [R, O]
-    legal: Tensor | None  # [R, n]  what can be chosen; None: everything
-    at: Tensor  # [S]  place in obs
-    action: Tensor  # [S, k] or [S, A]; see `headrace.algorithms.distributions.Distribution`
-    numbers: Tensor  # [S, 4]  logprob, advantage, target, value
+    legal: Legal | None  # [R, n]  what can be chosen; None: everything
+    at: NDArray[np.int64]  # [S]  place in obs
+    action: NDArray[Any]  # int64 [S, k] or float32 [S, A]; see `headrace.algorithms.distributions.likelihood`
+    numbers: Float32  # [4, S]  logprob, advantage, target, value
 
-    def batch(self, index: Tensor | None) -> Batch:
+    def batch(self, index: NDArray[np.int64] | None) -> Batch:
         """Some of them; None: all."""
         at, action, numbers = self.at, self.action, self.numbers
         if index is not None:
-            at, action, numbers = (t.index_select(0, index) for t in (at, action, numbers))
-        legal = None if self.legal is None else self.legal.index_select(0, at)
-        return Batch(self.obs.index_select(0, at), legal, action, *numbers.unbind(1))
+            at, action, numbers = at.take(index), action.take(index, 0), numbers.take(index, 1)
+        obs = self.obs.index_select(0, torch.from_numpy(at).to(self.obs.device))
+        return Batch(obs, None if self.legal is None else self.legal.take(at, 0), action, *numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +63,12 @@ class Batch:
     """A minibatch."""
 
     obs: Tensor  # [B, O]
-    legal: Tensor | None  # [B, n]
-    action: Tensor  # [B, k] or [B, A]
-    logprob: Tensor  # [B]  when it was drawn
-    advantage: Tensor  # [B]
-    target: Tensor  # [B]  of the value
-    value: Tensor  # [B]  when the rollout was begun
+    legal: Legal | None  # [B, n]
+    action: NDArray[Any]  # [B, k] or [B, A]
+    logprob: Float32  # [B]  when it was drawn
+    advantage: Float32  # [B]
+    target: Float32  # [B]  of the value
+    value: Float32  # [B]  when the rollout was begun
 
 
 RUNNING_RETURNS = "rewards.returns"
@@ -101,7 +102,7 @@ class Inputs:
         self.rewards = Rewards(config.normalize, config.gamma)
         self._device = device
 
-    def seen(self, obs: Arrays) -> tuple[Tensor, Tensor | None]:
+    def seen(self, obs: Arrays) -> tuple[Tensor, Legal | None]:
         """Observations [R, O] as networks see them, and what can be chosen [R, n]."""
         count = len(next(iter(obs.values())))
         tensor = torch.empty((count, self.encoder.size))  # torch's own memory: 64-byte aligned
@@ -109,15 +110,13 @@ class Inputs:
         self.encoder.encode(obs, rows)
         legal = self._mask.legal(rows)
         self.observations.scale(rows)
-        return tensor.to(self._device), None if legal is None else torch.from_numpy(legal).to(self._device)
+        return tensor.to(self._device), legal
 
-    def actions(self, rollout: Rollout) -> Tensor:
+    def actions(self, rollout: Rollout) -> NDArray[Any]:
         """What was drawn in each of S steps."""
         if isinstance(self.head, CategoricalHead):
-            drawn: NDArray[Any] = self.head.places(rollout.action["action"][rollout.valid])
-        else:
-            drawn = np.ascontiguousarray(rollout.told["raw_action"][rollout.valid], np.float32)
-        return torch.from_numpy(drawn).to(self._device)
+            return self.head.places(rollout.action["action"][rollout.valid])
+        return np.ascontiguousarray(rollout.told["raw_action"][rollout.valid], np.float32)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Statistics by name, live."""

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from torch import Tensor
 
-from headrace.algorithms.encoding import Float64
+from headrace.algorithms.encoding import Float32, Float64
 from headrace.algorithms.on_policy import OnPolicy
 from headrace.algorithms.on_policy_configs import CorrectionConfig, VTraceConfig
 from headrace.algorithms.policy_losses import clipped_surrogate, policy_gradient
@@ -54,8 +53,8 @@ class VTraceRule:
         return (rho * advantage if config.clip is None else advantage), target
 
     def policy_loss(
-        self, advantage: Tensor, logprob: Tensor, ratio: Tensor, clip: float | None
-    ) -> tuple[Tensor, Tensor]:
+        self, advantage: Float32, logprob: Float32, ratio: Float32, clip: float | None
+    ) -> tuple[float, Float32]:
         """See `Rule.policy_loss`."""
         return policy_gradient(advantage, logprob) if clip is None else clipped_surrogate(advantage, ratio, clip)
 
