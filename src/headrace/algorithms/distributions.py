@@ -50,17 +50,16 @@ class Categorical:
 
     def __init__(self, head: CategoricalHead, outputs: Float32, legal: Legal | None, places: NDArray[np.int64]) -> None:
         self._head = head
-        logs = head.log_probabilities(outputs, legal)  # [B, k, w]
-        # Where a choice lies if components of all rows follow each other.
+        # Components of all rows follow each other here, [B * k, w].
+        logs = head.log_probabilities(outputs, legal).reshape(-1, head.width)
         self._drawn = (np.arange(places.size), places.ravel())
-        chosen = logs.reshape(-1, head.width)[self._drawn]
-        self.logprob = chosen if head.components == 1 else np.add.reduce(chosen.reshape(places.shape), axis=1)
+        chosen = logs[self._drawn]
         self._probability = np.exp(logs)
         if legal is not None or head.absent is not None:
-            logs[self._probability == 0.0] = 0.0  # 0 times minus infinity is no number
-        self._shares = self._probability * logs  # [B, k, w]  p log p
-        self._entropies = -np.add.reduce(self._shares, axis=2)  # [B, k]
-        self.entropy: Float32 = np.add.reduce(self._entropies, axis=1)
+            logs = np.where(self._probability == 0.0, np.float32(0.0), logs)  # 0 times minus infinity is no number
+        self._shares = self._probability * logs  # p log p
+        self._entropies = -np.add.reduce(self._shares, axis=1)
+        self.logprob, self.entropy = self._of_rows(chosen), self._of_rows(self._entropies)
 
     def back(self, by_logprob: Float32, by_entropy: float) -> tuple[Float32, None]:
         """See `Likelihood.back`; where nothing can be chosen it is 0.
@@ -68,12 +67,19 @@ class Categorical:
         By the logit of choice i, the logarithm of the probability of choice a has the derivative ``[i = a] - p_i``, and the
         entropy H has ``-p_i (log p_i + H)``.
         """
-        grad = self._probability * -by_logprob[:, None, None]
-        components = self._entropies.shape[1]
-        grad.reshape(-1, self._head.width)[self._drawn] += np.repeat(by_logprob, components)
+        by_chosen = np.repeat(by_logprob, self._head.components)
+        grad: Float32 = self._probability * -by_chosen[:, None]
+        grad[self._drawn] += by_chosen
         if by_entropy:
-            grad -= np.float32(by_entropy) * (self._shares + self._probability * self._entropies[:, :, None])
-        return self._head.gathered(grad), None
+            grad -= np.float32(by_entropy) * (self._shares + self._probability * self._entropies[:, None])
+        return self._head.gathered(grad.reshape(len(by_logprob), -1)), None
+
+    def _of_rows(self, values: Float32) -> Float32:
+        """Sum over components, [B]."""
+        if self._head.components == 1:
+            return values
+        sums: Float32 = np.add.reduce(values.reshape(-1, self._head.components), axis=1)
+        return sums
 
 
 class Gaussian:
@@ -86,8 +92,8 @@ class Gaussian:
     """
 
     def __init__(self, mean: Float32, log_std: Float32, action: Float32) -> None:
-        self._std = np.exp(log_std)
-        self._deviation = (action - mean) / self._std
+        self._std: Float32 = np.exp(log_std)
+        self._deviation: Float32 = (action - mean) / self._std
         self.logprob = log_density(self._deviation, log_std)
         self.entropy: Float32 = np.full(len(mean), np.add.reduce(log_std + np.float32(_ENTROPY)))
 
@@ -98,7 +104,7 @@ class Gaussian:
         the entropy has 0 and 1.
         """
         weight = by_logprob[:, None]
-        by_mean = self._deviation / self._std * weight
+        by_mean: Float32 = self._deviation / self._std * weight
         by_log_std: Float32 = np.add.reduce((self._deviation * self._deviation - np.float32(1.0)) * weight, axis=0)
         return by_mean, by_log_std + np.float32(by_entropy * len(by_logprob))
 

@@ -117,13 +117,12 @@ class CategoricalHead:
         return logs
 
     def gathered(self, grad: Float32) -> Float32:
-        """Derivative by the network's outputs, [N, n], of one by what they are spread to, [N, k, w]."""
-        flat = grad.reshape(len(grad), -1)
+        """Derivative by the network's outputs, [N, n], of one by what they are spread to, [N, k * w]."""
         if self.columns is None or self.absent is None:
-            return flat
+            return grad
         there = ~self.absent.ravel()
-        found: Float32 = np.empty((len(flat), self.outputs), np.float32)
-        found[:, self.columns[there]] = flat[:, there]
+        found: Float32 = np.empty((len(grad), self.outputs), np.float32)
+        found[:, self.columns[there]] = grad[:, there]
         return found
 
     def _spread(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -170,14 +169,14 @@ class GaussianHead:
         Returns:
             ``action`` [N, ...], ``raw_action`` [N, A] and ``logprob`` [N].
         """
-        std = np.exp(log_std)
+        std: Float32 = np.exp(log_std)
         raw = outputs.copy()
         if noise is not None:
             normal = np.empty_like(raw)
             for lane, row in zip(noise, normal, strict=True):
                 lane.normal(dtype=np.float32, out=row)
             raw += normal * std
-        deviation = (raw - outputs) / std  # not `normal`: `raw` has been rounded, and it is what is stored
+        deviation: Float32 = (raw - outputs) / std  # not `normal`: `raw` has been rounded, and it is what is stored
         logprob = log_density(deviation, log_std)
         action = np.clip(raw.reshape(len(raw), *self._shape).astype(self._dtype), self._low, self._high)
         return {"action": action, "raw_action": raw, "logprob": logprob}
@@ -189,7 +188,8 @@ Head = CategoricalHead | GaussianHead
 def log_density(deviation: Float32, log_std: Float32) -> Float32:
     """Of independent normal variables, [N], that lie so many standard deviations, [N, A], off; ``log_std`` [A]."""
     terms: Float32 = np.float32(0.5) * deviation * deviation + log_std + _HALF_LOG_TWO_PI
-    return -np.add.reduce(terms, axis=1)
+    density: Float32 = -np.add.reduce(terms, axis=1)
+    return density
 
 
 def head_of(space: spaces.Space[Any]) -> Head:
