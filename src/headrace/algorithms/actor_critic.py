@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from headrace.algorithms.encoding import Float32
+from headrace.algorithms.encoding import Float32, Float64
 from headrace.algorithms.heads import GaussianHead, Head
 from headrace.algorithms.networks import build_network
 from headrace.algorithms.on_policy_configs import ActorCriticConfig, PolicyNetworkConfig
@@ -16,6 +16,8 @@ _HIDDEN_GAIN = math.sqrt(2.0)
 _POLICY_GAIN = 0.01
 """Small, so that at first no action is preferred."""
 _VALUE_GAIN = 1.0
+_AT_ONCE = 8192
+"""Observations that go through a network at once where nothing is learned."""
 
 
 class ActorCritic(nn.Module):
@@ -53,6 +55,16 @@ class ActorCritic(nn.Module):
         """[B] of ``obs`` [B, O]."""
         values: Tensor = self.critic(obs)
         return values.squeeze(1)
+
+    @torch.no_grad()
+    def values(self, obs: Tensor) -> Float64:
+        """[R] of any number of observations [R, O]; nothing can be learned from it."""
+        return torch.cat([self.value(part) for part in obs.split(_AT_ONCE)]).double().cpu().numpy()
+
+    @torch.no_grad()
+    def outputs(self, obs: Tensor) -> Float32:
+        """[R, n] of the actor, in the same way."""
+        return torch.cat([self.actor(part) for part in obs.split(_AT_ONCE)]).cpu().numpy()
 
     def actor_scalars(self) -> int:
         """Parameters of the actor's network."""

@@ -26,11 +26,9 @@ from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
 from headrace.algorithms.passes import Memory, pass_of
 from headrace.algorithms.policy_losses import mean, standardised, value_loss
 from headrace.algorithms.rates import Rates
+from headrace.algorithms.returns import fit
 from headrace.algorithms.rollouts import Batch, Inputs, Rows, Steps, require_finite_rollout
 from headrace.core import seeding
-
-_AT_ONCE = 8192
-"""Observations that go through a network at once where nothing is learned."""
 
 
 class Rule(Protocol):
@@ -188,38 +186,20 @@ class OnPolicy:
         at = rollout.at[valid].astype(np.int64)
         action = self._inputs.actions(rollout)
         logprob = np.asarray(rollout.told["logprob"][valid], np.float32)
-        values = self._values(obs)
+        values = self._network.values(obs)
         log_ratio = np.zeros(valid.shape)
         if self._rule.corrects:
             allowed = None if legal is None else legal.take(at, 0)
-            outputs = self._outputs(obs).take(at, 0)
+            outputs = self._network.outputs(obs).take(at, 0)
             now = likelihood(self._inputs.head, outputs, self._network.spread_now(), action, allowed)
             log_ratio[valid] = now.logprob.astype(np.float64) - logprob
-        ended = rollout.ended | ~valid
-        steps = Steps(
-            reward=self._inputs.rewards.scaled(rollout),
-            value=np.where(valid, values[np.where(valid, rollout.at, 0)], 0.0),
-            next_value=np.where(valid, values[np.where(valid, rollout.then, 0)], 0.0),
-            terminated=rollout.terminated & valid,
-            ended=ended,
-            valid=valid,
-            log_ratio=log_ratio,
-        )
+        steps = Steps.of(rollout, self._inputs.rewards.scaled(rollout), values, log_ratio)
         advantage, target = self._rule.targets(steps)
         if self._rule.corrects:
             self._means.add("importance_weight", float(np.exp(log_ratio[valid]).mean()))
-        self._measure(_fit(target[valid], steps.value[valid]))
+        self._measure(fit(target[valid], steps.value[valid]))
         numbers = np.stack([logprob, advantage[valid], target[valid], steps.value[valid]]).astype(np.float32)
         return Rows(obs, legal, at, action, numbers)
-
-    @torch.no_grad()
-    def _values(self, obs: Tensor) -> Float64:
-        return torch.cat([self._network.value(part) for part in obs.split(_AT_ONCE)]).double().cpu().numpy()
-
-    @torch.no_grad()
-    def _outputs(self, obs: Tensor) -> Float32:
-        """[R, n] of the actor."""
-        return torch.cat([self._network.actor(part) for part in obs.split(_AT_ONCE)]).cpu().numpy()
 
     def _close_if_done(self) -> None:
         """Of an epoch set that is done: what has been observed meanwhile counts from now on."""
@@ -279,9 +259,3 @@ class OnPolicy:
         self.updates, self._env_steps, self._rates_at = self._books.load_state(arrays)
         self._rows = None
         self._set_rates()
-
-
-def _fit(target: Float64, value: Float64) -> dict[str, float]:
-    """Share of the targets' variance that values explain; nothing where there is none."""
-    spread = float(np.var(target))
-    return {"explained_variance": 1.0 - float(np.var(target - value)) / spread} if spread > 0.0 else {}

@@ -38,6 +38,20 @@ class Steps:
     log_ratio: Float64
     """Logarithm of how much likelier each action is now than when it was drawn; 0 where nobody asked."""
 
+    @classmethod
+    def of(cls, rollout: Rollout, reward: Float64, values: Float64, log_ratio: Float64) -> Steps:
+        """Of a rollout; ``values`` are of its observations, [R]."""
+        valid = rollout.valid
+        return cls(
+            reward=reward,
+            value=np.where(valid, values[np.where(valid, rollout.at, 0)], 0.0),
+            next_value=np.where(valid, values[np.where(valid, rollout.then, 0)], 0.0),
+            terminated=rollout.terminated & valid,
+            ended=rollout.ended | ~valid,
+            valid=valid,
+            log_ratio=log_ratio,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
