@@ -44,14 +44,7 @@ class Rule(Protocol):
     def policy_loss(
         self, advantage: Float32, logprob: Float32, ratio: Float32, clip: float | None
     ) -> tuple[float, Float32]:
-        """Of a minibatch, and its derivative by ``logprob``, [B].
-
-        Args:
-            advantage: [B].
-            logprob: [B] of the actions now.
-            ratio: [B] of their probabilities now to those when they were drawn.
-            clip: See `clipped_surrogate`.
-        """
+        """Of a minibatch, and its derivative by ``logprob`` (now); that, ``advantage`` and ``ratio`` (to when drawn) [B]."""
         ...
 
 
@@ -89,8 +82,8 @@ class OnPolicy:
         generator = torch.Generator().manual_seed(seeding.integer(seed, "initialisation"))
         self._network = ActorCritic(config.network, self._inputs.encoder.size, self._inputs.head, generator).to(device)
         self._flat = FlatParameters(self._network)
-        memory = Memory()
-        self._actor, self._critic = pass_of(self._network.actor, memory), pass_of(self._network.critic, memory)
+        memory, actor, critic = Memory(), self._network.actor, self._network.critic
+        self._actor, self._critic = pass_of(actor, memory), pass_of(critic, memory)
         adam = config.optimiser
         self._adam = FlatAdam(self._flat, config.lr, (adam.beta1, adam.beta2), adam.eps)
         self._rates = Rates(config)
@@ -99,8 +92,7 @@ class OnPolicy:
         self._books = Books(self._flat, self._adam, self._inputs, self._minibatches)
         self._rows: Rows | None = None
         self._env_steps = self._rates_at = 0
-        self._clip = config.clip
-        self._means = Means()
+        self._clip, self._means = config.clip, Means()
 
     def begin_with(self, arrays: Arrays) -> None:
         """See `OnPolicyAlgorithm.begin_with`."""
@@ -113,8 +105,7 @@ class OnPolicy:
         self._rates_at = self._env_steps
         self._set_rates()
         steps = int(np.count_nonzero(rollout.valid))
-        if steps:
-            self._rows = self._rows_of(rollout)
+        self._rows = self._rows_of(rollout) if steps else None
         self._minibatches.open(steps)
         self._close_if_done()
 
@@ -168,7 +159,7 @@ class OnPolicy:
 
     @np.errstate(over="ignore", invalid="ignore")
     def _value_gradient(self, batch: Batch) -> float:
-        """Add what the critic has to learn to its gradients; returns its loss."""
+        """As `_policy_gradient`, of the critic; returns its loss."""
         config = self._config.loss
         values = self._critic.traced(batch.obs).cpu().numpy()
         loss, by_value = value_loss(values[:, 0], batch.target, batch.value, config.value_clip)
@@ -198,8 +189,8 @@ class OnPolicy:
         if self._rule.corrects:
             self._means.add("importance_weight", float(np.exp(log_ratio[valid]).mean()))
         self._measure(fit(target[valid], steps.value[valid]))
-        numbers = np.stack([logprob, advantage[valid], target[valid], steps.value[valid]]).astype(np.float32)
-        return Rows(obs, legal, at, action, numbers)
+        numbers = np.stack([logprob, advantage[valid], target[valid], steps.value[valid]])
+        return Rows(obs, legal, at, action, numbers.astype(np.float32))
 
     def _close_if_done(self) -> None:
         """Of an epoch set that is done: what has been observed meanwhile counts from now on."""
@@ -237,10 +228,8 @@ class OnPolicy:
 
     def metrics(self) -> dict[str, float]:
         """Means over the updates since the last call, by TensorBoard name; absent if there was none."""
-        rates = {"train/learning_rate": self._adam.lr}
-        if self._clip is not None:
-            rates["train/clip_range"] = self._clip
-        return {**self._means.take(), **rates}
+        clip = {} if self._clip is None else {"train/clip_range": self._clip}
+        return {**self._means.take(), "train/learning_rate": self._adam.lr, **clip}
 
     def ledger(self) -> dict[str, float]:
         """What the optimiser has counted and how many transitions were learned from, beside what is declared."""
