@@ -13,10 +13,12 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.algorithms.on_policy import OnPolicy, clipped_surrogate, standardised, value_loss
+from headrace.algorithms.on_policy import OnPolicy
+from headrace.algorithms.policy_losses import clipped_surrogate, standardised, value_loss
 from headrace.algorithms.registry import build_actor, build_algorithm
 from headrace.algorithms.returns import gae
-from headrace.algorithms.rollouts import Rewards, Rows
+from headrace.algorithms.rollouts import Rows
+from headrace.algorithms.scaling import Rewards
 from headrace.core.errors import NonFiniteValue
 from headrace.core.specs import leaves
 from on_policy_support import (
@@ -44,40 +46,39 @@ def targets(algorithm: OnPolicy, told: Any) -> np.ndarray:
     """Logprob, advantage, target and value of every step, [S, 4]."""
     algorithm.begin(told)
     assert isinstance(algorithm._rows, Rows)
-    return algorithm._rows.numbers.numpy()
+    return algorithm._rows.numbers.T
 
 
 # --- the formulas
 
 
 def test_nothing_is_gained_beyond_the_clip_but_everything_can_be_lost():
-    ratio = torch.tensor([1.0, 1.5, 0.5, 1.5, 0.5])
-    advantage = torch.tensor([2.0, 1.0, 1.0, -1.0, -1.0])
+    ratio = np.array([1.0, 1.5, 0.5, 1.5, 0.5], np.float32)
+    advantage = np.array([2.0, 1.0, 1.0, -1.0, -1.0], np.float32)
     #            min(a r, a clip(r)):  2, 1.2, 0.5, -1.5, -0.8
-    assert clipped_surrogate(advantage, ratio, 0.2) == pytest.approx(-(2 + 1.2 + 0.5 - 1.5 - 0.8) / 5)
+    assert clipped_surrogate(advantage, ratio, 0.2)[0] == pytest.approx(-(2 + 1.2 + 0.5 - 1.5 - 0.8) / 5)
 
 
 def test_where_it_is_clipped_no_gradient_is_left():
-    ratio = torch.tensor([1.5, 0.5, 1.5, 0.5], requires_grad=True)
-    clipped_surrogate(torch.tensor([1.0, 1.0, -1.0, -1.0]), ratio, 0.2).backward()
-    assert ratio.grad is not None
-    np.testing.assert_allclose(ratio.grad.numpy(), [0.0, -0.25, 0.25, 0.0])
+    ratio, advantage = np.array([[1.5, 0.5, 1.5, 0.5], [1.0, 1.0, -1.0, -1.0]], np.float32)
+    _, by_logprob = clipped_surrogate(advantage, ratio, 0.2)
+    np.testing.assert_allclose(by_logprob, ratio * [0.0, -0.25, 0.25, 0.0])
 
 
 def test_value_loss_with_and_without_clip():
-    value, target, before = torch.tensor([3.0, 1.0]), torch.tensor([0.0, 2.0]), torch.tensor([1.0, 1.0])
-    assert value_loss(value, target, before, None) == pytest.approx((9 + 1) / 2)
-    assert value_loss(value, target, before, 0.5) == pytest.approx(
-        (9 + 1) / 2
-    )  # clipped 1.5 is nearer: the worse counts
-    target = torch.tensor([3.0, 2.0])
-    assert value_loss(value, target, before, 0.5) == pytest.approx((1.5**2 + 1) / 2)
+    value, target, before = np.array([[3.0, 1.0], [0.0, 2.0], [1.0, 1.0]], np.float32)
+    assert value_loss(value, target, before, None)[0] == pytest.approx((9 + 1) / 2)
+    # Clipped, 1.5 is nearer: the worse counts.
+    assert value_loss(value, target, before, 0.5)[0] == pytest.approx((9 + 1) / 2)
+    target = np.array([3.0, 2.0], np.float32)
+    assert value_loss(value, target, before, 0.5)[0] == pytest.approx((1.5**2 + 1) / 2)
 
 
 def test_advantages_are_scaled_and_one_alone_is_left():
-    scaled = standardised(torch.tensor([1.0, 2.0, 3.0]))
-    np.testing.assert_allclose(scaled.numpy(), [-1.0, 0.0, 1.0], atol=1e-6)
-    assert standardised(torch.tensor([7.0])).tolist() == [7.0]
+    scaled = standardised(np.array([1.0, 2.0, 3.0], np.float32))
+    assert scaled.dtype == np.float32
+    np.testing.assert_allclose(scaled, [-1.0, 0.0, 1.0], atol=1e-6)
+    assert standardised(np.array([7.0], np.float32)).tolist() == [7.0]
 
 
 # --- targets of a rollout: the cases of others, through everything that makes them
@@ -347,7 +348,7 @@ def test_each_transition_is_learned_from_once_an_epoch(monkeypatch):
 
 
 def spied(found: Any, seen: list[np.ndarray]) -> Any:
-    seen.append(found.logprob.numpy().copy())
+    seen.append(found.logprob.copy())
     return found
 
 

@@ -320,4 +320,4 @@ def _begun(algorithm: OnPolicy, world: World) -> dict[float, np.ndarray]:
     rollout.obs = {"obs": rollout.obs["obs"] / 10_000}
     rows = algorithm._rows_of(rollout)
     numbers = np.round(rows.obs[rows.at][:, 0].double().numpy() * 10_000)
-    return dict(zip(numbers.tolist(), rows.numbers.numpy(), strict=True))
+    return dict(zip(numbers.tolist(), rows.numbers.T, strict=True))

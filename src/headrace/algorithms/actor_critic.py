@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from headrace.algorithms.encoding import Float32, Float64
 from headrace.algorithms.heads import GaussianHead, Head
 from headrace.algorithms.networks import build_network
 from headrace.algorithms.on_policy_configs import ActorCriticConfig, PolicyNetworkConfig
@@ -15,6 +16,8 @@ _HIDDEN_GAIN = math.sqrt(2.0)
 _POLICY_GAIN = 0.01
 """Small, so that at first no action is preferred."""
 _VALUE_GAIN = 1.0
+_AT_ONCE = 8192
+"""Observations that go through a network at once where nothing is learned."""
 
 
 class ActorCritic(nn.Module):
@@ -38,10 +41,30 @@ class ActorCritic(nn.Module):
         """[A] of continuous actions."""
         return None if self.spread is None else self.spread.log_std
 
+    def spread_now(self) -> Float32 | None:
+        """`log_std` as numbers, live in host memory."""
+        return None if self.log_std is None else self.log_std.detach().cpu().numpy()
+
+    def add_to_spread(self, grad: Tensor) -> None:
+        """Add the derivative of a loss by `log_std`, [A], to its gradient."""
+        assert self.log_std is not None
+        assert self.log_std.grad is not None
+        self.log_std.grad.add_(grad)
+
     def value(self, obs: Tensor) -> Tensor:
         """[B] of ``obs`` [B, O]."""
         values: Tensor = self.critic(obs)
         return values.squeeze(1)
+
+    @torch.no_grad()
+    def values(self, obs: Tensor) -> Float64:
+        """[R] of any number of observations [R, O]; nothing can be learned from it."""
+        return torch.cat([self.value(part) for part in obs.split(_AT_ONCE)]).double().cpu().numpy()
+
+    @torch.no_grad()
+    def outputs(self, obs: Tensor) -> Float32:
+        """[R, n] of the actor, in the same way."""
+        return torch.cat([self.actor(part) for part in obs.split(_AT_ONCE)]).cpu().numpy()
 
     def actor_scalars(self) -> int:
         """Parameters of the actor's network."""

@@ -1,90 +1,127 @@
-"""How likely actions are under a policy, in torch: what `headrace.algorithms.heads` draws, and how that is differentiated.
+"""How likely actions are under a policy that is being learned, and how that is differentiated; numpy alone.
 
-Letters in shapes: B batch, k components chosen at once, w choices of the one that has most, n outputs, A continuous action.
+Asked with the derivatives of a loss by what it tells of actions, a likelihood answers with those by what it was made of. Letters
+in shapes: B batch, k components chosen at once, w choices of the one that has most, n outputs, A continuous action.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any, Protocol
 
-import torch
-from torch import Tensor
-from torch.nn import functional
+import numpy as np
+from numpy.typing import NDArray
 
-from headrace.algorithms.heads import CategoricalHead, GaussianHead, Head
+from headrace.algorithms.choices import Legal
+from headrace.algorithms.encoding import Float32
+from headrace.algorithms.heads import CategoricalHead, GaussianHead, Head, log_density
 
-_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+_ENTROPY = 0.5 + 0.5 * math.log(2.0 * math.pi)
+"""Of a normal variable with deviation 1."""
 
 
-class Distribution:
-    """Of actions, given outputs of the policy's network.
+class Likelihood(Protocol):
+    """Of actions that were drawn, as the policy is now."""
+
+    logprob: Float32
+    """[B] logarithm of the probability (density) of each."""
+    entropy: Float32
+    """[B] of what each was drawn from."""
+
+    def back(self, by_logprob: Float32, by_entropy: float) -> tuple[Float32, Float32 | None]:
+        """Derivative of a loss by the network's outputs, [B, n], and of continuous actions by ``log_std``, [A].
+
+        Args:
+            by_logprob: [B] its derivative by `logprob`.
+            by_entropy: That by each row's entropy, the same one for all.
+        """
+        ...
+
+
+class Categorical:
+    """Fulfils `Likelihood` for choices.
+
+    Args:
+        head: Knows what can be chosen, and how outputs lie.
+        outputs: [B, n].
+        legal: [B, n]; None: everything.
+        places: [B, k] what was drawn.
+    """
+
+    def __init__(self, head: CategoricalHead, outputs: Float32, legal: Legal | None, places: NDArray[np.int64]) -> None:
+        self._head = head
+        # Components of all rows follow each other here, [B * k, w].
+        logs = head.log_probabilities(outputs, legal).reshape(-1, head.width)
+        self._drawn = (np.arange(places.size), places.ravel())
+        chosen = logs[self._drawn]
+        self._probability = np.exp(logs)
+        if legal is not None or head.absent is not None:
+            logs = np.where(self._probability == 0.0, np.float32(0.0), logs)  # 0 times minus infinity is no number
+        self._shares = self._probability * logs  # p log p
+        self._entropies = -np.add.reduce(self._shares, axis=1)
+        self.logprob, self.entropy = self._of_rows(chosen), self._of_rows(self._entropies)
+
+    def back(self, by_logprob: Float32, by_entropy: float) -> tuple[Float32, None]:
+        """See `Likelihood.back`; where nothing can be chosen it is 0.
+
+        By the logit of choice i, the logarithm of the probability of choice a has the derivative ``[i = a] - p_i``, and the
+        entropy H has ``-p_i (log p_i + H)``.
+        """
+        by_chosen = np.repeat(by_logprob, self._head.components)
+        grad: Float32 = self._probability * -by_chosen[:, None]
+        grad[self._drawn] += by_chosen
+        if by_entropy:
+            grad -= np.float32(by_entropy) * (self._shares + self._probability * self._entropies[:, None])
+        return self._head.gathered(grad.reshape(len(by_logprob), -1)), None
+
+    def _of_rows(self, values: Float32) -> Float32:
+        """Sum over components, [B]."""
+        if self._head.components == 1:
+            return values
+        sums: Float32 = np.add.reduce(values.reshape(-1, self._head.components), axis=1)
+        return sums
+
+
+class Gaussian:
+    """Fulfils `Likelihood` for independent normal variables.
+
+    Args:
+        mean: [B, A].
+        log_std: [A].
+        action: [B, A] what was drawn.
+    """
+
+    def __init__(self, mean: Float32, log_std: Float32, action: Float32) -> None:
+        self._std: Float32 = np.exp(log_std)
+        self._deviation: Float32 = (action - mean) / self._std
+        self.logprob = log_density(self._deviation, log_std)
+        self.entropy: Float32 = np.full(len(mean), np.add.reduce(log_std + np.float32(_ENTROPY)))
+
+    def back(self, by_logprob: Float32, by_entropy: float) -> tuple[Float32, Float32]:
+        """See `Likelihood.back`.
+
+        Of an action that lies d deviations off, the logarithm of the density has the derivatives ``d / std`` and ``d^2 - 1``;
+        the entropy has 0 and 1.
+        """
+        weight = by_logprob[:, None]
+        by_mean: Float32 = self._deviation / self._std * weight
+        by_log_std: Float32 = np.add.reduce((self._deviation * self._deviation - np.float32(1.0)) * weight, axis=0)
+        return by_mean, by_log_std + np.float32(by_entropy * len(by_logprob))
+
+
+def likelihood(
+    head: Head, outputs: Float32, log_std: Float32 | None, action: NDArray[Any], legal: Legal | None
+) -> Likelihood:
+    """Of actions that were drawn.
 
     Args:
         head: Of the action space.
-        device: Where outputs are.
+        outputs: [B, n] of the policy's network.
+        log_std: [A] of continuous actions.
+        action: What was drawn: places int64 [B, k], or the unclipped action float32 [B, A].
+        legal: [B, n] what could be chosen; None: everything.
     """
-
-    def __init__(self, head: Head, device: torch.device) -> None:
-        self._head = head
-        self._columns: Tensor | None = None
-        self._present: Tensor | None = None
-        if isinstance(head, CategoricalHead) and head.absent is not None and head.columns is not None:
-            self._columns = torch.from_numpy(head.columns).to(device)
-            self._present = torch.from_numpy(~head.absent).to(device)
-
-    def of(
-        self, outputs: Tensor, log_std: Tensor | None, action: Tensor, legal: Tensor | None, *, entropy: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """Logarithms of the probabilities (densities) of actions [B], and the distributions' entropies [B].
-
-        Args:
-            outputs: [B, n].
-            log_std: [A] of continuous actions.
-            action: What was drawn: choices int64 [B, k], or the unclipped action float32 [B, A].
-            legal: [B, n] what could be chosen; None: everything.
-            entropy: Whether entropies are differentiated too; it costs time.
-        """
-        if isinstance(self._head, GaussianHead):
-            assert log_std is not None
-            return gaussian(outputs, log_std, action, entropy=entropy)
-        shape = (len(outputs), self._head.components, self._head.width)
-        logits, allowed = self._spread(outputs).view(shape), self._present
-        if legal is not None:
-            own = self._spread(legal).view(shape)
-            allowed = own if allowed is None else own & allowed
-        return categorical(logits, allowed, action, entropy=entropy)
-
-    def _spread(self, values: Tensor) -> Tensor:
-        return values if self._columns is None else values.index_select(1, self._columns)
-
-
-def categorical(
-    logits: Tensor, allowed: Tensor | None, action: Tensor, *, entropy: bool = True
-) -> tuple[Tensor, Tensor]:
-    """Of k independent choices; see `Distribution.of`.
-
-    Args:
-        logits: [B, k, w].
-        allowed: [B, k, w] or [k, w]; what is not has probability 0 exactly. None: everything.
-        action: [B, k].
-        entropy: Whether entropies are differentiated too.
-    """
-    if allowed is None:
-        logs = functional.log_softmax(logits, dim=2)
-        finite = logs
-    else:
-        logs = functional.log_softmax(logits.masked_fill(~allowed, -torch.inf), dim=2)
-        finite = logs.masked_fill(~allowed, 0.0)  # 0 times minus infinity is no number, and neither is its gradient
-    chosen = logs.gather(2, action.unsqueeze(2))  # [B, k, 1]
-    logprob = chosen.view(-1) if chosen.shape[1] == 1 else chosen.sum(dim=(1, 2))
-    if not entropy:
-        logs, finite = logs.detach(), finite.detach()
-    return logprob, -(logs.exp() * finite).sum(dim=(1, 2))
-
-
-def gaussian(mean: Tensor, log_std: Tensor, action: Tensor, *, entropy: bool = True) -> tuple[Tensor, Tensor]:
-    """Of independent normal variables; ``mean`` and ``action`` [B, A], ``log_std`` [A]; see `Distribution.of`."""
-    deviation = (action - mean) * torch.exp(-log_std)
-    logprob = -(0.5 * deviation.square() + log_std + _HALF_LOG_TWO_PI).sum(dim=1)
-    spread = log_std if entropy else log_std.detach()
-    return logprob, (spread + (0.5 + _HALF_LOG_TWO_PI)).sum().expand(len(mean))
+    if isinstance(head, GaussianHead):
+        assert log_std is not None
+        return Gaussian(outputs, log_std, action)
+    return Categorical(head, outputs, legal, action)

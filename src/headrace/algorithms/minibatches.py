@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from headrace.algorithms.base import Arrays
+
+Places = NDArray[np.int64]
 
 
 class Minibatches:
@@ -20,16 +22,13 @@ class Minibatches:
         epochs: How often each transition is learned from.
         size: Transitions of a minibatch; the last of an epoch may have fewer.
         seed: Of the orders.
-        device: Where indices are wanted.
     """
 
-    def __init__(self, epochs: int, size: int, seed: int, device: torch.device) -> None:
+    def __init__(self, epochs: int, size: int, seed: int) -> None:
         self._epochs, self._size = epochs, size
-        # Drawn on the CPU on every device, so that the stream is the same one.
         self._generator = torch.Generator().manual_seed(seed)
-        self._device = device
         self._steps = self._epochs_left = 0
-        self._queue: deque[Tensor | None] = deque()
+        self._queue: deque[Places | None] = deque()
         self._counts = np.zeros(3, np.int64)
         """Transitions that were learned from, those that were to be, and epoch sets that were given up."""
 
@@ -43,7 +42,7 @@ class Minibatches:
         """Whether there is another one."""
         return bool(self._queue) or self._epochs_left > 0
 
-    def next(self) -> Tensor | None:
+    def next(self) -> Places | None:
         """Places [B] of the minibatch that is to be learned from; None: all transitions. The same one until `done`."""
         if not self._queue:
             self._queue.extend(self._epoch())
@@ -88,10 +87,11 @@ class Minibatches:
         self._queue.clear()
         self._epochs_left = 0
 
-    def _epoch(self) -> list[Tensor | None]:
+    def _epoch(self) -> Sequence[Places | None]:
         if self._steps <= self._size:
             return [None]
-        return list(torch.randperm(self._steps, generator=self._generator).to(self._device).split(self._size))
+        order = torch.randperm(self._steps, generator=self._generator).numpy()
+        return [order[start : start + self._size] for start in range(0, self._steps, self._size)]
 
-    def _length(self, places: Tensor | None) -> int:
+    def _length(self, places: Places | None) -> int:
         return self._steps if places is None else len(places)

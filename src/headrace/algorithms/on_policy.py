@@ -1,6 +1,6 @@
 """What PPO and V-trace have in common: a rollout, targets, epochs of minibatches, one optimiser for actor and critic.
 
-Read it from top to bottom: the formulas, then what one update does with them. What sets the two apart is a `Rule`.
+Read it from top to bottom. What is lowered is in `headrace.algorithms.policy_losses`; what sets the two apart is a `Rule`.
 Letters in shapes: B minibatch, T steps of N streams, S of them that are steps, O observation, P parameters.
 """
 
@@ -13,66 +13,22 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from headrace.algorithms.actor_critic import ActorCritic
 from headrace.algorithms.base import Arrays, PolicySpec, Rollout
-from headrace.algorithms.distributions import Distribution
-from headrace.algorithms.encoding import Float64
-from headrace.algorithms.flat import FlatAdam, FlatParameters, counts
-from headrace.algorithms.learned import (
-    Means,
-    NotFiniteError,
-    counts_of,
-    existing_device,
-    learned_arrays,
-    load_learned,
-    require_finite,
-    sha256_of,
-)
+from headrace.algorithms.distributions import likelihood
+from headrace.algorithms.encoding import Float32, Float64
+from headrace.algorithms.flat import FlatAdam, FlatParameters
+from headrace.algorithms.learned import Means, NotFiniteError, existing_device, require_finite
 from headrace.algorithms.minibatches import Minibatches
+from headrace.algorithms.on_policy_books import Books
 from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
-from headrace.algorithms.rates import linear
-from headrace.algorithms.rollouts import RUNNING_RETURNS, Batch, Inputs, Rows, Steps, first_not_finite
+from headrace.algorithms.passes import Memory, pass_of
+from headrace.algorithms.policy_losses import mean, standardised, value_loss
+from headrace.algorithms.rates import Rates
+from headrace.algorithms.returns import fit
+from headrace.algorithms.rollouts import Batch, Inputs, Rows, Steps, require_finite_rollout
 from headrace.core import seeding
-from headrace.core.errors import ConfigError, NonFiniteValue
-
-_AT_ONCE = 8192
-"""Observations that go through a network at once where nothing is learned."""
-
-
-def clipped_surrogate(advantage: Tensor, ratio: Tensor, clip: float) -> Tensor:
-    """Loss of the policy, []; nothing is gained by a ratio further than ``clip`` from 1 (equation 7 of arXiv:1707.06347).
-
-    Args:
-        advantage: [B].
-        ratio: [B] probability of the action now, as a multiple of what it was when it was drawn.
-        clip: As a share.
-    """
-    return -torch.minimum(advantage * ratio, advantage * ratio.clamp(1.0 - clip, 1.0 + clip)).mean()
-
-
-def value_loss(value: Tensor, target: Tensor, before: Tensor, clip: float | None) -> Tensor:
-    """Mean squared error, []; with ``clip`` that of the value or of what it may be at most, whichever is worse.
-
-    Args:
-        value: [B].
-        target: [B].
-        before: [B] the value when the rollout was begun.
-        clip: Largest distance from it; None: any.
-    """
-    if clip is None:
-        return functional.mse_loss(value, target)
-    error = (value - target).square()
-    near = before + (value - before).clamp(-clip, clip)
-    return torch.maximum(error, (near - target).square()).mean()
-
-
-def standardised(advantage: Tensor) -> Tensor:
-    """With mean 0 and deviation 1, [B]; one alone stays as it is."""
-    if len(advantage) < 2:
-        return advantage
-    return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
 
 
 class Rule(Protocol):
@@ -85,8 +41,10 @@ class Rule(Protocol):
         """Advantages and what values are pulled to, both [T, N]."""
         ...
 
-    def policy_loss(self, advantage: Tensor, logprob: Tensor, ratio: Tensor, clip: float | None) -> Tensor:
-        """[] of a minibatch; ``advantage``, ``logprob`` (now) and ``ratio`` (to when it was drawn) [B]."""
+    def policy_loss(
+        self, advantage: Float32, logprob: Float32, ratio: Float32, clip: float | None
+    ) -> tuple[float, Float32]:
+        """Of a minibatch, and its derivative by ``logprob`` (now); that, ``advantage`` and ``ratio`` (to when drawn) [B]."""
         ...
 
 
@@ -120,41 +78,34 @@ class OnPolicy:
         self._config, self._rule = config, rule
         where = existing_device(device)
         self._inputs = Inputs(config, observation_space, action_space, where)
-        self._distribution = Distribution(self._inputs.head, where)
 
         generator = torch.Generator().manual_seed(seeding.integer(seed, "initialisation"))
         self._network = ActorCritic(config.network, self._inputs.encoder.size, self._inputs.head, generator).to(device)
         self._flat = FlatParameters(self._network)
+        memory, actor, critic = Memory(), self._network.actor, self._network.critic
+        self._actor, self._critic = pass_of(actor, memory), pass_of(critic, memory)
         adam = config.optimiser
         self._adam = FlatAdam(self._flat, config.lr, (adam.beta1, adam.beta2), adam.eps)
-        self._actor_scalars = self._network.actor_scalars()
+        self._rates = Rates(config)
 
-        self._minibatches = Minibatches(config.epochs, config.batch_size, seeding.integer(seed, "minibatches"), where)
+        self._minibatches = Minibatches(config.epochs, config.batch_size, seeding.integer(seed, "minibatches"))
+        self._books = Books(self._flat, self._adam, self._inputs, self._minibatches)
         self._rows: Rows | None = None
         self._env_steps = self._rates_at = 0
-        self._clip = config.clip
-        self._means = Means()
+        self._clip, self._means = config.clip, Means()
 
-    @torch.no_grad()
     def begin_with(self, arrays: Arrays) -> None:
         """See `OnPolicyAlgorithm.begin_with`."""
-        own = {"network": self._flat.numpy(), **self._inputs.arrays()}
-        returns = {
-            name: np.zeros_like(array) for name, array in own.items() if name == RUNNING_RETURNS
-        }  # no episode yet
-        _require_alike({**arrays, **returns}, own)
-        self._flat.value.copy_(torch.tensor(arrays["network"]))
-        self._inputs.load({**{name: arrays[name] for name in own}, **returns})
+        self._books.begin_with(arrays)
 
     def begin(self, rollout: Rollout) -> None:
         """See `OnPolicyAlgorithm.begin`."""
         assert not self.pending, "an epoch set is open"
-        _require_finite(rollout, self.updates + 1)
+        require_finite_rollout(rollout, self.updates + 1)
         self._rates_at = self._env_steps
         self._set_rates()
         steps = int(np.count_nonzero(rollout.valid))
-        if steps:
-            self._rows = self._rows_of(rollout)
+        self._rows = self._rows_of(rollout) if steps else None
         self._minibatches.open(steps)
         self._close_if_done()
 
@@ -167,81 +118,79 @@ class OnPolicy:
         """See `OnPolicyAlgorithm.update`."""
         assert self._rows is not None, "no epoch set is open"
         batch = self._rows.batch(self._minibatches.next())
-        loss, seen = self._loss(batch)
-        norm = self._flat.backward(loss)
+        self._flat.grad.zero_()
+        measured = {**self._policy_gradient(batch), "value_loss": self._value_gradient(batch)}
+        config, norm = self._config.loss, self._flat.norm()
+        loss = measured["policy_loss"] + config.value_weight * measured["value_loss"]
+        if config.entropy_weight > 0.0:
+            loss -= config.entropy_weight * measured["entropy"]
         try:
-            require_finite("actor or critic", float(seen["loss"]), norm)
+            require_finite("actor or critic", loss, norm)
         except NotFiniteError as problem:
             raise problem.described("every value is finite", self.updates + 1, "lr") from None
         self._flat.shorten([norm], self._config.optimiser.max_grad_norm)
         self._adam.step()
         self.updates += 1
         self._minibatches.done()
-        measured = _measured(seen, self._clip)
-        self._measure({**measured, "grad_norm": norm})
-        most = self._config.loss.target_kl
-        if most is not None and measured["approx_kl"] > most:
+        self._measure({**measured, "loss": loss, "grad_norm": norm})
+        if config.target_kl is not None and measured["approx_kl"] > config.target_kl:
             self._minibatches.give_up()
         self._close_if_done()
+
+    @np.errstate(over="ignore", invalid="ignore")  # what is no number is refused as a whole
+    def _policy_gradient(self, batch: Batch) -> dict[str, float]:
+        """Add what the actor has to learn to its gradients; returns what is measured."""
+        config, clip = self._config.loss, self._clip
+        outputs = self._actor.traced(batch.obs).cpu().numpy()
+        found = likelihood(self._inputs.head, outputs, self._network.spread_now(), batch.action, batch.legal)
+        log_ratio = found.logprob - batch.logprob
+        ratio = np.exp(log_ratio)
+        advantage = standardised(batch.advantage) if config.normalize_advantages else batch.advantage
+        loss, by_logprob = self._rule.policy_loss(advantage, found.logprob, ratio, clip)
+        by_outputs, by_log_std = found.back(by_logprob, -config.entropy_weight / len(ratio))
+        self._actor.back(self._tensor(by_outputs))
+        if by_log_std is not None:
+            self._network.add_to_spread(self._tensor(by_log_std))
+        further = ratio - np.float32(1.0)
+        measured = {"policy_loss": loss, "entropy": mean(found.entropy), "approx_kl": mean(further - log_ratio)}
+        if clip is not None:
+            measured["clip_fraction"] = np.count_nonzero(np.abs(further) > clip) / len(ratio)
+        return measured
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def _value_gradient(self, batch: Batch) -> float:
+        """As `_policy_gradient`, of the critic; returns its loss."""
+        config = self._config.loss
+        values = self._critic.traced(batch.obs).cpu().numpy()
+        loss, by_value = value_loss(values[:, 0], batch.target, batch.value, config.value_clip)
+        self._critic.back(self._tensor(by_value[:, None] * np.float32(config.value_weight)))
+        return loss
+
+    def _tensor(self, array: Float32) -> Tensor:
+        """A copy on the networks' device, in torch's own memory: the matrix library repeats itself only in such."""
+        return torch.from_numpy(array).to(self._flat.value.device, copy=True)
 
     def _rows_of(self, rollout: Rollout) -> Rows:
         """What is to be learned, with the networks as they are."""
         valid = rollout.valid
         obs, legal = self._inputs.seen(rollout.obs)
-        at = torch.from_numpy(rollout.at[valid].astype(np.int64)).to(obs.device)
+        at = rollout.at[valid].astype(np.int64)
         action = self._inputs.actions(rollout)
         logprob = np.asarray(rollout.told["logprob"][valid], np.float32)
-        values = self._values(obs)
+        values = self._network.values(obs)
         log_ratio = np.zeros(valid.shape)
         if self._rule.corrects:
-            log_ratio[valid] = self._logprobs(obs, legal, at, action) - logprob
-        ended = rollout.ended | ~valid
-        steps = Steps(
-            reward=self._inputs.rewards.scaled(rollout),
-            value=np.where(valid, values[np.where(valid, rollout.at, 0)], 0.0),
-            next_value=np.where(valid, values[np.where(valid, rollout.then, 0)], 0.0),
-            terminated=rollout.terminated & valid,
-            ended=ended,
-            valid=valid,
-            log_ratio=log_ratio,
-        )
+            allowed = None if legal is None else legal.take(at, 0)
+            outputs = self._network.outputs(obs).take(at, 0)
+            now = likelihood(self._inputs.head, outputs, self._network.spread_now(), action, allowed)
+            log_ratio[valid] = now.logprob.astype(np.float64) - logprob
+        steps = Steps.of(rollout, self._inputs.rewards.scaled(rollout), values, log_ratio)
         advantage, target = self._rule.targets(steps)
         if self._rule.corrects:
             self._means.add("importance_weight", float(np.exp(log_ratio[valid]).mean()))
-        self._measure(_fit(target[valid], steps.value[valid]))
-        numbers = np.stack([logprob, advantage[valid], target[valid], steps.value[valid]], axis=1).astype(np.float32)
-        return Rows(obs, legal, at, action, torch.from_numpy(numbers).to(obs.device))
-
-    @torch.no_grad()
-    def _values(self, obs: Tensor) -> Float64:
-        return torch.cat([self._network.value(part) for part in obs.split(_AT_ONCE)]).double().cpu().numpy()
-
-    @torch.no_grad()
-    def _logprobs(self, obs: Tensor, legal: Tensor | None, at: Tensor, action: Tensor) -> Float64:
-        found = []
-        for places, drawn in zip(at.split(_AT_ONCE), action.split(_AT_ONCE), strict=True):
-            allowed = None if legal is None else legal[places]
-            outputs = self._network.actor(obs[places])
-            found.append(self._distribution.of(outputs, self._network.log_std, drawn, allowed)[0])
-        return torch.cat(found).double().cpu().numpy()
-
-    def _loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """What is to be lowered, and what else is measured of it: [] each, but ``log_ratio`` [B]."""
-        config, network = self._config.loss, self._network
-        counts = config.entropy_weight > 0.0
-        logprob, entropies = self._distribution.of(
-            network.actor(batch.obs), network.log_std, batch.action, batch.legal, entropy=counts
-        )
-        log_ratio = logprob - batch.logprob
-        advantage = standardised(batch.advantage) if config.normalize_advantages else batch.advantage
-        policy = self._rule.policy_loss(advantage, logprob, log_ratio.exp(), self._clip)
-        value = value_loss(network.value(batch.obs), batch.target, batch.value, config.value_clip)
-        entropy = entropies.mean()
-        loss = policy + config.value_weight * value
-        if counts:
-            loss = loss - config.entropy_weight * entropy
-        seen = {"loss": loss, "policy_loss": policy, "value_loss": value, "entropy": entropy, "log_ratio": log_ratio}
-        return loss, {name: tensor.detach() for name, tensor in seen.items()}
+        self._measure(fit(target[valid], steps.value[valid]))
+        numbers = np.stack([logprob, advantage[valid], target[valid], steps.value[valid]])
+        return Rows(obs, legal, at, action, numbers.astype(np.float32))
 
     def _close_if_done(self) -> None:
         """Of an epoch set that is done: what has been observed meanwhile counts from now on."""
@@ -254,12 +203,10 @@ class OnPolicy:
             self._means.add(name, number)
 
     def _set_rates(self) -> None:
-        config, schedule = self._config, self._config.schedule
-        if config.clip is not None:
-            self._clip = _scheduled(config.clip, schedule.final_clip, schedule.decay_steps, self._rates_at)
+        self._clip = self._rates.clip(self._rates_at)
         # Where nothing is declared to move the rate, the ledger shall see what else has.
-        if schedule.final_lr is not None:
-            self._adam.lr = _rate(config, self._rates_at)
+        if self._config.schedule.final_lr is not None:
+            self._adam.lr = self._rates.lr(self._rates_at)
 
     def observe(self, obs: Arrays, env_steps: int, policies: NDArray[np.intp] | None = None) -> None:
         """Take notice of newly committed observations [B, ...] and of the total of environment steps; it is one policy."""
@@ -273,7 +220,7 @@ class OnPolicy:
             ``policy`` float32 [P] of the actor, of continuous actions ``log_std`` float32 [A], and when normalising
             ``obs_mean`` and ``obs_std``, float32 [O]. The critic is not needed.
         """
-        weights, end = self._flat.numpy(), self._actor_scalars
+        weights, end = self._flat.numpy(), self._network.actor_scalars()
         arrays: dict[str, NDArray[Any]] = {"policy": weights[:end]}
         if self._network.log_std is not None:
             arrays["log_std"] = weights[end : end + len(self._network.log_std)]
@@ -281,100 +228,23 @@ class OnPolicy:
 
     def metrics(self) -> dict[str, float]:
         """Means over the updates since the last call, by TensorBoard name; absent if there was none."""
-        rates = {"train/learning_rate": self._adam.lr}
-        if self._clip is not None:
-            rates["train/clip_range"] = self._clip
-        return {**self._means.take(), **rates}
+        clip = {} if self._clip is None else {"train/clip_range": self._clip}
+        return {**self._means.take(), "train/learning_rate": self._adam.lr, **clip}
 
     def ledger(self) -> dict[str, float]:
         """What the optimiser has counted and how many transitions were learned from, beside what is declared."""
-        declared = {
-            "network_steps": min(self.updates, FlatAdam.MOST_STEPS),
-            "network_optimisers": 1,
-            "network_lr": _rate(self._config, self._rates_at),
-        }
-        return {
-            "updates": self.updates,
-            **counts({}, {"network": self._adam}),
-            **self._minibatches.ledger(),
-            **{f"{name}_declared": value for name, value in declared.items()},
-        }
+        return self._books.ledger(self.updates, self._rates.lr(self._rates_at))
 
     def weights_sha256(self) -> str:
         """Hash of both networks, the optimiser's moments and the normalisers."""
-        return sha256_of(self._learned())
+        return self._books.sha256()
 
     def state(self) -> dict[str, NDArray[Any]]:
         """All it takes to go on exactly here; no epoch set may be open. Live where they can be; copy to keep."""
-        return {
-            **self._learned(),
-            **counts_of({"network": self._flat}),
-            "counters": np.array([self.updates, self._env_steps, self._rates_at], np.int64),
-            **{f"minibatches.{name}": array for name, array in self._minibatches.arrays().items()},
-        }
+        return self._books.state((self.updates, self._env_steps, self._rates_at))
 
     def load_state(self, arrays: Arrays) -> None:
         """Go on from `state`, as saved by an algorithm of the same configuration and spaces."""
-        load_learned(arrays, {"network": self._flat}, {"network": self._adam})
-        self._inputs.load(arrays)
-        self.updates, self._env_steps, self._rates_at = map(int, arrays["counters"])
-        self._minibatches.load({name: arrays[f"minibatches.{name}"] for name in ("generator", "transitions")})
+        self.updates, self._env_steps, self._rates_at = self._books.load_state(arrays)
         self._rows = None
         self._set_rates()
-
-    def _learned(self) -> dict[str, NDArray[Any]]:
-        return {**learned_arrays({"network": self._flat}, {"network": self._adam}), **self._inputs.arrays()}
-
-
-def _rate(config: PPOConfig | VTraceConfig, env_steps: int) -> float:
-    return _scheduled(config.lr, config.schedule.final_lr, config.schedule.decay_steps, env_steps)
-
-
-def _scheduled(first: float, last: float | None, steps: int | None, done: int) -> float:
-    return first if last is None or steps is None else linear(first, last, done / steps)
-
-
-def _measured(seen: dict[str, Tensor], clip: float | None) -> dict[str, float]:
-    """In numbers; what follows from ratios is worked out here, where it costs less."""
-    *names, last = seen
-    numbers = torch.cat([torch.stack([seen[name] for name in names]), seen[last]]).cpu().numpy()  # one transfer
-    log_ratio = numbers[len(names) :]
-    ratio = np.exp(log_ratio)
-    measured = dict(zip(names, numbers[: len(names)].tolist(), strict=True))
-    measured["approx_kl"] = float((ratio - 1.0 - log_ratio).mean())
-    if clip is not None:
-        measured["clip_fraction"] = float((np.abs(ratio - 1.0) > clip).mean())
-    return measured
-
-
-def _fit(target: Float64, value: Float64) -> dict[str, float]:
-    """Share of the targets' variance that values explain; nothing where there is none."""
-    spread = float(np.var(target))
-    return {"explained_variance": 1.0 - float(np.var(target - value)) / spread} if spread > 0.0 else {}
-
-
-def _require_alike(arrays: Arrays, own: Arrays) -> None:
-    """Refuse networks and statistics that are not those of this configuration."""
-    found, expected = ({name: one.shape for name, one in of.items() if _is_learned(name)} for of in (arrays, own))
-    if found != expected:
-        raise ConfigError(
-            "the run that learn.begin_from names has other networks or statistics than this one",
-            found=", ".join(f"{name} {shape}" for name, shape in sorted(found.items())),
-            expected=", ".join(f"{name} {shape}" for name, shape in sorted(expected.items())),
-            fix="choose a run of the same spaces, algorithm.network and algorithm.normalize",
-        )
-
-
-def _is_learned(name: str) -> bool:
-    return name == "network" or name.startswith(("normaliser.", "rewards."))
-
-
-def _require_finite(rollout: Rollout, update: int) -> None:
-    bad = first_not_finite(rollout)
-    if bad is not None:
-        raise NonFiniteValue(
-            "learner: a rollout holds what is no number; nothing was learned from it",
-            update=update,
-            found=bad,
-            fix="mend the environment; if it is logprob or raw_action, lower algorithm.lr",
-        )

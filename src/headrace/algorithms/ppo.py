@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from torch import Tensor
 
-from headrace.algorithms.encoding import Float64
-from headrace.algorithms.on_policy import OnPolicy, clipped_surrogate
+from headrace.algorithms.encoding import Float32, Float64
+from headrace.algorithms.on_policy import OnPolicy
 from headrace.algorithms.on_policy_configs import PPOConfig
+from headrace.algorithms.policy_losses import clipped_surrogate
 from headrace.algorithms.returns import gae
 from headrace.algorithms.rollouts import Steps
 
@@ -40,7 +40,9 @@ class PPORule:
             steps.reward, steps.value, steps.next_value, steps.terminated, steps.ended, config.gamma, config.gae_lambda
         )
 
-    def policy_loss(self, advantage: Tensor, logprob: Tensor, ratio: Tensor, clip: float | None) -> Tensor:
+    def policy_loss(
+        self, advantage: Float32, logprob: Float32, ratio: Float32, clip: float | None
+    ) -> tuple[float, Float32]:
         """See `Rule.policy_loss`."""
         assert clip is not None, "PPO always clips"
         return clipped_surrogate(advantage, ratio, clip)

@@ -50,6 +50,12 @@ def gae(
     return advantages, advantages + before
 
 
+def fit(target: Float64, value: Float64) -> dict[str, float]:
+    """Share of the targets' variance that values explain, both [S], by name; nothing where there is none."""
+    spread = float(np.var(target))
+    return {"explained_variance": 1.0 - float(np.var(target - value)) / spread} if spread > 0.0 else {}
+
+
 def vtrace(
     rewards: NDArray[np.floating[Any]],
     values: NDArray[np.floating[Any]],

@@ -1,4 +1,4 @@
-"""Rollouts on their way to torch: encoded, normalised, and split into minibatches; and the statistics they are scaled by.
+"""Rollouts on their way to torch: encoded, normalised, and split into minibatches.
 
 Letters in shapes: R observations, T steps of N streams, S of them that are steps, B minibatch, O encoded observation.
 """
@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.algorithms.base import Arrays, Rollout
-from headrace.algorithms.encoding import Float32, Float64, ObservationEncoder, RunningMoments, aligned, normalize
+from headrace.algorithms.choices import Legal
+from headrace.algorithms.encoding import Float32, Float64, ObservationEncoder
 from headrace.algorithms.heads import CategoricalHead, head_of
-from headrace.algorithms.on_policy_configs import NormalizeConfig, PPOConfig, VTraceConfig
+from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
 from headrace.algorithms.sampling import action_mask
-
-_LEAST_LANES = 64
+from headrace.algorithms.scaling import Observations, Rewards
+from headrace.core.errors import NonFiniteValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +38,38 @@ class Steps:
     log_ratio: Float64
     """Logarithm of how much likelier each action is now than when it was drawn; 0 where nobody asked."""
 
+    @classmethod
+    def of(cls, rollout: Rollout, reward: Float64, values: Float64, log_ratio: Float64) -> Steps:
+        """Of a rollout; ``values`` are of its observations, [R]."""
+        valid = rollout.valid
+        return cls(
+            reward=reward,
+            value=np.where(valid, values[np.where(valid, rollout.at, 0)], 0.0),
+            next_value=np.where(valid, values[np.where(valid, rollout.then, 0)], 0.0),
+            terminated=rollout.terminated & valid,
+            ended=rollout.ended | ~valid,
+            valid=valid,
+            log_ratio=log_ratio,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Steps as tensors, without those that are none."""
+    """Steps without those that are none. Networks' inputs are tensors, on their device; all else is numpy's."""
 
     obs: Tensor  # [R, O]
-    legal: Tensor | None  # [R, n]  what can be chosen; None: everything
-    at: Tensor  # [S]  place in obs
-    action: Tensor  # [S, k] or [S, A]; see `headrace.algorithms.distributions.Distribution`
-    numbers: Tensor  # [S, 4]  logprob, advantage, target, value
+    legal: Legal | None  # [R, n]  what can be chosen; None: everything
+    at: NDArray[np.int64]  # [S]  place in obs
+    action: NDArray[Any]  # int64 [S, k] or float32 [S, A]; see `headrace.algorithms.distributions.likelihood`
+    numbers: Float32  # [4, S]  logprob, advantage, target, value
 
-    def batch(self, index: Tensor | None) -> Batch:
+    def batch(self, index: NDArray[np.int64] | None) -> Batch:
         """Some of them; None: all."""
         at, action, numbers = self.at, self.action, self.numbers
         if index is not None:
-            at, action, numbers = (t.index_select(0, index) for t in (at, action, numbers))
-        legal = None if self.legal is None else self.legal.index_select(0, at)
-        return Batch(self.obs.index_select(0, at), legal, action, *numbers.unbind(1))
+            at, action, numbers = at.take(index), action.take(index, 0), numbers.take(index, 1)
+        obs = self.obs.index_select(0, torch.from_numpy(at).to(self.obs.device))
+        return Batch(obs, None if self.legal is None else self.legal.take(at, 0), action, *numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,123 +77,12 @@ class Batch:
     """A minibatch."""
 
     obs: Tensor  # [B, O]
-    legal: Tensor | None  # [B, n]
-    action: Tensor  # [B, k] or [B, A]
-    logprob: Tensor  # [B]  when it was drawn
-    advantage: Tensor  # [B]
-    target: Tensor  # [B]  of the value
-    value: Tensor  # [B]  when the rollout was begun
-
-
-class Observations:
-    """Encodes and normalises what is observed. New statistics are put to use by `renew`, not by `observe`.
-
-    Args:
-        encoder: Of the observations.
-        enabled: Whether they are normalised.
-    """
-
-    def __init__(self, encoder: ObservationEncoder, *, enabled: bool) -> None:
-        self._encoder = encoder
-        self._moments = RunningMoments(encoder.size) if enabled else None
-        self._mean, self._std = aligned((encoder.size,)), aligned((encoder.size,))
-        self.renew()
-
-    def observe(self, obs: Arrays) -> None:
-        """Add rows [B, ...] to the statistics; B may be 0."""
-        count = len(next(iter(obs.values()), ()))
-        if self._moments is not None and count:
-            rows = np.empty((count, self._encoder.size), np.float32)
-            self._encoder.encode(obs, rows)
-            self._moments.add(rows)
-
-    def renew(self) -> None:
-        """Normalise by all that has been observed from now on."""
-        if self._moments is not None:
-            self._mean[:], self._std[:] = self._moments.mean32, self._moments.std32
-
-    def scale(self, rows: Float32) -> None:
-        """Normalise rows [R, O] in place, if they are to be."""
-        if self._moments is not None:
-            normalize(rows, self._mean, self._std)
-
-    def published(self) -> dict[str, NDArray[Any]]:
-        """``obs_mean`` and ``obs_std`` float32 [O] in use, live; nothing if observations are not normalised."""
-        return {} if self._moments is None else {"obs_mean": self._mean, "obs_std": self._std}
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The live state; after writing to it, call `refresh`."""
-        if self._moments is None:
-            return {}
-        return {**self.published(), **{f"collected_{name}": array for name, array in self._moments.arrays().items()}}
-
-    def refresh(self) -> None:
-        """Follow what was written to `arrays`."""
-        if self._moments is not None:
-            self._moments.refresh()
-
-
-class Rewards:
-    """Scales rewards by the running standard deviation of discounted returns.
-
-    Args:
-        config: Whether, and the largest.
-        gamma: Discount per step.
-    """
-
-    def __init__(self, config: NormalizeConfig, gamma: float) -> None:
-        self._limit = config.reward_clip
-        self._gamma = gamma
-        self._moments = RunningMoments(1) if config.rewards else None
-        self._running = np.zeros(_LEAST_LANES)
-        """[lanes, or more] discounted return of each lane's episode so far."""
-
-    def scaled(self, rollout: Rollout) -> Float64:
-        """Rewards [T, N]; those of this rollout count already, and where there is no step it is 0."""
-        reward = np.where(rollout.valid, rollout.reward, 0.0)
-        if self._moments is None or not reward.size:
-            return reward
-        # Lane by lane, so that the order of streams decides nothing.
-        order = np.argsort(rollout.lanes, kind="stable")
-        returns = self._returns(reward[:, order], rollout, order)
-        self._moments.add(returns.T[rollout.valid[:, order].T][:, None])
-        return np.clip(reward / float(self._moments.std32[0]), -self._limit, self._limit)
-
-    def _returns(self, reward: Float64, rollout: Rollout, order: NDArray[np.intp]) -> Float64:
-        valid, over, lanes = rollout.valid[:, order], rollout.episode_ended[:, order], rollout.lanes[order]
-        begins = rollout.t[:, order] == 0
-        self._grow(int(lanes.max()) + 1)
-        returns = np.zeros(reward.shape)
-        for stream, lane in enumerate(lanes):
-            so_far = self._running[lane]
-            for step in np.flatnonzero(valid[:, stream]):
-                if begins[step, stream]:  # the one before may have been cut after the rollout before
-                    so_far = 0.0
-                so_far = so_far * self._gamma + reward[step, stream]
-                returns[step, stream] = so_far
-                if over[step, stream]:
-                    so_far = 0.0
-            self._running[lane] = so_far
-        return returns
-
-    def _grow(self, lanes: int) -> None:
-        if lanes > len(self._running):
-            more = 2 ** (lanes - 1).bit_length() - len(self._running)
-            self._running = np.concatenate([self._running, np.zeros(more)])
-
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The live state."""
-        if self._moments is None:
-            return {}
-        return {"returns": self._running, **{f"returns_{name}": a for name, a in self._moments.arrays().items()}}
-
-    def load(self, arrays: Arrays) -> None:
-        """Go on from `arrays`; there may have been more lanes."""
-        if self._moments is not None:
-            self._running = np.array(arrays["returns"])
-            for name, array in self._moments.arrays().items():
-                array[...] = arrays[f"returns_{name}"]
-            self._moments.refresh()
+    legal: Legal | None  # [B, n]
+    action: NDArray[Any]  # [B, k] or [B, A]
+    logprob: Float32  # [B]  when it was drawn
+    advantage: Float32  # [B]
+    target: Float32  # [B]  of the value
+    value: Float32  # [B]  when the rollout was begun
 
 
 RUNNING_RETURNS = "rewards.returns"
@@ -212,7 +116,7 @@ class Inputs:
         self.rewards = Rewards(config.normalize, config.gamma)
         self._device = device
 
-    def seen(self, obs: Arrays) -> tuple[Tensor, Tensor | None]:
+    def seen(self, obs: Arrays) -> tuple[Tensor, Legal | None]:
         """Observations [R, O] as networks see them, and what can be chosen [R, n]."""
         count = len(next(iter(obs.values())))
         tensor = torch.empty((count, self.encoder.size))  # torch's own memory: 64-byte aligned
@@ -220,15 +124,13 @@ class Inputs:
         self.encoder.encode(obs, rows)
         legal = self._mask.legal(rows)
         self.observations.scale(rows)
-        return tensor.to(self._device), None if legal is None else torch.from_numpy(legal).to(self._device)
+        return tensor.to(self._device), legal
 
-    def actions(self, rollout: Rollout) -> Tensor:
+    def actions(self, rollout: Rollout) -> NDArray[Any]:
         """What was drawn in each of S steps."""
         if isinstance(self.head, CategoricalHead):
-            drawn: NDArray[Any] = self.head.places(rollout.action["action"][rollout.valid])
-        else:
-            drawn = np.ascontiguousarray(rollout.told["raw_action"][rollout.valid], np.float32)
-        return torch.from_numpy(drawn).to(self._device)
+            return self.head.places(rollout.action["action"][rollout.valid])
+        return np.ascontiguousarray(rollout.told["raw_action"][rollout.valid], np.float32)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Statistics by name, live."""
@@ -246,7 +148,7 @@ class Inputs:
         self.rewards.load(own)
 
 
-def first_not_finite(rollout: Rollout) -> str | None:
+def _first_not_finite(rollout: Rollout) -> str | None:
     """Which number of a rollout is none, in words; None: all are."""
     held: dict[str, NDArray[Any]] = {"reward": rollout.reward[rollout.valid], **rollout.obs}
     held |= {name: array[rollout.valid] for name, array in {**rollout.action, **rollout.told}.items()}
@@ -257,3 +159,23 @@ def first_not_finite(rollout: Rollout) -> str | None:
         if len(bad):
             return f"{name} of row {bad[0][0]} is {array[tuple(bad[0])]}"
     return None
+
+
+def require_finite_rollout(rollout: Rollout, update: int) -> None:
+    """Refuse to learn from what is no number.
+
+    Args:
+        rollout: About to be learned from.
+        update: Number of the next one.
+
+    Raises:
+        NonFiniteValue: A number of a step or of an observation is NaN or infinite.
+    """
+    bad = _first_not_finite(rollout)
+    if bad is not None:
+        raise NonFiniteValue(
+            "learner: a rollout holds what is no number; nothing was learned from it",
+            update=update,
+            found=bad,
+            fix="mend the environment; if it is logprob or raw_action, lower algorithm.lr",
+        )

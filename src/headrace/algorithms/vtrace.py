@@ -10,18 +10,13 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from torch import Tensor
 
-from headrace.algorithms.encoding import Float64
-from headrace.algorithms.on_policy import OnPolicy, clipped_surrogate
+from headrace.algorithms.encoding import Float32, Float64
+from headrace.algorithms.on_policy import OnPolicy
 from headrace.algorithms.on_policy_configs import CorrectionConfig, VTraceConfig
+from headrace.algorithms.policy_losses import clipped_surrogate, policy_gradient
 from headrace.algorithms.returns import vtrace
 from headrace.algorithms.rollouts import Steps
-
-
-def policy_gradient(advantage: Tensor, logprob: Tensor) -> Tensor:
-    """A loss, [], whose gradient is that of the policy (section 4.2); both [B], ``advantage`` times rho."""
-    return -(advantage * logprob).mean()
 
 
 def importance_weights(log_ratio: Float64, config: CorrectionConfig) -> tuple[Float64, Float64]:
@@ -57,7 +52,9 @@ class VTraceRule:
         )
         return (rho * advantage if config.clip is None else advantage), target
 
-    def policy_loss(self, advantage: Tensor, logprob: Tensor, ratio: Tensor, clip: float | None) -> Tensor:
+    def policy_loss(
+        self, advantage: Float32, logprob: Float32, ratio: Float32, clip: float | None
+    ) -> tuple[float, Float32]:
         """See `Rule.policy_loss`."""
         return policy_gradient(advantage, logprob) if clip is None else clipped_surrogate(advantage, ratio, clip)
 

@@ -1,0 +1,84 @@
+"""What PPO and V-trace lower, each with its derivative, written out; numpy alone.
+
+Numpy, because what comes out of a network is a few numbers a row: an operation of torch costs several times as much on them.
+Letters in shapes: B minibatch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headrace.algorithms.encoding import Float32
+
+
+def mean(values: Float32) -> float:
+    """Of values [B]; the method ``mean`` takes longer than the sum."""
+    return float(np.add.reduce(values)) / len(values)
+
+
+def _between(values: Float32, low: float, high: float) -> Float32:
+    """As `numpy.clip`, which takes longer."""
+    found: Float32 = np.minimum(np.maximum(values, low), high)
+    return found
+
+
+def clipped_surrogate(advantage: Float32, ratio: Float32, clip: float) -> tuple[float, Float32]:
+    """Nothing is gained by a ratio further than ``clip`` from 1 (equation 7 of arXiv:1707.06347).
+
+    Args:
+        advantage: [B].
+        ratio: [B] probability of the action now, as a multiple of what it was when it was drawn.
+        clip: As a share.
+
+    Returns:
+        The loss, and its derivative by the logarithms of the probabilities now, [B]: that of a ratio is the ratio.
+    """
+    gain = advantage * ratio
+    most = advantage * _between(ratio, 1.0 - clip, 1.0 + clip)
+    return -mean(np.minimum(gain, most)), gain * (gain <= most) / np.float32(-len(gain))
+
+
+def policy_gradient(advantage: Float32, logprob: Float32) -> tuple[float, Float32]:
+    """What has the policy's gradient (section 4.2 of arXiv:1802.01561).
+
+    Args:
+        advantage: [B] times rho.
+        logprob: [B] of the actions now.
+
+    Returns:
+        The loss, and its derivative by ``logprob``, [B].
+    """
+    return -mean(advantage * logprob), advantage / np.float32(-len(advantage))
+
+
+def value_loss(value: Float32, target: Float32, before: Float32, clip: float | None) -> tuple[float, Float32]:
+    """Mean squared error; with ``clip`` that of the value or of what it may be at most, whichever is worse.
+
+    Args:
+        value: [B].
+        target: [B].
+        before: [B] the value when the rollout was begun.
+        clip: Largest distance from it; None: any.
+
+    Returns:
+        The loss, and its derivative by ``value``, [B].
+    """
+    error = value - target
+    squares, slope = error * error, error * np.float32(2.0 / len(error))
+    if clip is None:
+        return mean(squares), slope
+    moved = value - before
+    cut = before + _between(moved, -clip, clip) - target
+    cut *= cut
+    return mean(np.maximum(squares, cut)), slope * ((np.abs(moved) <= clip) | (squares >= cut))
+
+
+def standardised(advantage: Float32) -> Float32:
+    """With mean 0 and deviation 1, [B]; one alone stays as it is."""
+    rows = len(advantage)
+    if rows < 2:
+        return advantage
+    centred: Float32 = advantage - np.float32(mean(advantage))
+    deviation = np.sqrt(np.add.reduce(centred * centred) / np.float32(rows - 1))
+    scaled: Float32 = centred / (deviation + np.float32(1e-8))
+    return scaled
