@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.errors import ConfigError
+from headrace.envs.text.asking import problems_of, shown_by
 from headrace.envs.text.building import build_text_environment
 from headrace.envs.text.protocol import TextEnvironment
 from headrace.ipc.channel import Channel
 from headrace.ipc.child import ChildContext
 from headrace.llm import tiny, weights
 from headrace.llm.config import RLConfig
-from headrace.llm.demonstrations import Teaching, tokens_of
+from headrace.llm.demonstrations import Teaching, first_of, tokens_of
 from headrace.llm.messages import PublishedWeights
 from headrace.llm.payloads import Basics, WarmStartPayload
 from headrace.llm.rendering import Renderer
@@ -105,12 +106,11 @@ def publish_first(start: Start, basics: Basics) -> PublishedWeights:
 
 def probe_tokens(start: Start) -> tuple[int, ...]:
     """What weights are proved by: the beginning of an episode, as the teacher plays it where there is one."""
-    problem = start.env.dataset("train")[0]
-    shown = getattr(start.env, "demonstration", None)
-    if shown is None:
+    problem = first_of(problems_of(start.env, "train"))
+    if getattr(start.env, "demonstration", None) is None:
         ids = [*start.renderer.opening(problem.opening), *start.renderer.completion("abc")]
     else:
-        ids, _ = tokens_of(shown(problem, 0), problem, start.renderer)
+        ids, _ = tokens_of(shown_by(start.env, "demonstration", problem, 0), problem, start.renderer)
     return tuple(ids[:_PROBE_TOKENS])
 
 

@@ -78,7 +78,7 @@ class Collecting:
         self.paused = True
         """Whether no group may be begun."""
         self.tally = Tally()
-        self.fatal: Exception | None = None
+        self.fatal: BaseException | None = None
         """Why the run cannot go on."""
         self._next_group = 0
         self._running: dict[int, Group] = {}
@@ -195,9 +195,9 @@ class Collecting:
     def _ended(self, group: Group, sample: int, task: asyncio.Task[Rollout | Failure]) -> None:
         del self._tasks[group.number, sample]
         try:
-            if not task.cancelled():
+            if not task.cancelled() or group.number in self._running:  # nobody but its own code has cancelled it
                 self._note(group, sample, task)
-        except Exception as error:  # noqa: BLE001 - a callback of the event loop: raised where the run is driven
+        except BaseException as error:  # noqa: BLE001 - a callback of the event loop: raised where the run is driven
             self.fatal = self.fatal or error
         self.admit()  # before a round is looked for
         self._gatherer.leave()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
@@ -18,6 +19,7 @@ from headrace.llm.orchestration.presence import Presence
 from headrace.telemetry.board import Activity
 
 Cut = Literal["turns", "context"]
+_FORKED = 70
 _Answer = TypeVar("_Answer", Reply, Judgement)
 
 
@@ -238,13 +240,17 @@ class RolloutPlayer:
         transcript: list[Message],
     ) -> _Answer | Failure:
         """Call the environment. It blocks: a call that never returns is found on the board, with the rollout's number."""
+        process = os.getpid()
         method: Callable[[Problem, Sequence[Message]], object] = getattr(self.environment, call)
         with self.presence.busy(Activity.ENV_STEP, spec.group, spec.sample):
             try:
                 answer = taken(method(spec.problem, tuple(transcript)))
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything; it is counted and told
+            except BaseException as error:  # noqa: BLE001 - user code may raise anything, and nothing else raises here
                 what = f"{call}() of problem {spec.problem.id} raised {words_of(error)}"
                 return Failure("environment", what)
+            finally:
+                if os.getpid() != process:
+                    os._exit(_FORKED)  # a copy of this process that the environment made: it is nobody's orchestrator
         if isinstance(answer, str):
             return Failure("environment", f"{call}() of problem {spec.problem.id} returned {answer}")
         return answer
