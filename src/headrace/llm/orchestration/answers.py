@@ -8,8 +8,6 @@ from typing import Any
 from headrace.envs.text.asking import fault_of
 from headrace.envs.text.protocol import Judgement, Reply
 
-_LONGEST_TEXT = 2000
-
 
 def reply_of(answer: object) -> Reply | str:
     """What ``step`` returned, or what is wrong with it."""
@@ -36,15 +34,6 @@ def judgement_of(answer: object) -> Judgement | str:
             return f"a Judgement whose {name} {found}"
         numbers[name] = found
     return Judgement(numbers["terms"], bool(answer.solved), numbers["facts"])
-
-
-def words_of(error: BaseException) -> str:
-    """What was raised, in words that can be sent on whatever its text is."""
-    try:
-        text = str(error)
-    except BaseException as second:  # noqa: BLE001 - its own text is user code too
-        text = f"its text raised {type(second).__name__}"
-    return f"{type(error).__name__}: {text[:_LONGEST_TEXT]}"
 
 
 def _numbers(given: Any) -> dict[str, float] | str:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
 from headrace.core import seeding
+from headrace.envs.text.asking import only_here, words_of
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, TextEnvironment
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import Completion, Failure, GenerationRequest
-from headrace.llm.orchestration.answers import judgement_of, reply_of, words_of
+from headrace.llm.orchestration.answers import judgement_of, reply_of
 from headrace.llm.orchestration.gatherer import Gatherer
 from headrace.llm.orchestration.presence import Presence
 from headrace.telemetry.board import Activity
 
 Cut = Literal["turns", "context"]
-_FORKED = 70
 _Answer = TypeVar("_Answer", Reply, Judgement)
 
 
@@ -240,17 +239,14 @@ class RolloutPlayer:
         transcript: list[Message],
     ) -> _Answer | Failure:
         """Call the environment. It blocks: a call that never returns is found on the board, with the rollout's number."""
-        process = os.getpid()
         method: Callable[[Problem, Sequence[Message]], object] = getattr(self.environment, call)
         with self.presence.busy(Activity.ENV_STEP, spec.group, spec.sample):
             try:
-                answer = taken(method(spec.problem, tuple(transcript)))
+                with only_here():
+                    answer = taken(method(spec.problem, tuple(transcript)))
             except BaseException as error:  # noqa: BLE001 - user code may raise anything, and nothing else raises here
                 what = f"{call}() of problem {spec.problem.id} raised {words_of(error)}"
                 return Failure("environment", what)
-            finally:
-                if os.getpid() != process:
-                    os._exit(_FORKED)  # a copy of this process that the environment made: it is nobody's orchestrator
         if isinstance(answer, str):
             return Failure("environment", f"{call}() of problem {spec.problem.id} returned {answer}")
         return answer
