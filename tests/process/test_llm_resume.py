@@ -130,8 +130,9 @@ def test_without_anything_sound_to_go_on_from_the_run_stays_as_it_is(stand_ins, 
 def test_a_run_without_a_checkpoint_cannot_be_gone_on_with(stand_ins, tmp_path):
     config = load_rl_config([], {"env.kwargs": {"who": "warm-start", "fault": "fail"}})
     go(begin(config, tmp_path / "run", "x"))
-    with pytest.raises(RunDirectoryError, match="has no checkpoint to go on from"):
+    with pytest.raises(RunDirectoryError, match="has no checkpoint to go on from") as caught:
         resume(tmp_path / "run", None)
+    assert caught.value.fix == "begin a new run in another directory"  # nothing was published that it could begin with
 
 
 @pytest.mark.table

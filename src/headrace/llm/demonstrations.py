@@ -13,6 +13,7 @@ from headrace.core import seeding
 from headrace.core.errors import ConfigError, EnvironmentFault
 from headrace.envs.text.asking import problems_of, shown_by
 from headrace.envs.text.protocol import Message, Problem, Transcript
+from headrace.llm.fitting import check_characters
 from headrace.llm.rendering import Renderer
 
 
@@ -72,6 +73,11 @@ class Teaching:
             seed: Of the run.
             step: Counts from 0.
             size: Episodes.
+
+        Raises:
+            ConfigError: An episode has characters that the tokenizer lacks.
+            EnvironmentFault: What is shown is no episode.
+            EnvironmentRaised: The teacher raised.
         """
         draws = seeding.generator(seed, "sft", step)
         problems = problems_of(self.env, "train")
@@ -82,6 +88,7 @@ class Teaching:
             who: Literal["demonstration", "attempt"]
             who = "demonstration" if draws.random() < self.expert_fraction else "attempt"
             shown = shown_by(self.env, who, problem, seeding.integer(seed, "sft", step, index))
+            check_characters(self.renderer, shown, f"{who} of problem {problem.id}")
             rows.append(tokens_of(shown, problem, self.renderer))
         return _padded(rows, self.context_tokens, self.renderer.pad_id)
 

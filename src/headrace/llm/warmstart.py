@@ -21,6 +21,7 @@ from headrace.ipc.child import ChildContext
 from headrace.llm import tiny, weights
 from headrace.llm.config import RLConfig
 from headrace.llm.demonstrations import Teaching, first_of, tokens_of
+from headrace.llm.fitting import check_texts
 from headrace.llm.messages import PublishedWeights
 from headrace.llm.payloads import Basics, WarmStartPayload
 from headrace.llm.rendering import Renderer
@@ -78,8 +79,8 @@ def begin(basics: Basics, component: str) -> Start:
     """Build the environment, make ``model/``, take the weights of ``sft.checkpoint`` if one is named.
 
     Raises:
-        ConfigError: Model, checkpoint or template are not what is needed.
-        EnvironmentFault: The environment cannot be built.
+        ConfigError: Model, checkpoint or template are not what is needed, or the model cannot be shown the problems.
+        EnvironmentFault: The environment cannot be built, or its dataset is none.
     """
     config = basics.config
     env = build_text_environment(config.env.name, config.env.factory, config.env.kwargs, component=component)
@@ -87,13 +88,15 @@ def begin(basics: Basics, component: str) -> Start:
     tokenizer = tiny.load_tokenizer(basics.model)
     if config.sft.checkpoint is not None:
         _take_over(model, tokenizer, Path(config.sft.checkpoint))
-    return Start(env, Renderer(tokenizer), model.to(config.trainer.device))
+    renderer = Renderer(tokenizer)
+    check_texts(renderer, problems_of(env, "train"), config.model.context_tokens)
+    return Start(env, renderer, model.to(config.trainer.device))
 
 
 def publish_first(start: Start, basics: Basics) -> PublishedWeights:
     """Publish the model as version 0, rounded to the type it is served in."""
     model = tiny.served_copy(start.model.to("cpu"), basics.config.model.dtype)
-    probe = weights.make_probe(model, probe_tokens(start))
+    probe = weights.make_probe(model, probe_tokens(start)[: basics.config.model.context_tokens])
     return weights.publish(
         model.state_dict(),
         version=0,

@@ -43,6 +43,10 @@ class TextRenderer(Protocol):
         """
         ...
 
+    def unknown(self, messages: Sequence[Message]) -> str:
+        """Characters in them that the model cannot be shown."""
+        ...
+
     def text(self, token_ids: Sequence[int]) -> str:
         """What the model said, without the tokens that end it."""
         ...
@@ -181,11 +185,21 @@ class RolloutPlayer:
             reply = self._ask(spec, "step", reply_of, rollout.transcript)
             if isinstance(reply, Failure):
                 return reply
-            if not (reply.done or reply.messages):
-                what = f"step() of problem {spec.problem.id} said nothing, and that the episode is not over"
-                return Failure("environment", what)
+            wrong = self._wrong(reply)
+            if wrong:
+                return Failure("environment", f"step() of problem {spec.problem.id} said {wrong}")
             if self._over(rollout, reply):
                 return self._judged(rollout)
+
+    def _wrong(self, reply: Reply) -> str:
+        """Why a reply cannot be gone on with, if it cannot."""
+        if reply.done:
+            return ""
+        if not reply.messages:
+            return "nothing, and that the episode is not over"
+        lacking = self.renderer.unknown(reply.messages)
+        text = " ".join(message.content for message in reply.messages)
+        return f"{text!r:.200}, of which the model's tokenizer lacks {lacking!r}" if lacking else ""
 
     def _over(self, rollout: Rollout, reply: Reply) -> bool:
         """Whether this was the last message; if not, what the environment said is added."""
