@@ -81,6 +81,9 @@ class Numbers:
     def following(self, messages: Sequence[Message], *, ended: bool = True) -> list[int]:
         return ([] if ended else [STOP]) + [0] * len(messages)
 
+    def unknown(self, messages: Sequence[Message]) -> str:
+        return "".join(sorted({c for message in messages for c in message.content if not (c.isdigit() or c == " ")}))
+
     def text(self, token_ids: Sequence[int]) -> str:
         return " ".join(str(token) for token in token_ids if token != STOP)
 

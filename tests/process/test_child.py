@@ -112,6 +112,12 @@ def test_a_child_has_what_it_was_given_and_nothing_else(start, spawn):
     assert b"OMP_NUM_THREADS=1" in Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
 
 
+def test_a_child_that_is_told_to_end_before_it_has_begun_ends(start, spawn):
+    """Not with the fork server's own handler, which would take it for a wish that the server leaves."""
+    server, child = spawn("describes_itself", server=start(("struck_fork",)))
+    assert wait_for_end(server, child) == -signal.SIGTERM
+
+
 def test_a_terminals_interrupt_reaches_only_the_parent(spawn):
     server, child = spawn("idle")
     assert os.getsid(server.pid) == server.pid != os.getsid(0)

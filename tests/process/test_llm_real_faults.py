@@ -96,6 +96,23 @@ def test_a_reward_that_always_raises_ends_the_run_with_its_reason(real):
     assert summary["books"] is None or summary["books"]["balanced"]
 
 
+def test_a_reward_that_exits_fails_its_rollouts_and_nobody_else_is_blamed(real):
+    summary = real(env__kwargs={"fault": "exit"}, run__steps=20, orchestrator__failures_in_row=20)
+    assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("failed", 3, "orchestrator")
+    assert "raised SystemExit: 4" in summary["error"]
+
+
+def test_a_reward_that_makes_a_copy_of_the_orchestrator_leaves_one(real):
+    summary = real(env__kwargs={"fault": "fork"})
+    assert (summary["outcome"], summary["books"]["balanced"], summary["policy_version"]) == ("completed", True, 3)
+
+
+def test_weights_that_have_run_away_are_the_trainers_fault(real):
+    summary = real(trainer__lr=1e30)
+    assert (summary["culprit"], summary["policy_version"]) == ("trainer", 0)
+    assert "version 1 of the weights is no policy any more; it was not published" in summary["error"]
+
+
 def test_a_batch_of_another_run_is_never_taken(real):
     def plant(line):
         if line.text == "trainer is ready":

@@ -108,6 +108,8 @@ def test_needs_in_a_ring_are_refused(tmp_path):
         ('ready = { log = "(" }', "log is no regular expression"),
         ('fail_pattern = "("', "fail_pattern is no regular expression"),
         ('ready = { http = "localhost:80" }', "http must be a URL"),
+        ('ready = { http = "http://[::1/health" }', "http must be a URL"),
+        ('ready = { http = "http://localhost:99999/" }', "http must be a URL"),
         ('progress = { http = "http://x/m" }', "progress.http and exactly one of"),
         ('progress = { log = "x", pending = "y" }', "progress.pending is of no use"),
         ('ready = { log = "x", shared = true }', "ready.shared is of no use"),
@@ -127,6 +129,21 @@ def test_what_cannot_be_is_refused(tmp_path, line, what):
 @pytest.mark.parametrize("command", ['""', "[]", "'a \"b'"])
 def test_a_command_that_is_none_is_refused(tmp_path, command):
     assert refused(tmp_path, f"[process.p]\ncommand = {command}").what.startswith("command")
+
+
+def test_what_is_missing_or_no_table_or_no_text_is_said_to_be(tmp_path):
+    assert str(refused(tmp_path, '[process.p]\ncwd = "."')) == (
+        "[CFG-001] command is missing\n  process: p\n  fix: set command"
+    )
+    assert refused(tmp_path, 'process = "x"').what == "process must be tables, one for each process"
+    (tmp_path / "latin.toml").write_bytes('[process.p]\ncommand = "café"'.encode("latin-1"))
+    with pytest.raises(ConfigError, match="not written in UTF-8") as caught:
+        load(tmp_path / "latin.toml")
+    assert caught.value.fix == "name a TOML file, and save it in UTF-8"
+
+
+def test_a_mark_at_the_beginning_of_a_file_is_passed_over(tmp_path):
+    assert list(load(written(tmp_path, '\ufeff[process.p]\ncommand = "x"')).process) == ["p"]
 
 
 @pytest.mark.parametrize(

@@ -245,7 +245,7 @@ def test_syntax_error_names_file_and_line(file):
 def test_file_that_is_no_text_is_refused(tmp_path):
     path = tmp_path / "x.toml"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="not written in UTF-8"):
         load_config(path)
 
 

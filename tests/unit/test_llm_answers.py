@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.envs.text.asking import words_of
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply
-from headrace.llm.orchestration.answers import judgement_of, reply_of, words_of
+from headrace.llm.orchestration.answers import judgement_of, reply_of
 from orchestration_support import Bench, SumGame, rl_config
 
 WRONG_REPLIES: list[tuple[Any, str]] = [

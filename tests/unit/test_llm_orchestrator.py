@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from headrace.core.errors import ComponentStalled, ConfigError, NothingToTrain, StaleWeights
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply
 from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
+from headrace.llm.orchestration.filters import Losses
 from orchestration_support import Bench, MadeUp, SumGame, pause, rl_config, run_in_fake_time, same_samples
 
 
@@ -182,6 +184,56 @@ def test_groups_that_are_filtered_are_replaced_and_counted() -> None:
     assert (
         sum(batch.facts["batch/filtered"] for batch in bench.batches) * 4 == bench.books["filtered"]["zero_advantage"]
     )
+
+
+def test_a_run_of_which_most_is_filtered_says_so_once_and_why() -> None:
+    def reward(problem: Problem, said: list[int]) -> float:
+        return float(sum(said) % 2) if problem.id == "p1" else float(problem.id != "p2")
+
+    bench = Bench(
+        rl_config(steps=2, orchestrator={"filter": {"give_up_after": 1000}}),
+        environment=SumGame(problems=31, reward_of=reward),
+    ).run()
+    (alarm,) = bench.reports("alarm")
+    assert (alarm["kind"], alarm["reason"], alarm["limit"]) == ("mostly_filtered", "zero_advantage", 0.9)
+    assert 0.9 <= alarm["value"] < 1.0
+
+
+def test_the_share_that_was_filtered_is_told_when_it_becomes_large_and_again_after_it_was_not() -> None:
+    losses = Losses(1)
+    look = functools.partial(losses.look, "p0", 8)
+    assert [look(reason) for reason in ["easy"] * 5 + ["hard"] * 3 + [None]] == [[]] * 9
+    assert look("zero_advantage") == [
+        {
+            "kind": "mostly_filtered",
+            "text": "90 % of the last 80 rollouts completed were filtered, most of them (40) for easy: "
+            "little of what is generated is trained on",
+            "value": 0.9,
+            "limit": 0.9,
+            "reason": "easy",
+        }
+    ]
+    assert [look(reason) for reason in ("easy", None, None)] == [[], [], []]
+    assert [alarm["kind"] for _ in range(9) for alarm in look("hard")] == ["mostly_filtered"]
+
+
+def test_a_run_of_which_little_is_filtered_says_nothing() -> None:
+    bench = Bench(rl_config(steps=12)).run()
+    assert sum(bench.books["filtered"].values())
+    assert bench.reports("alarm") == []
+
+
+def test_a_problem_that_always_fails_is_named_once() -> None:
+    def burn(problem: Problem, _: Sequence[Message]) -> None:
+        if problem.id == "p3":
+            raise ValueError("burn map corrupt, tile 7")
+
+    bench = Bench(rl_config(steps=12), environment=SumGame(on_step=burn)).run()
+    (alarm,) = bench.reports("alarm")
+    assert (
+        alarm["text"] == "every rollout of problem p3 failed, in each of its last 3 groups; the last failure says why"
+    )
+    assert (alarm["kind"], alarm["problem"]) == ("problem_fails", "p3")
 
 
 class FirstIsShort(SumGame):

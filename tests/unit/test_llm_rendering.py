@@ -147,3 +147,10 @@ def test_a_template_that_depends_on_what_follows_is_shown_beside_ours() -> None:
     assert "bad<|im_end|>" in text
     assert "bad <|im_end|>" in text
     assert "first difference: token" in text
+
+
+def test_characters_without_a_token_are_found(brief: Renderer, chatml: Renderer) -> None:
+    assert brief.unknown((Message("user", "abc"), Message("user", "caf\u00e9, caf\u00e9"))) == " ,\u00e9"
+    assert brief.unknown((Message("user", "abc?"),)) == ""
+    assert brief.unknown((Message("user", "you said a<pad><unk>b"),)) == " "  # what a model said may be quoted
+    assert chatml.unknown((Message("user", "caf\u00e9"),)) == ""  # bytes make up every text

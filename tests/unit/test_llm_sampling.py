@@ -42,3 +42,8 @@ def test_a_nucleus_is_the_likeliest_that_reach_it_renormalised() -> None:
     kept = within_nucleus(logprobs, torch.tensor([[0.7], [0.1], [1.0]])).exp()
     expected = torch.tensor([[0, 2 / 3, 0, 1 / 3], [0, 1, 0, 0], [0.1, 0.5, 0.15, 0.25]])
     torch.testing.assert_close(kept, expected)
+
+
+def test_a_nucleus_too_small_for_float32_is_the_likeliest_token() -> None:
+    logprobs = torch.tensor([[0.25, 0.75]]).log()
+    assert within_nucleus(logprobs, torch.tensor([[1e-300]])).exp().tolist() == [[0.0, 1.0]]

@@ -11,13 +11,15 @@ from typing import Any
 import aiohttp
 import pytest
 import torch
+from pydantic import ValidationError
 
 from headrace.core.clock import FakeClock
 from headrace.llm.engine import engine as engine_module
 from headrace.llm.engine.engine import Engine
 from headrace.llm.messages import Completion, GenerationRequest, PublishedWeights
-from headrace.llm.server import reading
+from headrace.llm.server import asked, reading
 from headrace.llm.server.driver import Driver
+from headrace.llm.server.native import GenerateBody
 from headrace.llm.weights import make_probe, publish
 from llm_serving_support import CONTEXT, llama, ragged, run, served, single_thread, until, wanted
 
@@ -98,6 +100,57 @@ def test_a_body_is_not_read_beyond_its_limit(path: str, monkeypatch: pytest.Monk
         assert status == 200
 
     ask(work, engine())
+
+
+async def said_to(url: str, text: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection on which something was said that no client library would say."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    writer.write(text)
+    await writer.drain()
+    return reader, writer
+
+
+HALF = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+
+
+@pytest.mark.parametrize("path", [b"/generate", b"/v1/completions"])
+def test_half_a_body_is_waited_for_until_its_limit(path: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "BODY_S", 0.01)
+
+    async def main() -> None:
+        async with served(engine()) as (url, _):
+            reader, writer = await said_to(url, HALF % path)
+            assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 408 ")
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with served(engine()) as (url, _):
+            _, writer = await said_to(url, HALF % b"/generate")
+            writer.close()
+            async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as answer:
+                assert answer.status == 200
+
+    asyncio.run(main())
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_more_completions_than_a_call_may_ask_for_are_400(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asked, "MOST_COMPLETIONS", 2000)
+
+    async def work(client: Client, driver: Driver) -> None:
+        body = {"model": "policy", "prompt": ["a"] * 2, "n": 1024}
+        status, answer = await client("POST", "/v1/completions", body)
+        assert (status, answer["error"]["code"]) == (400, "too_many")
+        assert answer["error"]["message"] == "n: 2,048 completions in one call, of 2,000 at most"
+        assert driver.outstanding == 0
+
+    ask(work, engine())
+    with pytest.raises(ValidationError, match="at most 65536 items"):
+        GenerateBody.model_validate({"requests": [{"id": "a", "prompt_ids": [], "max_tokens": 1}] * 65_537})
 
 
 def test_128_clients_at_once() -> None:

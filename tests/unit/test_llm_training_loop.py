@@ -132,6 +132,23 @@ def test_resuming_publishes_the_version_that_is_missing(run: Run) -> None:
     assert newest(run.basics.weights, RUN) == before
 
 
+def test_what_a_trainer_left_that_was_killed_while_it_wrote_is_removed(run: Run) -> None:
+    run.ship(0)
+    left = [
+        folder / name
+        for folder in (run.basics.checkpoints, run.basics.weights)
+        for name in (".2.4711", ".7.1", ".1.gone")
+    ]
+    for path in left:
+        path.mkdir(parents=True)
+        (path / "state.safetensors").write_bytes(b"half")
+    kept = run.basics.checkpoints / ".snapshot"  # of a file server, for instance
+    kept.mkdir()
+    run.train(1)
+    assert [path for path in left if path.exists()] == []
+    assert kept.is_dir()
+
+
 def test_being_told_to_stop_leaves_a_checkpoint(run: Run) -> None:
     run.ship(0, 1)
     run.train(1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.core.errors import RunDirectoryError, SnapshotCorrupt
+from headrace.core.errors import NonFiniteValue, RunDirectoryError, SnapshotCorrupt
 from headrace.llm import weights
 from headrace.llm.messages import Probe, PublishedWeights
 from headrace.llm.weights import (
@@ -190,3 +190,25 @@ def test_a_probe_survives_the_manifest_exactly(tmp_path: Path) -> None:
     publish({"a": torch.zeros(1)}, version=0, weights_dir=tmp_path, run_id="run", probe=probe, metadata={})
     assert look(tmp_path / "0", "run").probe == probe
     assert json.loads((tmp_path / "0" / "manifest.json").read_text())["version"] == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "logprob", "told"),
+    [
+        (float("inf"), -0.1, "  not finite: embed.weight\n"),
+        (1.0, float("nan"), "  log probability of a token: nan\n  least: -1000.0\n"),
+        (1.0, -1e7, "  log probability of a token: -1e+07\n  least: -1000.0\n"),
+    ],
+)
+def test_what_is_no_policy_is_not_published_and_the_trainer_says_so(
+    tmp_path: Path, value: float, logprob: float, told: str
+) -> None:
+    probe = Probe(token_ids=(1, 2), logprobs=(logprob,))
+    with pytest.raises(NonFiniteValue) as caught:
+        publish(some_tensors(value), version=3, weights_dir=tmp_path, run_id="run", probe=probe, metadata={})
+    assert str(caught.value) == (
+        "[ENV-003] version 3 of the weights is no policy any more; it was not published\n"
+        f"{told}"
+        "  fix: lower trainer.lr, or trainer.max_grad_norm"
+    )
+    assert list(tmp_path.iterdir()) == []

@@ -146,7 +146,7 @@ class Raising(Parrot):
         (Shuffling(), "in another order when asked again"),
         (Empty(), "has no problems in the split 'eval'"),
         (Twice(), "has two problems with one id"),
-        (OpensAsTheModel(), "opens a problem with nothing for the model to answer"),
+        (OpensAsTheModel(), "a problem that opens with nothing for the model to answer"),
         (SpeaksAsTheModel(), "speaks with the model's role"),
         (SaysNothing(), "answered nothing, and the episode is not over"),
         (Drawing(), "answers reward in two ways when asked twice"),

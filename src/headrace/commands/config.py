@@ -244,7 +244,13 @@ def _by_name(given: object) -> dict[str, Any]:
     if isinstance(given, Mapping):
         return dict(given)
     found: dict[str, Any] = {}
-    for number, one in enumerate(given if isinstance(given, list) else [], 1):
+    if not isinstance(given, list):
+        raise ConfigError(
+            "process must be tables, one for each process",
+            value=f"{given!r:.80}",
+            fix='write [process.NAME], and command = "…" below it',
+        )
+    for number, one in enumerate(given, 1):
         name = one.pop("name", None) if isinstance(one, dict) else None
         if not isinstance(name, str):
             raise ConfigError(f"[[process]] number {number} has no name", fix='give it one: name = "trainer"')
@@ -305,9 +311,16 @@ def _not_one(section: str, given: list[str], choices: tuple[str, ...]) -> Config
 
 def _check_sign(url: str | None, pattern: str | None) -> None:
     _check_pattern("log", pattern)
-    parts = urlsplit(url) if url is not None else None
-    if parts is not None and (parts.scheme not in {"http", "https"} or not parts.hostname):
+    if url is not None and not _is_url(url):
         raise ConfigError("http must be a URL", value=url, fix="write it like http://127.0.0.1:8000/health")
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket that is not closed, a port beyond 65535
+        return False
 
 
 def _check_pattern(key: str, pattern: str | None) -> None:

@@ -429,6 +429,9 @@ class _Problem:
             self.fix = f"write {meant}, or remove it"
 
     def _unfit(self, found: Any) -> None:
+        if found["type"] == "missing":
+            self.what, self.fix = f"{self.path} is missing", f"set {self.path}"
+            return
         expected = _expected(found)
         value = found["input"]
         if found["type"] == "union_tag_invalid":

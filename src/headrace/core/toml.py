@@ -20,7 +20,7 @@ def read(path: Path) -> dict[str, Any]:
         ConfigError: It cannot be read, or is no TOML; names file and line.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark
     except tomllib.TOMLDecodeError as error:
         text = str(error)
         place = re.search(r"\(at line (\d+)", text)
@@ -31,7 +31,14 @@ def read(path: Path) -> dict[str, Any]:
             problem=text,
             fix="correct that line; strings need quotation marks, true and false are in small letters",
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            "the configuration file is not written in UTF-8",
+            file=path,
+            problem=error,
+            fix="name a TOML file, and save it in UTF-8",
+        ) from None
+    except OSError as error:
         raise ConfigError(
             "the configuration file cannot be read",
             file=path,

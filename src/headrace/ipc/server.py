@@ -113,6 +113,8 @@ class Server:
 
     def _spawn(self, request: Spawn) -> None:
         fds = self._link.take_fds(2 + len(request.bootstrap.fd_names))
+        # Until the child has undone our handlers, a signal to it would be taken for one to us, and have no effect.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
             pid = os.fork()
         except OSError as error:
@@ -125,6 +127,7 @@ class Server:
             pidfd = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
             self._reports.append((Spawned(request.number, pid, int(pidfd >= 0)), pidfd))
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for fd in fds:
                 os.close(fd)
 

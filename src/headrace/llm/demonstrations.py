@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core import seeding
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, EnvironmentFault
+from headrace.envs.text.asking import problems_of, shown_by
 from headrace.envs.text.protocol import Message, Problem, Transcript
+from headrace.llm.fitting import check_characters
 from headrace.llm.rendering import Renderer
 
 
@@ -71,15 +73,37 @@ class Teaching:
             seed: Of the run.
             step: Counts from 0.
             size: Episodes.
+
+        Raises:
+            ConfigError: An episode has characters that the tokenizer lacks.
+            EnvironmentFault: What is shown is no episode.
+            EnvironmentRaised: The teacher raised.
         """
         draws = seeding.generator(seed, "sft", step)
-        problems: Sequence[Problem] = self.env.dataset("train")
+        problems = problems_of(self.env, "train")
+        first_of(problems)
         rows = []
         for index in range(size):
             problem = problems[int(draws.integers(len(problems)))]
-            show = self.env.demonstration if draws.random() < self.expert_fraction else self.env.attempt
-            rows.append(tokens_of(show(problem, seeding.integer(seed, "sft", step, index)), problem, self.renderer))
+            who: Literal["demonstration", "attempt"]
+            who = "demonstration" if draws.random() < self.expert_fraction else "attempt"
+            shown = shown_by(self.env, who, problem, seeding.integer(seed, "sft", step, index))
+            check_characters(self.renderer, shown, f"{who} of problem {problem.id}")
+            rows.append(tokens_of(shown, problem, self.renderer))
         return _padded(rows, self.context_tokens, self.renderer.pad_id)
+
+
+def first_of(problems: Sequence[Problem]) -> Problem:
+    """The first of them.
+
+    Raises:
+        EnvironmentFault: There is none.
+    """
+    if not problems:
+        raise EnvironmentFault(
+            "the environment has no problem to train on", fix="have dataset('train') return at least one problem"
+        )
+    return problems[0]
 
 
 def tokens_of(transcript: Transcript, problem: Problem, renderer: Renderer) -> tuple[list[int], list[bool]]:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.core.errors import RunDirectoryError
+
+_UNFINISHED = re.compile(r"\.\d+\.(\d+|gone)")
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a writer of numbered folders left there that was killed while it wrote, or removed, one. Nobody else may write."""
+    for path in folder.glob(".*"):
+        if _UNFINISHED.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from headrace.core.errors import ComponentError, ComponentStalled, RunDirectoryError
+from headrace.envs.text.asking import problems_of
 from headrace.envs.text.building import build_text_environment
 from headrace.llm import weights
 from headrace.llm.config import RLConfig
@@ -46,7 +47,7 @@ def evaluate_run(place: LanguageRun, episodes: int | None, version: int | None) 
     torch.set_num_threads(config.inference.threads)
     section = config.env
     environment = build_text_environment(section.name, section.factory, section.kwargs, component="evaluation")
-    todo = chosen(config, specs(environment.dataset("eval"), config.evaluation), episodes)
+    todo = chosen(config, specs(problems_of(environment, "eval"), config.evaluation), episodes)
     gatherer = Gatherer(
         LocalGenerator(build_engine(config, place.model_dir, published)), rounds=True, at_once=config.inference.slots
     )

@@ -6,14 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from headrace.core.errors import ChannelClosed
+from headrace.envs.text.asking import problems_of
 from headrace.envs.text.building import build_text_environment
+from headrace.envs.text.protocol import Split
 from headrace.ipc.child import ChildContext
 from headrace.llm import weights
 from headrace.llm.backends.choosing import open_generator
 from headrace.llm.config import RLConfig
+from headrace.llm.fitting import check_texts
 from headrace.llm.messages import Batch, PublishedWeights
 from headrace.llm.orchestration.orchestrator import Orchestrator, Surroundings
 from headrace.llm.orchestration.presence import Presence
@@ -49,7 +52,8 @@ class Parts:
         resume: Folder of the checkpoint to go on from.
 
     Raises:
-        ConfigError: Environment or tokenizer cannot be used.
+        ConfigError: Environment or tokenizer cannot be used, or they do not fit each other.
+        EnvironmentFault: A dataset is none.
         EnvironmentNotBuilt: The environment's factory failed.
         RunDirectoryError: The checkpoint is damaged or of another run.
     """
@@ -61,6 +65,8 @@ class Parts:
             section.name, section.factory, section.kwargs, component="orchestrator"
         )
         self.renderer = Renderer(load_tokenizer(basics.model))
+        for split in get_args(Split):
+            check_texts(self.renderer, problems_of(self.environment, split), basics.config.model.context_tokens)
         self.carry = None if resume is None else carried(resume, basics.run_id)
 
     def newest(self) -> PublishedWeights | None:

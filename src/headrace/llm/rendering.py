@@ -7,6 +7,7 @@ between them.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,6 +44,7 @@ class Renderer:
         self._rendered = functools.lru_cache(_CACHED)(self._render)
         self._encoded = functools.lru_cache(_CACHED)(self._ids)
         self._decoded = functools.lru_cache(_CACHED)(self._decode)
+        self._characters = _characters_of(tokenizer)
         self._end_ids = self._ids(self._after_stand_in(())[0])
         self._stop_ids = self._find_stop_ids()
         self._check_agreement()
@@ -74,6 +76,19 @@ class Renderer:
     def completion(self, text: str) -> tuple[int, ...]:
         """Tokens with which a model would say ``text``, the stop token included. For examples to learn from."""
         return (*self._encoded(text), self._stop_ids[0])
+
+    def unknown(self, messages: Sequence[Message]) -> str:
+        """Characters in these messages that would become the token of all that is unknown, where a token is a character."""
+        if self._characters is None:
+            return ""
+        lacking: set[str] = set()
+        for message in messages:
+            if not self._characters.issuperset(
+                message.content
+            ):  # special tokens, which a model may have said, are rare
+                specials = "|".join(map(re.escape, self._tokenizer.all_special_tokens))
+                lacking |= set(re.sub(specials, "", message.content)) - self._characters
+        return "".join(sorted(lacking))
 
     def text(self, ids: Sequence[int]) -> str:
         """What the model said, without the token that ended it.
@@ -152,6 +167,14 @@ class Renderer:
                 self._tokenizer.decode(list(whole)),
                 first_difference=_first_difference(parts, whole),
             )
+
+
+def _characters_of(tokenizer: Any) -> frozenset[str] | None:
+    """Those that have a token, if every token but the special ones is one character, and others have none."""
+    if tokenizer.unk_token_id is None:
+        return None
+    words = tokenizer.get_vocab().keys() - set(tokenizer.all_special_tokens)
+    return frozenset(words) if all(len(word) == 1 for word in words) else None
 
 
 def _first_difference(parts: Sequence[int], whole: Sequence[int]) -> str:

@@ -12,11 +12,13 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from headrace.core.errors import HeadraceError
 from headrace.core.files import write_whole
+from headrace.envs.text.asking import problems_of, shown_by
 from headrace.envs.text.building import build_text_environment, check_environment
+from headrace.envs.text.protocol import Split
 from headrace.llm.config import RLConfig
 from headrace.llm.finding import Finding, Verdict
 from headrace.llm.loading import Source, load_rl_config
@@ -61,17 +63,24 @@ def try_environment(config: RLConfig) -> list[Finding]:
 def try_texts(config: RLConfig, folder: Path) -> list[Finding]:
     """Make or load the tokenizer as two components would, and compare what both make of an episode."""
     from headrace.llm import tiny
+    from headrace.llm.demonstrations import first_of
+    from headrace.llm.fitting import check_characters, check_texts
     from headrace.llm.rendering import Renderer
 
     section = config.env
     env = build_text_environment(section.name, section.factory, section.kwargs, component="warm-start")
     tiny.make_model_folder(config.model, env, folder / "model", config.run.seed)
     of_server, of_trainer = (Renderer(tiny.load_tokenizer(folder / "model")) for _ in range(2))
-    problem = env.dataset("train")[0]
+    problem = first_of(problems_of(env, "train"))
     ids = of_server.opening(problem.opening)
     if ids != of_trainer.opening(problem.opening):
         return [Finding("texts", Verdict.FAILED, "the same opening became different tokens in two processes")]
-    longest = max(len(of_server.opening(one.opening)) for one in env.dataset("train"))
+    longest = max(
+        check_texts(of_server, problems_of(env, split), config.model.context_tokens) for split in get_args(Split)
+    )
+    if config.sft.steps:
+        shown = shown_by(env, "demonstration", problem, 0)
+        check_characters(of_server, shown, f"the demonstration of problem {problem.id}")
     room = config.model.context_tokens - longest
     if room < config.sampling.max_tokens:
         return [

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.errors import ConfigError
+from headrace.envs.text.asking import problems_of, shown_by
 from headrace.envs.text.building import build_text_environment
 from headrace.envs.text.protocol import TextEnvironment
 from headrace.ipc.channel import Channel
 from headrace.ipc.child import ChildContext
 from headrace.llm import tiny, weights
 from headrace.llm.config import RLConfig
-from headrace.llm.demonstrations import Teaching, tokens_of
+from headrace.llm.demonstrations import Teaching, first_of, tokens_of
+from headrace.llm.fitting import check_texts
 from headrace.llm.messages import PublishedWeights
 from headrace.llm.payloads import Basics, WarmStartPayload
 from headrace.llm.rendering import Renderer
@@ -77,8 +79,8 @@ def begin(basics: Basics, component: str) -> Start:
     """Build the environment, make ``model/``, take the weights of ``sft.checkpoint`` if one is named.
 
     Raises:
-        ConfigError: Model, checkpoint or template are not what is needed.
-        EnvironmentFault: The environment cannot be built.
+        ConfigError: Model, checkpoint or template are not what is needed, or the model cannot be shown the problems.
+        EnvironmentFault: The environment cannot be built, or its dataset is none.
     """
     config = basics.config
     env = build_text_environment(config.env.name, config.env.factory, config.env.kwargs, component=component)
@@ -86,13 +88,15 @@ def begin(basics: Basics, component: str) -> Start:
     tokenizer = tiny.load_tokenizer(basics.model)
     if config.sft.checkpoint is not None:
         _take_over(model, tokenizer, Path(config.sft.checkpoint))
-    return Start(env, Renderer(tokenizer), model.to(config.trainer.device))
+    renderer = Renderer(tokenizer)
+    check_texts(renderer, problems_of(env, "train"), config.model.context_tokens)
+    return Start(env, renderer, model.to(config.trainer.device))
 
 
 def publish_first(start: Start, basics: Basics) -> PublishedWeights:
     """Publish the model as version 0, rounded to the type it is served in."""
     model = tiny.served_copy(start.model.to("cpu"), basics.config.model.dtype)
-    probe = weights.make_probe(model, probe_tokens(start))
+    probe = weights.make_probe(model, probe_tokens(start)[: basics.config.model.context_tokens])
     return weights.publish(
         model.state_dict(),
         version=0,
@@ -105,12 +109,11 @@ def publish_first(start: Start, basics: Basics) -> PublishedWeights:
 
 def probe_tokens(start: Start) -> tuple[int, ...]:
     """What weights are proved by: the beginning of an episode, as the teacher plays it where there is one."""
-    problem = start.env.dataset("train")[0]
-    shown = getattr(start.env, "demonstration", None)
-    if shown is None:
+    problem = first_of(problems_of(start.env, "train"))
+    if getattr(start.env, "demonstration", None) is None:
         ids = [*start.renderer.opening(problem.opening), *start.renderer.completion("abc")]
     else:
-        ids, _ = tokens_of(shown(problem, 0), problem, start.renderer)
+        ids, _ = tokens_of(shown_by(start.env, "demonstration", problem, 0), problem, start.renderer)
     return tuple(ids[:_PROBE_TOKENS])
 
 

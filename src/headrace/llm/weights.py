@@ -12,13 +12,14 @@ Nothing here imports torch before it is called with tensors: the orchestrator on
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.core.errors import RunDirectoryError, SnapshotCorrupt
+from headrace.core.errors import NonFiniteValue, RunDirectoryError, SnapshotCorrupt
 from headrace.core.files import sync_folder, write_whole
 from headrace.llm.disk import writing
 from headrace.llm.messages import Probe, PublishedWeights
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MODEL, MANIFEST = "model.safetensors", "manifest.json"
+_LEAST_LOGPROB = -1000.0
+"""Of a token of the probe, in nats; one below that comes from weights that have run away."""
 _FORMAT = "headrace weights 2"
 
 
@@ -80,9 +83,11 @@ def publish(
         metadata: Further facts as JSON knows them, e.g. the model's configuration.
 
     Raises:
+        NonFiniteValue: Its numbers are none that a policy can have. Nothing was published.
         RunDirectoryError: The version is there already, and is another one; or it cannot be written: then nothing is left
             but, at worst, a hidden folder that the next one removes.
     """
+    _require_sane(version, tensors, probe)
     folder = weights_dir / str(version)
     published = PublishedWeights(
         version=version, folder=folder, sha256=tensors_sha256(tensors), run_id=run_id, probe=probe
@@ -93,6 +98,22 @@ def publish(
     with writing(f"version {version} of the weights", folder):
         _place(published, tensors, metadata)
     return published
+
+
+def _require_sane(version: int, tensors: Mapping[str, Tensor], probe: Probe) -> None:
+    """A server would be blamed for the difference of two numbers that are none, or that float32 does not tell apart."""
+    import torch
+
+    broken = next((name for name, one in tensors.items() if not bool(torch.isfinite(one).all())), None)
+    # Written so that NaN, which is neither less nor more, is not among the allowed.
+    wrong = next((value for value in probe.logprobs if not _LEAST_LOGPROB <= value < math.inf), None)
+    if broken is None and wrong is None:
+        return
+    raise NonFiniteValue(
+        f"version {version} of the weights is no policy any more; it was not published",
+        **({"not_finite": broken} if broken else {"log_probability_of_a_token": f"{wrong:g}", "least": _LEAST_LOGPROB}),
+        fix="lower sft.lr" if version == 0 else "lower trainer.lr, or trainer.max_grad_norm",
+    )
 
 
 def look(folder: Path, run_id: str) -> PublishedWeights:

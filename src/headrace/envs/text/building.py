@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from headrace.core.config import nearest
-from headrace.core.errors import ConfigError, EnvironmentFault, EnvironmentNotBuilt, EnvironmentRaised, HeadraceError
+from headrace.core.errors import ConfigError, EnvironmentFault, EnvironmentNotBuilt, HeadraceError
+from headrace.envs.text.asking import called, only_here, problems_of, raised_at, words_of
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, TextEnvironment, Transcript
 
 FACTORIES: Mapping[str, str] = {
@@ -43,10 +43,13 @@ def build_text_environment(
         factory = _known(name or "")
     label = name or factory
     try:
-        made = _imported(factory)(**kwargs)
+        with only_here():
+            made = _imported(factory)(**kwargs)
     except HeadraceError:  # says already what is wrong
         raise
-    except Exception as error:  # user code may raise anything; the text reaches the user as it is
+    except BaseException as error:  # user code may raise anything; the text reaches the user as it is
+        if type(error) is KeyboardInterrupt:  # a user at a terminal
+            raise
         raise _raised(error, component, label) from error
     lacking = [method for method in _METHODS if not callable(getattr(made, method, None))]
     if lacking:
@@ -101,8 +104,7 @@ class _Check:
         self._label = label
 
     def problems(self, split: Any) -> Sequence[Problem]:
-        problems: Sequence[Problem] = self._call("dataset", split)
-        again: Sequence[Problem] = self._call("dataset", split)
+        problems, again = (problems_of(self._env, split, label=self._label) for _ in range(2))
         if not problems:
             raise self._fault(f"has no problems in the split {split!r}", fix="return at least one problem")
         if [problem.id for problem in problems] != [problem.id for problem in again]:
@@ -115,12 +117,6 @@ class _Check:
             if problem.id in seen:
                 raise self._fault("has two problems with one id", split=split, id=problem.id, fix="make ids unique")
             seen.add(problem.id)
-            if not problem.opening or problem.opening[-1].role == "assistant":
-                raise self._fault(
-                    "opens a problem with nothing for the model to answer",
-                    problem=problem.id,
-                    fix="end the opening with a message of the role user or system",
-                )
         return problems
 
     def disjoint(self, training: Sequence[Problem], held: Sequence[Problem]) -> tuple[str, ...]:
@@ -202,16 +198,7 @@ class _Check:
         return first
 
     def _call(self, method: str, *args: Any) -> Any:
-        try:
-            return getattr(self._env, method)(*args)
-        except HeadraceError:
-            raise
-        except Exception as error:  # user code may raise anything
-            raise EnvironmentRaised(
-                f"{method} of {self._label} raised {type(error).__name__}: {error}",
-                raised_at=_where(error),
-                fix="correct what the message names; the method can be called alone",
-            ) from error
+        return called(f"{method} of {self._label}", lambda: getattr(self._env, method)(*args))
 
     def _fault(self, what: str, *, fix: str, **facts: object) -> EnvironmentFault:
         return EnvironmentFault(f"{self._label} {what}", **facts, fix=fix)
@@ -245,22 +232,14 @@ def _imported(where: str) -> Callable[..., Any]:
     return cast("Callable[..., Any]", found)
 
 
-def _raised(error: Exception, component: str, label: str) -> EnvironmentNotBuilt:
+def _raised(error: BaseException, component: str, label: str) -> EnvironmentNotBuilt:
     fix = "correct what the message names; the environment can be tried alone by calling its factory"
     if isinstance(error, ModuleNotFoundError) and error.name:
         fix = f"run it where Python finds {error.name}: in the folder that holds it, or with its package installed"
     return EnvironmentNotBuilt(
-        f"building the environment {label} raised {type(error).__name__}: {error}",
+        f"building the environment {label} raised {words_of(error)}",
         component=component,
         environment=label,
-        raised_at=_where(error),
+        raised_at=raised_at(error),
         fix=fix,
     )
-
-
-def _where(error: Exception) -> str:
-    """The last line of real code; errors of an import end inside the import system."""
-    frames = traceback.extract_tb(error.__traceback__)
-    real = [frame for frame in frames if not frame.filename.startswith("<frozen")]
-    where = (real or frames)[-1]
-    return f"{where.filename}:{where.lineno} in {where.name}"

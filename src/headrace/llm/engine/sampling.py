@@ -35,6 +35,7 @@ def within_nucleus(logprobs: Tensor, top_p: Tensor) -> Tensor:
     """Only the likeliest tokens that together reach ``top_p``, renormalised; -inf for the others.  # [B, V]."""
     ordered, places = logprobs.sort(dim=-1, descending=True, stable=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()
-    kept = ordered.masked_fill((before >= top_p) & (top_p < 1.0), -torch.inf)
+    beyond = (before >= top_p) & (before > 0.0)  # the likeliest stays, also where a tiny top_p has become 0 in float32
+    kept = ordered.masked_fill(beyond & (top_p < 1.0), -torch.inf)
     kept = torch.where(top_p < 1.0, torch.log_softmax(kept, dim=-1), kept)
     return torch.empty_like(logprobs).scatter_(1, places, kept)

@@ -103,9 +103,7 @@ def newest_checkpoint(place: LanguageRun, run_id: str) -> tuple[RLCheckpoint, li
     found, damaged = RLCheckpoints(place.checkpoints_dir, run_id, keep=1).newest_sound()
     if found is not None:
         return found, damaged
-    begin = (
-        f"begin a new run in another directory; sft.checkpoint = {place.path} gives it the newest weights of this one"
-    )
+    begin = f"begin a new run in another directory{_its_weights(place)}"
     if not damaged:
         raise RunDirectoryError(
             f"{place.path} has no checkpoint to go on from", looked_in=place.checkpoints_dir, fix=begin
@@ -115,6 +113,13 @@ def newest_checkpoint(place: LanguageRun, run_id: str) -> tuple[RLCheckpoint, li
         **{f"checkpoint {problem.partition(': ')[0]}": problem.partition(": ")[2] for problem in damaged},
         fix=f"restore one of them from a copy, or {begin}",
     )
+
+
+def _its_weights(place: LanguageRun) -> str:
+    """How another run takes over what this one has learned, if it has published anything."""
+    if not weights.versions(place.weights_dir):
+        return ""
+    return f"; sft.checkpoint = {place.path} gives it the newest weights of this one"
 
 
 def unusable_weights(place: LanguageRun, run_id: str, step: int) -> dict[int, str]:
@@ -141,7 +146,7 @@ def unusable_weights(place: LanguageRun, run_id: str, step: int) -> dict[int, st
             "version 0 of the weights, without which no run goes on, is missing or damaged",
             folder=place.weights_dir / "0",
             problem=found[0],
-            fix=f"restore it from a copy, or begin a new run, with sft.checkpoint = {place.path} for the newest weights",
+            fix=f"restore it from a copy, or begin a new run in another directory{_its_weights(place)}",
         )
     return found
 

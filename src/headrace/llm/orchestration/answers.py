@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.envs.text.protocol import Judgement, Message, Reply
-
-_LONGEST_TEXT = 2000
+from headrace.envs.text.asking import fault_of
+from headrace.envs.text.protocol import Judgement, Reply
 
 
 def reply_of(answer: object) -> Reply | str:
@@ -37,29 +36,6 @@ def judgement_of(answer: object) -> Judgement | str:
     return Judgement(numbers["terms"], bool(answer.solved), numbers["facts"])
 
 
-def fault_of(message: object) -> str | None:
-    """What is wrong with a message; None if nothing is."""
-    if not isinstance(message, Message):
-        return f"{type(message).__name__} instead of Message"
-    content: object = message.content
-    if not isinstance(content, str):
-        return f"a Message whose content is {type(content).__name__} instead of str"
-    try:
-        content.encode()
-    except UnicodeEncodeError as error:
-        return f"a Message that is no text: {error.reason}"
-    return None
-
-
-def words_of(error: BaseException) -> str:
-    """What was raised, in words that can be sent on whatever its text is."""
-    try:
-        text = str(error)
-    except Exception as second:  # noqa: BLE001 - its own text is user code too
-        text = f"its text raised {type(second).__name__}"
-    return f"{type(error).__name__}: {text[:_LONGEST_TEXT]}"
-
-
 def _numbers(given: Any) -> dict[str, float] | str:
     if not isinstance(given, Mapping):
         return f"are {type(given).__name__} instead of a mapping"
@@ -67,6 +43,6 @@ def _numbers(given: Any) -> dict[str, float] | str:
     for name, value in given.items():
         try:
             numbers[str(name)] = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return f"hold {value!r:.60} for {name}, which is no number"
     return numbers

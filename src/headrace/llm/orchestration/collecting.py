@@ -16,7 +16,7 @@ from headrace.core.errors import NothingToTrain
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import Failure
 from headrace.llm.orchestration.books import Place, RolloutBooks
-from headrace.llm.orchestration.filters import filtered
+from headrace.llm.orchestration.filters import Losses, filtered
 from headrace.llm.orchestration.gatherer import Gatherer
 from headrace.llm.orchestration.groups import Group
 from headrace.llm.orchestration.lag import Limits, Standing, admissible, too_old
@@ -78,12 +78,13 @@ class Collecting:
         self.paused = True
         """Whether no group may be begun."""
         self.tally = Tally()
-        self.fatal: Exception | None = None
+        self.fatal: BaseException | None = None
         """Why the run cannot go on."""
         self._next_group = 0
         self._running: dict[int, Group] = {}
         self._tasks: dict[tuple[int, int], asyncio.Task[Rollout | Failure]] = {}
         self._kept: dict[int, Group] = {}
+        self._losses = Losses(section.groups_per_step)
         self._filtered_in_row: Counter[str] = Counter()
         self._failed_in_row: Counter[str] = Counter()
         self._last_failure = ""
@@ -195,9 +196,9 @@ class Collecting:
     def _ended(self, group: Group, sample: int, task: asyncio.Task[Rollout | Failure]) -> None:
         del self._tasks[group.number, sample]
         try:
-            if not task.cancelled():
+            if not task.cancelled() or group.number in self._running:  # nobody but its own code has cancelled it
                 self._note(group, sample, task)
-        except Exception as error:  # noqa: BLE001 - a callback of the event loop: raised where the run is driven
+        except BaseException as error:  # noqa: BLE001 - a callback of the event loop: raised where the run is driven
             self.fatal = self.fatal or error
         self.admit()  # before a round is looked for
         self._gatherer.leave()
@@ -226,6 +227,8 @@ class Collecting:
             self.problems.told(group.problem.id, group.rewards)
         section = self._config.orchestrator
         reason = filtered(group.rewards, section.smallest_group, section.filter)
+        for alarm in self._losses.look(group.problem.id, len(group.rollouts), reason):
+            self._tell("alarm", {**alarm, "step": self.step})
         if reason is None:
             self._filtered_in_row.clear()
             self._kept[group.number] = group

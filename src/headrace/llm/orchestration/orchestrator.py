@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.core.errors import ComponentStalled, DataLossError, StaleWeights
+from headrace.envs.text.asking import problems_of
 from headrace.envs.text.protocol import TextEnvironment
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import Batch, Completion, Failure, Generator, PublishedWeights
@@ -79,8 +80,8 @@ class Orchestrator:
             at_once=config.inference.slots,
             answered=self._answered,
         )
-        train = around.environment.dataset("train")
-        held_out = around.environment.dataset("eval")
+        train = problems_of(around.environment, "train")
+        held_out = problems_of(around.environment, "eval")
         if not getattr(around.environment, "evaluates_seen", False):  # the environment's own word that it is meant so
             check_split(train, held_out)
         problems = Problems(train, config.run.seed, build_curriculum(section.curriculum, [one.id for one in train]))

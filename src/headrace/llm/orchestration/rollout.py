@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
 from headrace.core import seeding
+from headrace.envs.text.asking import only_here, words_of
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, TextEnvironment
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import Completion, Failure, GenerationRequest
-from headrace.llm.orchestration.answers import judgement_of, reply_of, words_of
+from headrace.llm.orchestration.answers import judgement_of, reply_of
 from headrace.llm.orchestration.gatherer import Gatherer
 from headrace.llm.orchestration.presence import Presence
 from headrace.telemetry.board import Activity
@@ -40,6 +41,10 @@ class TextRenderer(Protocol):
             messages: What was said to it; at least one.
             ended: Whether its message has a stop token.
         """
+        ...
+
+    def unknown(self, messages: Sequence[Message]) -> str:
+        """Characters in them that the model cannot be shown."""
         ...
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -180,11 +185,21 @@ class RolloutPlayer:
             reply = self._ask(spec, "step", reply_of, rollout.transcript)
             if isinstance(reply, Failure):
                 return reply
-            if not (reply.done or reply.messages):
-                what = f"step() of problem {spec.problem.id} said nothing, and that the episode is not over"
-                return Failure("environment", what)
+            wrong = self._wrong(reply)
+            if wrong:
+                return Failure("environment", f"step() of problem {spec.problem.id} said {wrong}")
             if self._over(rollout, reply):
                 return self._judged(rollout)
+
+    def _wrong(self, reply: Reply) -> str:
+        """Why a reply cannot be gone on with, if it cannot."""
+        if reply.done:
+            return ""
+        if not reply.messages:
+            return "nothing, and that the episode is not over"
+        lacking = self.renderer.unknown(reply.messages)
+        text = " ".join(message.content for message in reply.messages)
+        return f"{text!r:.200}, of which the model's tokenizer lacks {lacking!r}" if lacking else ""
 
     def _over(self, rollout: Rollout, reply: Reply) -> bool:
         """Whether this was the last message; if not, what the environment said is added."""
@@ -241,8 +256,9 @@ class RolloutPlayer:
         method: Callable[[Problem, Sequence[Message]], object] = getattr(self.environment, call)
         with self.presence.busy(Activity.ENV_STEP, spec.group, spec.sample):
             try:
-                answer = taken(method(spec.problem, tuple(transcript)))
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything; it is counted and told
+                with only_here():
+                    answer = taken(method(spec.problem, tuple(transcript)))
+            except BaseException as error:  # noqa: BLE001 - user code may raise anything, and nothing else raises here
                 what = f"{call}() of problem {spec.problem.id} raised {words_of(error)}"
                 return Failure("environment", what)
         if isinstance(answer, str):

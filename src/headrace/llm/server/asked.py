@@ -13,6 +13,9 @@ from headrace.llm.messages import GenerationRequest
 from headrace.llm.server.errors import ApiError
 from headrace.llm.server.texts import Texts
 
+MOST_COMPLETIONS = 65_536
+"""Of one call: a few bytes of JSON could ask for more than the memory holds."""
+
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
     "frequency_penalty": (None, 0),
@@ -130,9 +133,14 @@ def asked_completions(body: CompletionsBody, texts: Texts, seed: int) -> Asked:
     """Of ``/v1/completions``; ``seed`` is taken where the client gives none."""
     if body.echo and body.logprobs is not None:
         raise ApiError(400, "echo together with logprobs is not supported; POST /score scores a text", param="echo")
-    prompts = _prompts(body.prompt, texts)
-    if not prompts:
+    given = _given(body.prompt)
+    if not given:
         raise ApiError(400, "prompt: there is none", param="prompt", code="empty")
+    count = len(given) * (body.n or 1)
+    if count > MOST_COMPLETIONS:  # looked at before anything is made of them
+        text = f"n: {count:,} completions in one call, of {MOST_COMPLETIONS:,} at most"
+        raise ApiError(400, text, param="n", code="too_many")
+    prompts = [texts.encode(one) if isinstance(one, str) else list(one) for one in given]
     requests = _requests(body, prompts, body.max_tokens or 16, texts, seed)
     return Asked(requests, prompts, body, body.logprobs is not None, bool(body.echo))
 
@@ -146,12 +154,11 @@ def asked_chat(body: ChatBody, texts: Texts, seed: int, context_tokens: int) -> 
     return Asked(_requests(body, prompts, most, texts, seed), prompts, body, bool(body.logprobs))
 
 
-def _prompts(prompt: str | Sequence[Any], texts: Texts) -> list[list[int]]:
-    if isinstance(prompt, str):
-        return [texts.encode(prompt)]
-    if prompt and isinstance(prompt[0], int):
-        return [list(prompt)]
-    return [texts.encode(one) if isinstance(one, str) else list(one) for one in prompt]
+def _given(prompt: str | Sequence[Any]) -> Sequence[str | Sequence[int]]:
+    """Each prompt, whichever of the four forms they were given in."""
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        return [prompt]
+    return prompt
 
 
 def _requests(body: AskedBody, prompts: list[list[int]], most: int, texts: Texts, seed: int) -> list[GenerationRequest]:

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from headrace.core.errors import ComponentError
 from headrace.llm.messages import Completion, Failure, GenerationRequest, Probe, PublishedWeights
+from headrace.llm.server.asked import MOST_COMPLETIONS
 from headrace.llm.server.driver import Driver
 from headrace.llm.server.errors import ApiError
 from headrace.llm.server.reading import body_of
@@ -44,7 +45,7 @@ class WantedBody(Body):
 class GenerateBody(Body):
     """``POST /generate``."""
 
-    requests: list[WantedBody]
+    requests: list[WantedBody] = Field(max_length=MOST_COMPLETIONS)
     timeout_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
 

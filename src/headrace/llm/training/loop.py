@@ -8,6 +8,7 @@ from typing import Any
 
 from headrace.core.clock import Clock
 from headrace.llm.config import RLConfig
+from headrace.llm.disk import remove_unfinished
 from headrace.llm.messages import Batch, PublishedWeights
 from headrace.llm.payloads import Basics
 from headrace.llm.training.alarms import Alarms
@@ -65,6 +66,8 @@ class TrainingLoop:
         self._checkpoints = RLCheckpoints(basics.checkpoints, basics.run_id, self._config.checkpoint.keep)
         self._carry: Mapping[str, Any] | None = checkpoint.carry if checkpoint else None
         self._saved = checkpoint.version if checkpoint else 0
+        for folder in (basics.checkpoints, basics.weights):
+            remove_unfinished(folder)
         self._first = look(basics.weights / _FIRST, basics.run_id)
         self._metadata = metadata_of(basics.weights / _FIRST, basics.run_id)
         self.published = self._begin(checkpoint)
