@@ -261,3 +261,15 @@ def test_a_run_is_watched_from_outside_while_it_goes_on_and_after_its_end(launch
     assert "\nhealthy: " in told[0]
     assert main(["monitor", str(launches.path)], standalone_mode=False) == 0  # ends by itself
     assert "\nfinished: the run completed after " in capsys.readouterr().out
+
+
+def test_a_run_whose_weights_are_moved_away_ends_and_says_so(launches, tmp_path):
+    def move(line):
+        if "Step 1/" in line.text and (launches.path / "weights").exists():
+            (launches.path / "weights").rename(tmp_path / "elsewhere")
+
+    summary = launches.run(steps=10_000, on_line=move)
+    assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("failed", 1, "supervisor")
+    assert summary["error"].startswith(f"[CFG-003] the run directory {launches.path} was removed, moved or replaced")
+    assert "found: no weights in it" in summary["error"]
+    assert_left_in_order(launches, summary)

@@ -14,8 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+import headrace
 from headrace.core.clock import MonotonicClock
 from headrace.ipc.channel import Deadline, poll_fds
+from headrace.runtime.progress import Progress
 from headrace.supervision.spec import BecameReady, Event, Reported, Started
 from headrace.supervision.supervisor import Supervisor
 from run_support import assert_books, assert_gapless, events, summary
@@ -254,3 +256,19 @@ def test_a_run_goes_on_when_nobody_reads_what_it_prints(tmp_path):
     assert process.returncode == 0, told
     assert told == "standard output takes no more (Broken pipe); the run goes on\n"
     assert summary(tmp_path / "run")["env_steps"] >= 300
+
+
+@pytest.mark.parametrize("schedule", ["inline", "async"])
+def test_a_run_whose_directory_is_removed_ends_and_says_so(schedule: str, tmp_path: Path) -> None:
+    place = tmp_path / "run"
+
+    def look(progress: Progress) -> None:
+        if progress.env_steps and place.exists():
+            place.rename(tmp_path / "elsewhere")
+
+    settings = {"env.id": "Pendulum-v1", "run.schedule": schedule, "run.steps": 10_000_000, "evaluation.episodes": 0}
+    run = headrace.train(run_dir=place, settings=settings, on_progress=look)
+    assert run.summary["outcome"] == "failed"
+    assert run.summary["exit_code"] == 1
+    assert run.summary["error"].startswith(f"[CFG-003] the run directory {place} was removed, moved or replaced")
+    assert not (tmp_path / "elsewhere" / "summary.json").exists()

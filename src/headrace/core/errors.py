@@ -3,6 +3,7 @@
 HeadraceError
   ConfigError            CFG-001  the run was described wrongly; raised before anything starts
   RunDirectoryError      CFG-002  the run directory cannot be used
+  RunDirectoryLost       CFG-003  it was removed, moved or replaced while the run was at it
   EnvironmentFault                the environment broke its contract; names lane, step and field
     EnvironmentNotBuilt  ENV-001  its factory raised or returned something else
     ObservationMismatch  ENV-002  shape, dtype or value does not fit the declared space
@@ -83,6 +84,12 @@ class RunDirectoryError(HeadraceError):
 
     code = "CFG-002"
     exit_code = 2
+
+
+class RunDirectoryLost(HeadraceError):
+    """What a run writes does not arrive in its directory any more: it was removed, moved or replaced."""
+
+    code = "CFG-003"
 
 
 class EnvironmentFault(HeadraceError):

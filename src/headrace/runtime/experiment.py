@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from typing import Any, Literal
 
@@ -108,7 +108,7 @@ def _supervise(experiment: Experiment, run_dir: RunDirectory, supervised: Abstra
     with Interrupts() as interrupts:
         try:
             with supervised as supervisor:
-                experiment.run(supervisor, interrupts)
+                experiment.run(supervisor, interrupts, run_dir.require_there)
         except HeadraceError as error:
             experiment.fail(error)
         except BaseException as error:
@@ -191,8 +191,14 @@ class Experiment:
         self._recycling: dict[str, str] = {}
         """Collectors that were told to leave for their memory, and how much that is."""
 
-    def run(self, supervisor: Supervisor, interrupts: Interrupts) -> None:
-        """Start everything, follow it to its end."""
+    def run(self, supervisor: Supervisor, interrupts: Interrupts, require_there: Callable[[], None]) -> None:
+        """Start everything, follow it to its end.
+
+        Args:
+            supervisor: Of the children.
+            interrupts: Heeded.
+            require_there: Raises if the run directory is not there any more.
+        """
         self._supervisor = supervisor
         history = self._observer.history
         if history.point is not None:
@@ -208,6 +214,7 @@ class Experiment:
         while not self._course.over:
             for event in supervisor.poll(_POLL_S):
                 self._on(event)
+            require_there()
             self._watch(interrupts)
             if self._observer.show():
                 self._ending.request("whoever looks on has seen enough", self._supervisor)

@@ -321,6 +321,7 @@ class Launcher:
     # What happens although no child tells anything.
 
     def _watch(self, interrupts: Interrupts) -> None:
+        self._what.place.require_there()
         self._look()
         self._watch_interrupts(interrupts)
         self._watch_duration()

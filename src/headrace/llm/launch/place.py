@@ -34,6 +34,10 @@ class LanguageRun(RunDirectory):
             self.rollouts_dir,
         )  # fmt: skip
 
+    def kept(self) -> tuple[Path, ...]:
+        """See `RunDirectory.kept`."""
+        return self.checkpoints_dir, self.weights_dir, self.rollouts_dir
+
     def never_began(self) -> bool:
         """Whether a run ended here before its trainer made its first step."""
         if not self.config_file.exists():
