@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from headrace.core.errors import RunDirectoryError, RunDirectoryLost
+from headrace.core.errors import RunDirectoryError
 from headrace.runtime.config import load_config
 from headrace.runtime.rundir import RunDirectory
 from headrace.telemetry.board import Board
@@ -242,53 +242,6 @@ def test_directory_with_a_checkpoint_is_never_taken_over(tmp_path, config):
     with pytest.raises(RunDirectoryError, match="already holds a finished run"):
         RunDirectory.create(tmp_path, config)
     assert not (tmp_path / "earlier").exists()
-
-
-LOST = "was removed, moved or replaced while its run was at it"
-
-
-@pytest.mark.parametrize(
-    ("spoil", "found"),
-    [
-        (lambda run: shutil.rmtree(run.path), "found: no lock in it"),
-        (lambda run: run.path.rename(run.path.with_name("elsewhere")), "found: no lock in it"),
-        (lambda run: run.record_dir.rmdir(), "found: no record in it"),
-        (lambda run: (run.checkpoints_dir.rmdir(), run.checkpoints_dir.touch()), "found: no checkpoints in it"),
-        (lambda run: (run.path.rename(run.path.with_name("elsewhere")), run.path.touch()), "found: no lock in it"),
-    ],
-    ids=["removed", "moved", "record", "a file in place of a folder", "a file in place of all"],
-)
-def test_a_directory_that_is_not_there_any_more_is_found(tmp_path, config, spoil, found):
-    with RunDirectory.create(tmp_path / "run", config) as run:
-        run.require_there()
-        spoil(run)
-        with pytest.raises(RunDirectoryLost, match=LOST) as caught:
-            run.require_there()
-        assert found in str(caught.value)
-
-
-def test_another_runs_directory_in_its_place_is_found(tmp_path, config):
-    with RunDirectory.create(tmp_path / "run", config) as run:
-        run.path.rename(tmp_path / "elsewhere")
-        with RunDirectory.create(tmp_path / "run", config) as other:
-            other.require_there()
-            with pytest.raises(RunDirectoryLost, match=LOST) as caught:
-                run.require_there()
-        assert "found: another run's lock in it" in str(caught.value)
-
-
-def test_logs_and_curves_may_go_and_a_disk_may_be_slow(tmp_path, config, monkeypatch):
-    with RunDirectory.create(tmp_path / "run", config) as run:
-        run.logs_dir.rmdir()
-        run.tensorboard_dir.rmdir()
-        run.require_there()
-
-        def no_answer(_: int) -> None:
-            raise OSError(5, "Input/output error")
-
-        with monkeypatch.context() as slow:
-            slow.setattr(os, "fstat", no_answer)
-            run.require_there()
 
 
 def test_no_summary_is_written_where_no_directory_is(tmp_path, config):

@@ -19,6 +19,7 @@ from headrace.runtime.inheritance import beginning_of
 from headrace.runtime.interrupts import Interrupts
 from headrace.runtime.observer import Observer
 from headrace.runtime.payloads import Basics, EnvFactory
+from headrace.runtime.premises import Premises
 from headrace.runtime.progress import OnProgress
 from headrace.runtime.resources import LEARNER, Resources, child_specs, collector_ids, components
 from headrace.runtime.resume import ResumePoint
@@ -105,10 +106,11 @@ def run_experiment(
 
 def _supervise(experiment: Experiment, run_dir: RunDirectory, supervised: AbstractContextManager[Supervisor]) -> None:
     """Follow a run to its end; what is its own failure is noted, anything else goes on to the caller."""
+    premises = Premises(run_dir.path, run_dir.lock_file, (run_dir.record_dir, run_dir.checkpoints_dir))
     with Interrupts() as interrupts:
         try:
             with supervised as supervisor:
-                experiment.run(supervisor, interrupts, run_dir.require_there)
+                experiment.run(supervisor, interrupts, premises.require_there)
         except HeadraceError as error:
             experiment.fail(error)
         except BaseException as error:
@@ -192,17 +194,10 @@ class Experiment:
         """Collectors that were told to leave for their memory, and how much that is."""
 
     def run(self, supervisor: Supervisor, interrupts: Interrupts, require_there: Callable[[], None]) -> None:
-        """Start everything, follow it to its end.
-
-        Args:
-            supervisor: Of the children.
-            interrupts: Heeded.
-            require_there: Raises if the run directory is not there any more.
-        """
+        """Start everything, follow it to its end; ``require_there`` raises once the run directory is not there any more."""
         self._supervisor = supervisor
-        history = self._observer.history
-        if history.point is not None:
-            text, facts = history.told()
+        if self._observer.history.point is not None:
+            text, facts = self._observer.history.told()
             self._say("resumed", "supervisor", text, tell=True, **facts)
             self._observer.show(at_once=True)
         schedule = self._config.run.schedule

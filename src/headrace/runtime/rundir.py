@@ -7,7 +7,6 @@ import json
 import os
 import re
 import secrets
-import stat
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -16,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from headrace.core.config import Section
-from headrace.core.errors import RunDirectoryError, RunDirectoryLost
+from headrace.core.errors import RunDirectoryError
 from headrace.core.files import write_whole
 from headrace.learners.manifest import MANIFEST
 from headrace.runtime.config import ExperimentConfig, dump_toml, load_config
@@ -216,7 +215,7 @@ class RunDirectory:
 
         Raises:
             RunDirectoryError: It cannot be written; an older summary is unharmed. Where the directory is not there any
-                more, nothing is written and nothing raised: `require_there` has told.
+                more, nothing is written and nothing raised: `Premises` have told.
         """
         if not self.path.is_dir():
             return
@@ -303,31 +302,6 @@ class RunDirectory:
             self._made.insert(0, self.lock_file)
         os.ftruncate(handle, 0)
         os.write(handle, f"{os.getpid()}\n".encode())
-
-    def kept(self) -> tuple[Path, ...]:
-        """Folders without which nobody could go on with the run."""
-        return self.record_dir, self.checkpoints_dir
-
-    def require_there(self) -> None:
-        """Find out, while the lock is held, whether what is written still arrives in this directory.
-
-        Raises:
-            RunDirectoryLost: It was removed, moved or replaced, or one of `kept` was.
-        """
-        assert self._lock is not None, "whoever holds it asks"
-        try:
-            own = os.path.samestat(os.fstat(self._lock), self.lock_file.stat())
-            missing = [folder.name for folder in self.kept() if not stat.S_ISDIR(folder.stat().st_mode)]
-        except (FileNotFoundError, NotADirectoryError) as error:
-            own, missing = True, [os.path.relpath(error.filename, self.path)]
-        except OSError:  # of a disk that does not answer; whoever writes to it will tell
-            return
-        if not own or missing:
-            raise RunDirectoryLost(
-                f"the run directory {self.path} was removed, moved or replaced while its run was at it",
-                found=f"no {missing[0]} in it" if missing else "another run's lock in it",
-                fix="what was written since is lost; start again, and keep the directory where it is until the run has ended",
-            )
 
     def set_aside(self) -> None:
         """Move everything an earlier run left to ``earlier/<n>/``; only while the lock is held.

@@ -26,6 +26,7 @@ from headrace.llm.launch.summary import Tally, audited, summarize, unbalanced
 from headrace.llm.launch.wording import stage_line
 from headrace.llm.payloads import INFERENCE, TRAINER, Basics
 from headrace.runtime.interrupts import Interrupts
+from headrace.runtime.premises import Premises
 from headrace.runtime.standstill import StandstillWatch
 from headrace.supervision.messages import Done, Report
 from headrace.supervision.spec import (
@@ -177,6 +178,9 @@ class Launcher:
         self._config = what.config
         self._chronicle, self._say = chronicle, chronicle.say
         self._board, self._clock = board, clock
+        place = what.place
+        kept = place.checkpoints_dir, place.weights_dir, place.rollouts_dir
+        self._premises = Premises(place.path, place.lock_file, kept)
         self._course = Course(what.cast)
         self._error: HeadraceError | None = None
         self._culprit: str | None = None
@@ -321,7 +325,7 @@ class Launcher:
     # What happens although no child tells anything.
 
     def _watch(self, interrupts: Interrupts) -> None:
-        self._what.place.require_there()
+        self._premises.require_there()
         self._look()
         self._watch_interrupts(interrupts)
         self._watch_duration()

@@ -34,10 +34,6 @@ class LanguageRun(RunDirectory):
             self.rollouts_dir,
         )  # fmt: skip
 
-    def kept(self) -> tuple[Path, ...]:
-        """See `RunDirectory.kept`."""
-        return self.checkpoints_dir, self.weights_dir, self.rollouts_dir
-
     def never_began(self) -> bool:
         """Whether a run ended here before its trainer made its first step."""
         if not self.config_file.exists():

@@ -1,0 +1,45 @@
+"""Whether a run directory is still where it was when its run began."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from headrace.core.errors import RunDirectoryLost
+
+
+class Premises:
+    """A run directory that is held, as it is now.
+
+    Args:
+        path: Of the directory.
+        lock: The file in it that is locked as long as the run lives.
+        kept: Folders in it without which nobody could go on with the run.
+    """
+
+    def __init__(self, path: Path, lock: Path, kept: Iterable[Path]) -> None:
+        self._path, self._lock, self._kept = path, lock, tuple(kept)
+        self._own = lock.stat()
+
+    def require_there(self) -> None:
+        """Find out whether what is written still arrives in this directory.
+
+        Raises:
+            RunDirectoryLost: It was removed, moved or replaced, or one of the folders was.
+        """
+        try:
+            own = os.path.samestat(self._own, self._lock.stat())
+            missing = [folder.name for folder in self._kept if not stat.S_ISDIR(folder.stat().st_mode)]
+        except (FileNotFoundError, NotADirectoryError) as error:
+            own, missing = True, [os.path.relpath(error.filename, self._path)]
+        except OSError:  # of a disk that does not answer; whoever writes to it will tell
+            return
+        if own and not missing:
+            return
+        raise RunDirectoryLost(
+            f"the run directory {self._path} was removed, moved or replaced while its run was at it",
+            found=f"no {missing[0]} in it" if missing else "another run's lock in it",
+            fix="what was written since is lost; start again, and keep the directory where it is until the run has ended",
+        )
