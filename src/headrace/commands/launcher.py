@@ -269,6 +269,8 @@ class Launch:
                 self._facts[name]["ready_after_s"] = facts["after_s"]
                 self._satisfied.add(name)
                 self._say("ready", name, f"{name} is ready after {facts['after_s']:.3g} s")
+                if self._why is None:
+                    self._start_due()  # at once: it may be gone in the very next event
             case Reported(name, Report("lines", facts)):
                 self._chronicle.lines(name, facts)
             case Reported(name, Report("progress", facts)):
