@@ -13,6 +13,7 @@ from headrace.runtime import experiment
 from headrace.runtime.api import Run
 from headrace.supervision.spec import BecameReady, Event, Reported, Started
 from headrace.supervision.supervisor import Supervisor
+from headrace.telemetry.board import Activity
 from run_support import Runs, assert_books, assert_gapless, events
 
 pytestmark = [pytest.mark.process, pytest.mark.thin(2)]
@@ -167,8 +168,12 @@ def test_frozen_while_it_waits_for_credit(runs, strike):
     def freeze(supervisor, event):
         if not is_metrics(event, steps=100):
             return False
-        os.kill(supervisor.pid("collector-1"), signal.SIGSTOP)
-        return True
+        pid = supervisor.pid("collector-1")
+        os.kill(pid, signal.SIGSTOP)
+        if supervisor._board.read("collector-1").activity is Activity.WAIT_CREDIT:
+            return True
+        os.kill(pid, signal.SIGCONT)  # it was at something else; at the next report
+        return False
 
     strike(freeze)
     run = runs.train(ENV, run__steps=3000, replay__learning_starts=50, collect__random_steps=50, deadlines__wait_s=1.0)

@@ -58,7 +58,7 @@ class Session:
     def fail(self) -> None:
         """Begin, and fail at once."""
         with pytest.raises(ComponentDied) as caught:
-            self.experiment.run(DeadSupervisor(), Interrupts())
+            self.experiment.run(DeadSupervisor(), Interrupts(), lambda: None)
         self.experiment.fail(caught.value)
 
 
