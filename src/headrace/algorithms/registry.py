@@ -420,10 +420,10 @@ _ENTRIES: Mapping[type[Section], Entry] = MappingProxyType(
             check_spaces=_check_choices,
             build_actor=_dqn_actor,
             build_algorithm=_dqn,
-            rounds=True,
             carried_floats=lambda _config, _space: 0,
             acts_in_torch=_dqn_acts_in_torch,
             build_random_actor=_random_choosing_actor,
+            rounds=True,
         ),
         IQNConfig: Entry(
             name="iqn",

@@ -97,7 +97,7 @@ class SideProcess:
             if "missing" in opened:
                 raise SideMissingError(str(opened["missing"]))
             self.version = str(opened["version"])
-        except BaseException:
+        except BaseException:  # passed on; a side that could not be opened leaves no process behind
             self.close()
             raise
 
