@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import distributions
 
+from continuous_support import ACTION, OBS, SMALL, batch
 from headrace.algorithms.base import Transitions
-from headrace.algorithms.configs import NetworkConfig, SACConfig, TemperatureConfig
+from headrace.algorithms.configs import SACConfig, TemperatureConfig
 from headrace.algorithms.flat import FlatAdam
 from headrace.algorithms.sac import SAC, actor_loss, soft_target, temperature_loss, temperature_slope
 from headrace.algorithms.tanh_normal import squashed_sample, squashed_slope
@@ -20,13 +21,7 @@ from headrace.core.errors import ConfigError, NonFiniteValue, UnsupportedSpace
 from headrace.learners.ledger import Facts, entries
 from headrace.runtime.config import load_config
 
-OBS = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-ACTION = spaces.Box(-2, 2, (2,), np.float32)
-SMALL = NetworkConfig(hidden=[16])
 FIXED = TemperatureConfig(kind="fixed", value=0.3)
-ROW = np.dtype(
-    [("obs", np.float32, (3,)), ("action", np.float32, (2,)), ("reward", np.float64), ("next", np.float32, (3,))]
-)
 
 
 def config(**changes) -> SACConfig:
@@ -35,18 +30,6 @@ def config(**changes) -> SACConfig:
 
 def learner(seed: int = 0, **changes) -> SAC:
     return SAC(config(**changes), OBS, ACTION, seed)
-
-
-def batch(seed: int = 0, n: int = 8, discount: float = 0.99) -> Transitions:
-    """Views into one block of records, as a replay gives them."""
-    rng = np.random.default_rng(seed)
-    rows = np.zeros(n, ROW)
-    for name, size in (("obs", 3), ("next", 3), ("action", 2)):
-        rows[name] = rng.uniform(-2, 2, (n, size))
-    rows["reward"] = rng.standard_normal(n)
-    return Transitions(
-        {"obs": rows["obs"]}, {"action": rows["action"]}, rows["reward"], np.full(n, discount), {"obs": rows["next"]}
-    )
 
 
 def arrays(algorithm: SAC) -> dict[str, np.ndarray]:

@@ -9,21 +9,15 @@ import torch
 import torch.nn.functional as F
 from gymnasium import spaces
 
+from continuous_support import ACTION, OBS, SMALL, batch
 from headrace.algorithms.base import Transitions
-from headrace.algorithms.configs import ExplorationConfig, NetworkConfig, TD3Config
+from headrace.algorithms.configs import ExplorationConfig, TD3Config
 from headrace.algorithms.continuous import critic_loss, critic_slope
 from headrace.algorithms.flat import FlatAdam
 from headrace.algorithms.registry import build_actor
 from headrace.algorithms.td3 import TD3, smoothed_action, td_target
 from headrace.core import seeding
 from headrace.core.errors import ConfigError, NonFiniteValue, UnsupportedSpace
-
-OBS = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-ACTION = spaces.Box(-2, 2, (2,), np.float32)
-SMALL = NetworkConfig(hidden=[16])
-ROW = np.dtype(
-    [("obs", np.float32, (3,)), ("action", np.float32, (2,)), ("reward", np.float64), ("next", np.float32, (3,))]
-)
 
 
 def config(**changes) -> TD3Config:
@@ -32,18 +26,6 @@ def config(**changes) -> TD3Config:
 
 def learner(seed: int = 0, **changes) -> TD3:
     return TD3(config(**changes), OBS, ACTION, seed)
-
-
-def batch(seed: int = 0, n: int = 8, discount: float = 0.99) -> Transitions:
-    """Views into one block of records, as a replay gives them."""
-    rng = np.random.default_rng(seed)
-    rows = np.zeros(n, ROW)
-    for name, size in (("obs", 3), ("next", 3), ("action", 2)):
-        rows[name] = rng.uniform(-2, 2, (n, size))
-    rows["reward"] = rng.standard_normal(n)
-    return Transitions(
-        {"obs": rows["obs"]}, {"action": rows["action"]}, rows["reward"], np.full(n, discount), {"obs": rows["next"]}
-    )
 
 
 def arrays(algorithm: TD3) -> dict[str, np.ndarray]:
