@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.llm.launch.launcher import launch
+from headrace.core.errors import RunDirectoryError
 from headrace.llm.launch.starting import resume
+from headrace.llm.sums import sealed, unsealed
 from headrace.llm.transport import batch_path, write_batch
 from headrace.llm.weights import MANIFEST
 from llm_real_support import real, real_server
@@ -47,9 +48,8 @@ def test_weights_of_another_run_are_refused_and_stay(real):
             other = real.path / "weights" / "9"
             shutil.copytree(real.path / "weights" / "0", real.path / "other")
             manifest = real.path / "other" / MANIFEST
-            text = manifest.read_text()
-            run_id = text.split('"run_id": "')[1].split('"')[0]
-            manifest.write_text(text.replace(run_id, "0" * len(run_id)))
+            facts = unsealed(manifest.read_bytes())
+            manifest.write_bytes(sealed({**facts, "run_id": "0" * len(facts["run_id"])}))
             (real.path / "other").rename(other)
 
     summary = real(plant, run__steps=50)
@@ -101,9 +101,7 @@ def test_a_checkpoint_that_is_damaged_is_named_and_nothing_begins_from_nothing(r
     (checkpoint,) = (real.path / "checkpoints").iterdir()
     state = checkpoint / "state.safetensors"
     state.write_bytes(state.read_bytes()[:-9])
-    what = resume(real.path, None)
-    with what.place:
-        summary = launch(what)
-    assert summary["outcome"] == "failed"
-    assert str(state) in summary["error"]
+    with pytest.raises(RunDirectoryError, match="no checkpoint that is sound") as raised:
+        resume(real.path, None)
+    assert f"{state.name}: ValueError: it has 9 bytes too few" in str(raised.value)
     assert state.exists()
