@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gymnasium
+import numpy as np
 import pytest
 
 from headrace.benchmarks import end_to_end, learners
+from headrace.benchmarks.judging import Judge
+from headrace.benchmarks.ours import training as configuration
 from headrace.benchmarks.ours import updating
 from headrace.benchmarks.processes import interpreters
 from headrace.benchmarks.report import compare, in_words, less_is_better, take_turns, to_json
 from headrace.benchmarks.sides import PLAIN, ZOO, in_windows
-from headrace.benchmarks.tasks import ASYNC, BFLOAT16, INLINE, TASKS
+from headrace.benchmarks.tasks import ASYNC, BFLOAT16, EPISODES, INLINE, TASKS
 from headrace.cli.main import main
 from headrace.core.errors import ConfigError
 from headrace.runtime.config import load_config
+from headrace.runtime.evaluation import Player
 
 
 def headrace(*arguments: str) -> int:
@@ -218,3 +223,20 @@ def test_json_has_the_machine_and_every_field_of_a_row():
         "name": "td3", "environment": "work", "peer": ZOO, "peer_version": "2.9", "ours": 2.0, "theirs": 1.0,
         "unit": "updates/s", "ratio": 2.0, "spread": None, "target": None, "note": "",
     }  # fmt: skip
+
+
+class Brake:
+    """Pushes against the pendulum's speed, the last number of an observation."""
+
+    def act(self, obs, noise=None):
+        return {"action": -obs["obs"][:, -1:] / 8.0}
+
+
+def test_all_sides_are_judged_by_the_same_episodes():
+    """Found with a judge of its own seeds, whose ten pendulums were worth 38 points more than the average ten."""
+    task = TASKS["pendulum-td3"]
+    config = load_config(configuration(task, task.ours[INLINE]), {"run.seed": 3})
+    ours = Player(gymnasium.make(task.env), config, task.env, Brake()).play(EPISODES)
+    judge = Judge(task, 3, gymnasium.make(task.env), lambda obs: Brake().act({"obs": obs[None]})["action"][0])
+    judge.look(500)
+    assert judge.newest == pytest.approx(np.mean(ours.returns))

@@ -1,8 +1,9 @@
 """How trainings of all sides are judged alike. Peers' processes import it too.
 
-Everybody plays ten greedy episodes with seeds that stay the same through a training, after every so many steps, and stops
-where their mean return reaches the target; without one, what counts is the return at the end. Seconds count from the start of
-the process: imports, compilation and evaluations are in them.
+Everybody plays ten greedy episodes after every so many steps, and stops where their mean return reaches the target; without one,
+what counts is the return at the end. In a training of one seed all sides play the same episodes each time, those that a run of
+ours is evaluated with: on Pendulum, ten episodes may be worth forty points more than ten others to one and the same policy.
+Seconds count from the start of the process: imports, compilation and evaluations are in them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from typing import Any
 
 from headrace.benchmarks.sides import Found
 from headrace.benchmarks.tasks import EPISODES, Task
-
-EVALUATION_SEED = 10_000
+from headrace.core import seeding
 
 
 class Judge:
@@ -22,12 +22,13 @@ class Judge:
 
     Args:
         task: Whose target counts.
+        seed: Of the training.
         env: Where episodes are played; nobody else uses it.
         act: The greedy policy, of one observation.
     """
 
-    def __init__(self, task: Task, env: Any, act: Callable[[Any], Any]) -> None:
-        self._task, self._env, self._act = task, env, act
+    def __init__(self, task: Task, seed: int, env: Any, act: Callable[[Any], Any]) -> None:
+        self._task, self._seed, self._env, self._act = task, seed, env, act
         self.reached_at: int | None = None
         """Steps after which the target was reached; None: not yet."""
         self.newest = float("nan")
@@ -47,7 +48,7 @@ class Judge:
         self.spent_s += time.perf_counter() - began_s
 
     def _episode(self, number: int) -> float:
-        obs, _ = self._env.reset(seed=EVALUATION_SEED + number)
+        obs, _ = self._env.reset(seed=seeding.integer(self._seed, "evaluation", number))
         total, over = 0.0, False
         while not over:
             obs, reward, terminated, truncated, _ = self._env.step(self._act(obs))

@@ -79,7 +79,7 @@ def train_off_policy(task: Task, seed: int) -> Found:
             action = agent.greedy(torch.as_tensor(obs)).numpy()
         return int(action) if discrete else action * half
 
-    judge, began_s, updates, steps = Judge(task, gymnasium.make(task.env), greedy), time.perf_counter(), 0, 0
+    judge, began_s, updates, steps = Judge(task, seed, gymnasium.make(task.env), greedy), time.perf_counter(), 0, 0
     obs, _ = env.reset(seed=seed)
     space.seed(seed)
     for steps in range(1, task.most_steps + 1):
@@ -216,7 +216,7 @@ def train_ppo(task: Task, seed: int) -> Found:
         with torch.no_grad():
             return int(ppo.policy.actor(torch.as_tensor(obs)).argmax())
 
-    judge, began_s = Judge(task, gymnasium.make(task.env), greedy), time.perf_counter()
+    judge, began_s = Judge(task, seed, gymnasium.make(task.env), greedy), time.perf_counter()
     while ppo.steps < task.most_steps and judge.reached_at is None:
         ppo.round()
         if judge.is_due(ppo.steps):

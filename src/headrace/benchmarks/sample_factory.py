@@ -63,7 +63,7 @@ class Evaluation(AlgoObserver, EventLoopObject):
         self._due_at: float = task.every_steps
         self.steps = 0
         """Environment steps that were learned from."""
-        self.judge = Judge(task, gymnasium.make(task.env), self._act)
+        self.judge = Judge(task, runner.cfg.seed, gymnasium.make(task.env), self._act)
         self.began_s = 0.0
         self.ended_s = 0.0
 

@@ -49,7 +49,7 @@ def train(task: Task, seed: int, library: str) -> Found:
             return judge.reached_at is None
 
     model, per_count = (_ppo if on_policy else _off_policy)(task, seed, library)
-    judge, began_s = Judge(task, gymnasium.make(task.env), greedy(model)), time.perf_counter()
+    judge, began_s = Judge(task, seed, gymnasium.make(task.env), greedy(model)), time.perf_counter()
     model.learn(task.most_steps, callback=Evaluation())
     learning_s = time.perf_counter() - began_s - judge.spent_s
     updates = model._n_updates * per_count  # noqa: SLF001 - told nowhere else
