@@ -21,7 +21,7 @@ from headrace.ipc.shm import SharedBlock
 from headrace.lanes.credits import LaneCommit
 from headrace.lanes.derive import transitions
 from headrace.lanes.lane import LaneBlock, LaneWriter
-from headrace.lanes.layout import CUT, FINAL, HEAD, STEP, Geometry, step_struct
+from headrace.lanes.layout import CUT, FINAL, HEAD, STEP, Geometry, action_struct, step_struct
 from headrace.lanes.replay import Replay, balanced
 
 pytestmark = [pytest.mark.process, pytest.mark.thin(4)]
@@ -99,7 +99,8 @@ class Deadly:
         self.left = stores
         self._bytes = writer._bytes
         self._step = step_struct(GEOMETRY.dtype, GEOMETRY.action, GEOMETRY.observation)
-        writer._write, writer._write_head = self.write, self.write_head
+        self._action = action_struct(GEOMETRY.dtype, GEOMETRY.action)
+        writer._write, writer._write_head, writer._put_action = self.write, self.write_head, self.put_action
         writer._bytes = Store(self, writer._bytes)
         writer._rows = Store(self, writer._rows)
         writer._number = Store(self, writer._number)
@@ -121,6 +122,9 @@ class Deadly:
 
     def write_head(self, _: object, at: int, *values: Any) -> None:
         self._piece_by_piece(HEAD.pack_into, HEAD.size, at, *values)
+
+    def put_action(self, _: object, at: int, *values: Any) -> None:
+        self._piece_by_piece(self._action.pack_into, self._action.size, at, *values)
 
 
 class Store:

@@ -65,6 +65,7 @@ class CategoricalHead:
             self.columns = np.where(self.absent, 0, starts[:, None] + place).ravel()
         self._first = first
         self._shape, self._dtype = tuple(space.shape or ()), np.dtype(space.dtype)
+        self._numbers = np.arange(0)
 
     def act(self, outputs: Float32, legal: Legal | None, noise: Sequence[Draws] | None) -> dict[str, NDArray[Any]]:
         """Actions and how likely they were.
@@ -82,7 +83,8 @@ class CategoricalHead:
         """
         logs = self.log_probabilities(outputs, legal)  # [N, k, w]
         places = logs.argmax(axis=2) if noise is None else self._draw(np.exp(logs), noise)  # [N, k]
-        logprob = np.take_along_axis(logs, places[:, :, None], axis=2).sum(axis=(1, 2))
+        chosen = logs.reshape(-1, self.width)[self._components(len(places)), places.ravel()].reshape(places.shape)
+        logprob = chosen[:, 0] if self.components == 1 else np.add.reduce(chosen, axis=1)
         action = (places + self._first).astype(self._dtype).reshape(len(places), *self._shape)
         return {"action": action, "logprob": logprob}
 
@@ -133,14 +135,20 @@ class CategoricalHead:
 
     def _draw(self, probabilities: Float32, noise: Sequence[Draws]) -> NDArray[np.int64]:
         # In double precision u < 1 stays below the sum, and the sum does not rise where nothing can be chosen.
-        sums = probabilities.cumsum(axis=2, dtype=np.float64)
+        sums = np.add.accumulate(probabilities, axis=2, dtype=np.float64)
         if self.components == 1:
             uniform = np.array([[lane.uniform()] for lane in noise])
         else:
             uniform = np.array([lane.uniform(self.components) for lane in noise])
         limits = uniform * sums[:, :, -1]
-        found: NDArray[np.int64] = (sums <= limits[:, :, None]).sum(axis=2)
+        found: NDArray[np.int64] = np.add.reduce(sums <= limits[:, :, None], axis=2, dtype=np.int64)
         return found
+
+    def _components(self, rows: int) -> NDArray[np.intp]:
+        """Numbers of the components of so many rows, [N * k]."""
+        if len(self._numbers) != rows * self.components:
+            self._numbers = np.arange(rows * self.components)
+        return self._numbers
 
 
 class GaussianHead:

@@ -72,7 +72,7 @@ def handed_over(value: Any) -> Any:
 
     An array without dimensions is no key of a dict, and no index of a list.
     """
-    return np.array(value)[()]
+    return value if isinstance(value, np.generic) else np.array(value)[()]
 
 
 def assemble(space: spaces.Space[Any], values: dict[str, Any], path: str) -> Any:

@@ -8,7 +8,6 @@ successor's observation, also when the worker is killed between any two instruct
 from __future__ import annotations
 
 import math
-import struct
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +26,7 @@ from headrace.lanes.layout import (
     LOST,
     STEP,
     Geometry,
+    action_struct,
     end_word,
     place_word,
     step_struct,
@@ -51,6 +51,7 @@ class LaneBlock:
         self.geometry = geometry
         self.buffer = buffer
         g = geometry
+        self._ring, self._stride = g.ring_rows, g.stride_rows  # asked for in every step
         # An array over a memoryview would not keep it: reading a row after the memory is unmapped would be a crash.
         self._whole = np.frombuffer(buffer, np.uint8)
         header = np.ndarray((g.lanes, 3, HEADER_BYTES // 24), np.int64, self._whole)
@@ -87,7 +88,7 @@ class LaneBlock:
 
     def pieces(self, lane: int, start: int, stop: int) -> list[NDArray[np.void]]:
         """Rows ``start`` to ``stop`` (row numbers) of a lane in order, as one or two views of its ring."""
-        ring = self.geometry.ring_rows
+        ring = self._ring
         first = start % ring
         length = stop - start
         if first + length <= ring:
@@ -97,8 +98,8 @@ class LaneBlock:
     def raw(self, lane: int, start: int, stop: int) -> list[memoryview]:
         """The bytes of rows ``start`` to ``stop`` of a lane in order, as one or two views."""
         size = self.geometry.dtype.itemsize
-        ring = self.geometry.ring_rows
-        base = self.geometry.rows_offset + lane * self.geometry.stride_rows * size
+        ring = self._ring
+        base = self.geometry.rows_offset + lane * self._stride * size
         first, length = start % ring, stop - start
         whole = min(length, ring - first)
         at = base + first * size
@@ -125,7 +126,7 @@ class LaneBlock:
 
     def place(self, lane: int, row: int) -> int:
         """Flat place of the window that begins at a row number of a lane."""
-        return lane * self.geometry.stride_rows + row % self.geometry.ring_rows
+        return lane * self._stride + row % self._ring
 
     def release(self) -> None:
         """Drop all views, so that the shared memory below can be closed; rows that others hold keep it mapped."""
@@ -164,13 +165,12 @@ class LaneWriter:
         """Whether `step_arrays` may be used."""
         self._last_slot = self._ring - 1
         self._action_size, self._obs_size = self._sizes[0], self._sizes[-1]
-        self._action_places = [int(fields[leaf.path][1]) for leaf in g.acted]
-        self._action_at = self._base + self._action_places[0]
-        self._no_action = [
-            (offset, bytes(size)) for offset, size in zip(self._action_places, self._sizes, strict=False)
-        ]
+        self._acted_sizes = self._sizes[: len(g.acted)]
+        self._action_at = self._base + int(fields[g.acted[0].path][1])
+        self._no_action = [bytes(size) for size in self._acted_sizes]
+        """Stored where nothing is done: a resumed run does not know what the row held a lap ago."""
         self._nothing_seen = [bytes(size) for size in self._sizes[len(g.acted) :]]
-        self._put_action = struct.Struct(f"{self._action_size}s").pack_into
+        self._put_action = action_struct(g.dtype, g.acted).pack_into
         self._obs_places = [int(fields[leaf.path][1]) for leaf in g.observation]
         self._intended: tuple[Sequence[Any], list[bytes]] = ((), [])
         """The action that was intended last, and its parts."""
@@ -245,11 +245,9 @@ class LaneWriter:
                 self._put_action(self._bytes, self._action_at + at, did)
                 return
         parts = [value.tobytes() for value in action]
-        if [len(part) for part in parts] != self._sizes[: len(self._action_places)]:
-            self._refuse_sizes(self._leaves[: len(self._action_places)], parts)
-        for part, offset in zip(parts, self._action_places, strict=True):
-            start = self._base + at + offset
-            self._bytes[start : start + len(part)] = part
+        if [len(part) for part in parts] != self._acted_sizes:
+            self._refuse_sizes(self._leaves[: len(self._acted_sizes)], parts)
+        self._put_action(self._bytes, self._action_at + at, *parts)
         self._intended = action, parts
 
     def step(
@@ -274,7 +272,10 @@ class LaneWriter:
             parts = self._parts(0, (*action, *obs))
         slot, transitions, end = self.row % self._ring, self.transitions + 1, _end(ended)
         self._write(self._bytes, self._head + slot * self._size, reward, version, transitions, self._place, end, *parts)
-        self._after_step(slot, ended, parts[len(action) :], version)
+        if end == _GOES_ON and self._mirror <= slot < self._last_slot:
+            self._stepped(transitions)
+        else:
+            self._after_step(slot, ended, parts[len(action) :], version)
 
     def step_arrays(self, action: Any, reward: float, ended: tuple[bool, bool], obs: Any, version: int) -> None:
         """`step` for spaces that are one array each; the same, at two thirds of the time.
@@ -290,12 +291,16 @@ class LaneWriter:
         if terminated or truncated or not self._mirror <= slot < self._last_slot:
             self.step((action,), reward, ended, (obs,), version)
             return
-        self.transitions = transitions = self.transitions + 1
-        place = self._place
+        transitions, place = self.transitions + 1, self._place
         self._write(
             self._bytes, self._head + slot * self._size, reward, version, transitions, place, _GOES_ON, did, led
         )
-        self._place = place + 1
+        self._stepped(transitions)
+
+    def _stepped(self, transitions: int) -> None:
+        """What follows once a transition's row is filled that ends no episode, far from the ring's ends."""
+        self.transitions = transitions
+        self._place += 1
         self.row = row = self.row + 1
         self._number[0] = row
 
@@ -344,9 +349,7 @@ class LaneWriter:
         """Make a row that already holds its observation one in which nothing was done."""
         at = self._head + slot * self._size
         self._write_head(self._bytes, at, 0.0, version, self.transitions, self._place, kind)
-        for offset, zeros in self._no_action:  # not what the row held a lap ago, which a resumed run does not know
-            start = self._base + slot * self._size + offset
-            self._bytes[start : start + len(zeros)] = zeros
+        self._put_action(self._bytes, self._action_at + slot * self._size, *self._no_action)
         self.row += 1
 
     def _parts(self, first: int, values: Sequence[Any]) -> list[bytes]:

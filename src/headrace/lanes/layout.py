@@ -122,14 +122,32 @@ def step_struct(dtype: np.dtype[Any], action: Sequence[Leaf], observation: Seque
 
     Bytes between them belong to nobody and become zero.
     """
-    fields = dtype.fields
-    assert fields is not None, "a row is structured"
-    parts, end = [HEAD.format], int(fields["reward"][1]) + HEAD.size
-    for leaf, row in (*((leaf, 0) for leaf in action), *((leaf, dtype.itemsize) for leaf in observation)):
-        kind, start = fields[leaf.path][0], row + int(fields[leaf.path][1])
-        parts.append(f"{start - end}x{kind.itemsize}s")
-        end = start + kind.itemsize
-    return struct.Struct("".join(parts))
+    start = _place_of(dtype, "reward")
+    there = [_place_of(dtype, leaf.path) for leaf in action]
+    beyond = [dtype.itemsize + _place_of(dtype, leaf.path) for leaf in observation]
+    return struct.Struct(HEAD.format + _strings(start + HEAD.size, (*action, *observation), there + beyond))
+
+
+def action_struct(dtype: np.dtype[Any], action: Sequence[Leaf]) -> struct.Struct:
+    """A byte string per leaf of the action, from the first one's place in a row on; the rest as of `step_struct`."""
+    places = [_place_of(dtype, leaf.path) for leaf in action]
+    return struct.Struct("=" + _strings(places[0], action, places))
+
+
+def _strings(end: int, parts: Sequence[Leaf], places: Sequence[int]) -> str:
+    """Format of byte strings at these places, after what ends at ``end``."""
+    found = []
+    for leaf, place in zip(parts, places, strict=True):
+        size = leaf.dtype.itemsize * math.prod(leaf.shape)
+        found.append(f"{place - end}x{size}s")
+        end = place + size
+    return "".join(found)
+
+
+def _place_of(dtype: np.dtype[Any], name: str) -> int:
+    """First byte of a field in a row."""
+    assert dtype.fields is not None, "a row is structured"
+    return int(dtype.fields[name][1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +190,7 @@ class Geometry:
     @property
     def head_offset(self) -> int:
         """Byte of a row at which its `HEAD` begins."""
-        assert self.dtype.fields is not None, "a row is structured"
-        return int(self.dtype.fields["reward"][1])
+        return _place_of(self.dtype, "reward")
 
     @property
     def guard_rows(self) -> int:
