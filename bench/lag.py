@@ -31,7 +31,7 @@ def configuration(lag: int) -> ExperimentConfig:
     """The preset with V-trace, and with a group for every two lanes, so that collectors are apart."""
     table = toml.read(resolve("cartpole-ppo"))
     table["algorithm"] |= {"name": "vtrace", "correction": {"trace_lambda": table["algorithm"].pop("gae_lambda")}}
-    table["env"]["group_size"] = 2
+    table["env"]["group_size"], table["run"]["collectors"] = 2, 2
     table["rollout"] = {"max_policy_lag": lag}
     table["evaluation"]["random_baseline"] = False
     table |= {"record": {"enabled": False}, "checkpoint": {"enabled": False}}

@@ -5,6 +5,7 @@ Run as a program it is who asks: it opens a side that never answers, tells its n
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -31,10 +32,18 @@ def open_side(request: Request) -> Opened:
             os.kill(os.getpid(), signal.SIGKILL)
         if name == "never answers":
             signal.pause()
+        if name == "spawns":
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                return {"rate": 1.0, "cpu_rate": 1.0, "installed": pool.apply(is_installed)}
         rate = len(turns) * (2.0 if name == "fast" else 1.0)
         return {"rate": rate, "cpu_rate": rate, "pid": os.getpid(), "torch": "torch" in sys.modules}
 
     return Opened("1.2", turn)
+
+
+def is_installed() -> bool:
+    """Whether what is imported as Headrace is all of it."""
+    return hasattr(sys.modules["headrace"], "__file__")
 
 
 def chatter() -> None:

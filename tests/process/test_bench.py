@@ -37,6 +37,12 @@ def test_a_side_answers_in_turns_whatever_it_prints_and_knows_nothing_of_the_res
     assert told[2]["since_start_s"] > told[0]["since_start_s"] > 0
 
 
+def test_what_a_peer_spawns_can_import_what_it_can():
+    """Found with Sample Factory, which waits for ever for such a process that cannot."""
+    with opened([PYTHON], bench_sides.request("spawns"), threads=1) as side:
+        assert side.ask({}, 60.0)["installed"] is False
+
+
 def test_a_peer_that_is_not_installed_is_named_with_what_brings_it():
     request = bench_sides.request("needs a peer") | {"remedy": "pip install 'headrace[peers]'"}
     with pytest.raises(SideMissingError) as missing, opened([PYTHON, PYTHON], request):

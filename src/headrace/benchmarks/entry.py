@@ -34,6 +34,16 @@ def stand_in() -> None:
     sys.modules["headrace"] = package
 
 
+def prepared() -> Mapping[str, Any]:
+    """What the side is opened with, once everything that it needs can be imported."""
+    request: Mapping[str, Any] = json.loads(sys.argv[1])
+    if sys.path[0] == str(Path(__file__).absolute().parent):
+        del sys.path[0]  # modules beside this one are not to be found by their bare names
+    if not request["ours"]:
+        stand_in()
+    return request
+
+
 def end_with(leash: int) -> None:
     """End this process and all that it has started when the leash is let go, also in the middle of a training."""
     os.read(leash, 1)
@@ -42,11 +52,7 @@ def end_with(leash: int) -> None:
 
 def main() -> None:
     """Answer until nobody asks."""
-    request = json.loads(sys.argv[1])
-    if sys.path[0] == str(Path(__file__).absolute().parent):
-        del sys.path[0]  # modules beside this one are not to be found by their bare names
-    if not request["ours"]:
-        stand_in()
+    request = prepared()
     for descriptor in (request["answers"], request["leash"]):
         os.set_inheritable(descriptor, False)  # noqa: FBT003 - it takes no keyword
     threading.Thread(target=end_with, args=(request["leash"],), daemon=True).start()
@@ -71,3 +77,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":  # a process that a peer has spawned, which unpickles what is ours
+    prepared()
