@@ -17,7 +17,10 @@ ASKS = {
     "plain": {"max_tokens": 12, "seed": 7},
     "unsupported": {"max_tokens": 12, "extra_body": {"top_k": 3}},  # 400
     "busy": {"max_tokens": 12, "n": 9},  # 503: more than there are slots and places to wait
-    "empty": {"max_tokens": 12, "stop": list("\n" + "".join(map(chr, range(32, 127))))},  # whatever it says first ends it
+    "empty": {
+        "max_tokens": 12,
+        "stop": list("\n" + "".join(map(chr, range(32, 127)))),
+    },  # whatever it says first ends it
 }
 
 
