@@ -92,6 +92,7 @@ def test_no_test_sleeps(tests: dict[str, ast.Module]) -> None:
     assert not found, f"use a seam, a fake clock or a barrier: {found}"
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("folder", ["learning", "verifiers", "vllm"])
 def test_tests_that_make_test_leaves_out_can_be_collected_without_the_others(folder, checkout):
     """Nobody runs them for weeks, and what another folder imports first hides what is missing."""

@@ -191,6 +191,7 @@ def doctor_here(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int,
     return left.value.code, json.loads(out)
 
 
+@pytest.mark.table
 def test_a_parent_that_is_stopped_and_then_killed_and_a_copy_of_what_it_left(tmp_path, capsys):
     run_dir = tmp_path / "run"
     with command("train", *traced(tmp_path), "--run-dir", run_dir, "--steps", "10000000", "--quiet") as process:
@@ -221,6 +222,7 @@ def test_a_parent_that_is_stopped_and_then_killed_and_a_copy_of_what_it_left(tmp
     assert all(stage["since_s"] is None or 0 <= stage["since_s"] < 600 for stage in found["stages"])
 
 
+@pytest.mark.table
 def test_debug_run(tmp_path):
     run_dir = tmp_path / "run"
     with command(

@@ -59,6 +59,7 @@ def plan(*arguments: str) -> int:
     return left.value.code
 
 
+@pytest.mark.table
 def test_plans_are_predicted_and_the_best_checked(
     runs: Runs, tmp_path: Path, kept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -105,6 +105,7 @@ def test_what_an_environment_has_started_ends_with_it(runs, tmp_path, fault):
     assert not [pid for pid in started if psutil.pid_exists(pid)]
 
 
+@pytest.mark.table
 def test_nobody_dies_of_statistics_that_nobody_reads(runs, tmp_path):
     """Case B023: whoever follows the progress takes a second for each look."""
     looks = []

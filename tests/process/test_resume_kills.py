@@ -162,6 +162,7 @@ def check(
         assert summary(whole)[name] == ended.summary[name], "it is not what a run that is not killed comes to"
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("moment", [Moment("root", 5), Moment("learner", 60), Moment("checkpoint", 3)], ids=str)
 def test_killed_before_the_first_checkpoint_it_begins_anew(nursery, tmp_path, moment):
     path, given = tmp_path / "run", options({**SETTINGS, "run.steps": 160, "run.schedule": "lockstep"})
@@ -172,6 +173,7 @@ def test_killed_before_the_first_checkpoint_it_begins_anew(nursery, tmp_path, mo
     assert headrace.replay(path).weights_sha256 == summary(path)["weights_sha256"]
 
 
+@pytest.mark.table
 @pytest.mark.timeout(300)
 def test_three_kills(nursery, tmp_path):
     check(nursery, tmp_path, "lockstep", kills=3, seed=1)

@@ -232,6 +232,7 @@ def test_ctrl_c_in_a_terminal(tmp_path, kind, component):
     assert summary(run_dir)["outcome"] == "interrupted"
 
 
+@pytest.mark.table
 def test_parent_is_killed_and_another_run_starts_at_once(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     with command(first, "--steps", "10000000") as process:

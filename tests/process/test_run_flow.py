@@ -97,6 +97,7 @@ def assert_flat(watch: Watch) -> None:
     assert max(grown.values()) < 2 << 20, grown
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("seconds", [6, pytest.param(120, marks=[pytest.mark.learning, pytest.mark.timeout(300)])])
 def test_memory_stays(runs, watch, seconds):
     run = runs.train(

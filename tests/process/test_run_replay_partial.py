@@ -91,6 +91,7 @@ def test_a_run_whose_processes_were_all_killed_replays_up_to_its_last_event(trai
     assert found["torn_bytes"] > 0
 
 
+@pytest.mark.table
 def test_a_run_is_replayed_while_it_trains(training, tmp_path):
     process, run = training
     with Replayer(run) as replayer:

@@ -59,6 +59,7 @@ def twin(*arguments: str) -> int:
     return left.value.code
 
 
+@pytest.mark.table
 def test_schedules_are_compared(runs: Runs, config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert twin(config, "--seeds", "2", "--out", str(out), "--json") == 0

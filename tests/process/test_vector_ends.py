@@ -149,6 +149,7 @@ def test_a_program_that_never_closes_leaves_nothing(backend, rest, code, last):
     assert said.count("Traceback") == (1 if last else 0)
 
 
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("backend", ISOLATED)
 @pytest.mark.parametrize("what", ["sleep", "loop", "gil", "swallow", "sigstop"])
 def test_a_program_ends_while_an_environment_hangs(backend, what):

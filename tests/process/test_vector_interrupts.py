@@ -136,6 +136,7 @@ class AtLine:
         return self._line
 
 
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("as_ready", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_interrupt_at_any_line(backend: str, as_ready: bool) -> None:

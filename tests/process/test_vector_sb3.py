@@ -81,6 +81,7 @@ def same(ours: Any, theirs: Any) -> None:
         assert np.asarray(ours).dtype == np.asarray(theirs).dtype
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_everything_is_as_from_dummy_vec_env(backend, name):
     make = ENVIRONMENTS[name]
@@ -248,6 +249,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.thin(4)
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("algorithm", [PPO, DQN])
 def test_training_is_the_same_as_with_dummy_vec_env(algorithm, backend):

@@ -97,6 +97,7 @@ def place(tmp_path: Path, server: ForkServer) -> Iterator[Place]:
         yield made
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("fault", ["ok", "deaf"])
 def test_ready_with_the_newest_version_and_gone_with_all_its_processes(place: Place, fault: str) -> None:
     with contextlib.closing(place.spawn(fault, stop_s=2.0)) as child:

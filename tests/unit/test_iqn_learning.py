@@ -73,6 +73,7 @@ def chain(pays: float) -> Transitions:
     return transitions(eye[state], action, np.where(ends, pays, 0.0), ends, eye[after])
 
 
+@pytest.mark.table
 def test_values_of_chains_by_two_policies_at_once():
     algorithm = IQN(IQNConfig(**SETTINGS), spaces.Box(0, 1, (3,), np.float32), spaces.Discrete(2), 0, policies=2)
     for _ in range(700):

@@ -24,7 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_is_recorded_and_replayed_bit_for_bit(tmp_path: Path, case: str) -> None:
     """The environment raises where what cannot be chosen is."""
