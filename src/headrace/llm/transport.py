@@ -153,7 +153,7 @@ class FileSink:
         self._wake_fd = wake_fd
         if wake_fd is not None:
             os.set_blocking(wake_fd, False)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         self.removed = [self._remove(path, step) for step, path in _batches(folder)]
         """Steps whose batches an earlier life of the run had left."""
 

@@ -238,7 +238,7 @@ def _remove(weights_dir: Path, run_id: str, which: Sequence[int]) -> list[int]:
 def _place(published: PublishedWeights, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """Write the folder beside its place, and rename it."""
     folder = published.folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(exist_ok=True)
     for left in folder.parent.glob(f".{folder.name}.*"):
         shutil.rmtree(left, ignore_errors=True)
     staged = folder.with_name(f".{folder.name}.{os.getpid()}")

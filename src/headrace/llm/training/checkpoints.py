@@ -222,7 +222,7 @@ class RLCheckpoints:
     def _write(self, place: Path, version: int, state: Mapping[str, Tensor], **facts: Any) -> None:
         from safetensors.torch import save
 
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
         for left in self.folder.glob(f".{version}.*"):
             shutil.rmtree(left, ignore_errors=True)
         staged = self.folder / f".{version}.{os.getpid()}"
