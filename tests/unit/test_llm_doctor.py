@@ -79,6 +79,20 @@ def test_a_server_that_is_alive_and_does_nothing_is_to_blame():
     )
 
 
+def test_alarms_are_repeated_of_a_run_that_gets_on_and_of_one_that_is_over():
+    busy = component("trainer", Activity.UPDATE, 9.5, updates=3)
+    event = {"t_s": 3.0, "kind": "alarm", "component": "orchestrator", "what": "attempts_fail", "text": "10 % failed"}
+    looks = (look(10.0, component("supervisor", Activity.WAIT_CHILD, 10.0), busy),)
+    found = diagnose(Snapshot(looks=looks, plan=PLAN, events=(event,)))
+    assert found.state is Condition.HEALTHY
+    assert found.verdict.endswith("; 1 alarm was raised")
+    assert "10 % failed" in found.evidence
+    summary = {"outcome": "completed", "did": "3 steps", "alarms": [{"kind": "mostly_filtered", "text": "90 %"}] * 2}
+    found = diagnose(Snapshot(looks=looks, plan=PLAN, summary=summary))
+    assert found.state is Condition.FINISHED
+    assert found.evidence == ("90 %", "90 %")
+
+
 def test_a_server_that_nobody_asks_is_no_trouble():
     busy = component("trainer", Activity.UPDATE, 9.5, updates=3)
     waiting = component("orchestrator", Activity.WAIT_POLICY, 9.5, waits_on="trainer", need=4, have=3)

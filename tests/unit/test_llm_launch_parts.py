@@ -72,6 +72,8 @@ def test_step_lines_of_both_sides():
     )
     metrics = {"train/reward/mean": 1.25, "train/win_rate": 0.8, "batch/filtered": 3}
     assert step_line(12, 250, metrics, "orchestrator") == "Step 12/250 | Reward 1.250 | Win 80.0 % | Filtered 3"
+    metrics = {"batch/failed": 0, "batch/retried": 12}
+    assert step_line(12, 250, metrics, "orchestrator") == "Step 12/250 | Failed 0 | Retried 12"
 
 
 def test_an_evaluation_in_words():

@@ -23,6 +23,9 @@ def test_the_equation_of_the_books_is_told_with_its_reasons():
         "requested 2,050 = completed 2,040 + failed 8 (timeout 8) + stale 2; "
         "completed 2,040 = trained 2,000 + filtered 40 (zero_advantage 40)"
     )
+    retried = BOOKS | {"attempts": 2_300, "failed_attempts": {"timeout": 8, "environment": 252}}
+    assert books_line(retried) == f"{books_line(BOOKS)}; of 2,300 attempts 260 failed (timeout 8, environment 252)"
+    assert books_line(BOOKS | {"attempts": 2_050, "failed_attempts": {"timeout": 8}}) == books_line(BOOKS)
     assert books_line(BOOKS | {"balanced": False}).endswith("   THE BOOKS DO NOT BALANCE")
 
 
