@@ -121,6 +121,20 @@ def test_trainer_and_orchestrator_that_wait_for_each_other():
     assert found.state is Condition.DEADLOCKED
 
 
+@pytest.mark.parametrize("warm", [(), (WARM,)])
+def test_a_server_alone_that_nobody_asks_is_idle(warm):
+    others = (component(name, kind=ELSEWHERE, state=State.EMPTY) for name in ("orchestrator", "trainer"))
+    found = verdict(SUPERVISOR, *warm, component("inference", Activity.WAIT_REQUESTS, 3.0), *others)
+    assert (found.state, found.culprit, found.exit_code, found.remedy) == (Condition.HEALTHY, None, 0, "")
+    assert found.verdict == "inference is idle and waits for requests: nobody has asked for anything for 7.0 s"
+
+
+def test_a_server_whose_own_run_asks_nothing_any_more_stands_still():
+    ended = (component(name, state=State.ENDED) for name in ("orchestrator", "trainer"))
+    found = verdict(SUPERVISOR, component("inference", Activity.WAIT_REQUESTS, 3.0), *ended)
+    assert found.state is Condition.STALLED
+
+
 def test_a_component_of_another_launcher_is_no_culprit():
     alone = (SUPERVISOR, trainer(2.0), component("orchestrator", kind=ELSEWHERE, state=State.EMPTY))
     found = verdict(*alone, at_s=40.0)
