@@ -53,6 +53,15 @@ def test_the_end_names_what_comes_next():
     assert lines[-1].endswith("doctor runs/x    runs/x/logs holds what every process printed")
 
 
+def test_an_interrupted_run_is_gone_on_with_where_it_left_a_checkpoint_and_begun_again_where_not(tmp_path):
+    summary = {"outcome": "interrupted", "wall_s": 1.0, "steps": 0}
+    lines = ending(summary, tmp_path).splitlines()
+    assert lines[-1] == "  next          begin again, with the same command: there is no checkpoint to go on from"
+    (tmp_path / "checkpoints" / "3").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "3" / "manifest.json").touch()
+    assert f"headrace rl --resume --run-dir {tmp_path}    " in ending(summary, tmp_path).splitlines()[-1]
+
+
 def test_a_component_alone_is_started_again_alone():
     lines = ending({"outcome": "interrupted", "wall_s": 1.0}, Path("runs/x/alone/inference")).splitlines()
     assert lines[-1].endswith("headrace inference --run-dir runs/x")

@@ -62,6 +62,8 @@ def ending(summary: Mapping[str, Any], run: Path) -> str:
         lines.append(f"  {'next':<14}{headrace} doctor {run}    {run}/logs holds what every process printed")
     elif run.parent.name == "alone":  # of one component, see `headrace.llm.launch.alone`
         lines.append(f"  {'next':<14}{headrace} {run.name} --run-dir {run.parent.parent}")
+    elif summary.get("outcome") == "interrupted" and not any(run.glob("checkpoints/*/manifest.json")):
+        lines.append(f"  {'next':<14}begin again, with the same command: there is no checkpoint to go on from")
     elif summary.get("outcome") == "interrupted":
         lines.append(
             f"  {'next':<14}{headrace} rl --resume --run-dir {run}    {tensorboard} --logdir {run}/tensorboard"

@@ -83,7 +83,7 @@ def orphaned(snapshot: Snapshot) -> Blame | None:
         return Blame(
             Condition.DEAD,
             f"the machine or container was restarted while the run went on, {seconds(snapshot.run_s)} after its start",
-            None, doing, "go on from its newest checkpoint: headrace train --resume --run-dir RUN",
+            None, doing, snapshot.go_on,
         )  # fmt: skip
     left = [name for name, process in snapshot.looks[-1].processes.items() if process.alive and name != "supervisor"]
     still = (f"{names(left)} still run, and leave when they notice",) if left else ()
@@ -93,8 +93,7 @@ def orphaned(snapshot: Snapshot) -> Blame | None:
         f"of the run{ago}: it was killed, or the machine ran out of memory",
         "supervisor",
         (*still, *doing, *seen(snapshot)),
-        "ask the system's log for the out-of-memory killer; go on from the newest checkpoint: "
-        "headrace train --resume --run-dir RUN",
+        f"ask the system's log for the out-of-memory killer; {snapshot.go_on}",
     )
 
 
