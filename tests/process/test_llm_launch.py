@@ -53,6 +53,15 @@ def test_a_run_goes_from_warm_start_to_summary(launches):
     assert endpoints is not None
     assert endpoints.run_id == summary["run_id"]
     assert "trainer: Step 3/3 | Loss 0.1000 | Off-Policy 0 max" in launches.texts("step")
+    logs = {
+        name: launches.path / "logs" / f"{name}.log" for name in ("warm-start", "inference", "trainer", "orchestrator")
+    }
+    for name, log in logs.items():
+        told = [line.text for line in launches.lines if line.component == name and line.weight != "log"]
+        written = [line for line in log.read_text().splitlines() if line.startswith("[headrace] ")]
+        assert told
+        assert [line.partition(" s  ")[2] for line in written] == told
+    assert not any("[headrace]" in line.text for line in launches.lines)
     assert_left_in_order(launches, summary)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -19,7 +22,7 @@ from headrace.llm.launch.alone import begin_alone
 from headrace.llm.launch.launcher import launch
 from headrace.llm.launch.place import LanguageRun, read_endpoints
 from headrace.llm.launch.starting import begin, resume
-from headrace.llm.loading import load_rl_config
+from headrace.llm.loading import Source, load_rl_config
 from llm_launch_support import Launches, launches, llm_server
 from llm_stand_ins import TARGETS, keep
 from run_support import events
@@ -76,6 +79,72 @@ def test_an_interrupted_run_goes_on_where_its_trainer_saved(stand_ins, tmp_path)
     with pytest.raises(ConfigError, match="nothing to do: the run has its 4 steps"):
         resume(run, None)
     assert not LanguageRun.open(run).is_live()
+
+
+def kept(run):
+    """All that a run has learned and tells of itself."""
+    left = [path for name in ("weights", "checkpoints") for path in (run / name).rglob("*") if path.is_file()]
+    files = {path: path.read_bytes() for path in [*left, run / "summary.json"]}
+    return files, sorted((run / "metrics.jsonl").read_bytes().splitlines())
+
+
+def completed(run):
+    """A run with a result; whoever goes on with it meets a fault before anything is learned."""
+    config = load_rl_config([], {"run.steps": 2, "env.kwargs": {"who": "orchestrator", "fault": "none", "at": 77}})
+    first = go(begin(config, run, "x"))
+    assert first["outcome"] == "completed", first["error"]
+    keep(run / "checkpoints" / "2", first["run_id"])
+    (run / "weights" / "7").mkdir()
+    (run / "weights" / "7" / "manifest.json").write_text("of a past that is forgotten")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "updates": 7, "loss/mean": 0.1}\n')
+    config_file = run / "config.toml"
+    config_file.write_text(config_file.read_text().replace("at = 77", "at = -1\nfrom = 2").replace("none", "fail"))
+
+
+@pytest.mark.parametrize("fault", ["fail", "stop"])
+def test_a_result_stays_where_a_run_is_gone_on_with_and_learns_nothing(stand_ins, tmp_path, fault):
+    run = tmp_path / "run"
+    completed(run)
+    before, config = kept(run), (run / "config.toml").read_bytes()
+
+    def interrupt(line):
+        if fault == "stop" and line.text == "inference is ready":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    lines = []
+    what = resume(run, load_rl_config([Source(str(run / "config.toml"))], {"run.steps": 79}))
+    assert not (run / "weights" / "7").exists()
+    told = go(what, lambda line: (lines.append(line), interrupt(line)))
+    assert told["outcome"] == ("failed" if fault == "fail" else "interrupted")
+    assert kept(run) == before
+    assert (run / "config.toml").read_bytes() == config
+    text = "nothing was learned since the run was gone on with: it stays as it was, with its earlier summary"
+    assert [event["text"] for event in events(run, "kept")] == [text]
+    assert text in [line.text for line in lines]
+    assert len(events(run, "verdict")) == (fault == "fail")
+
+
+def test_a_result_stays_where_a_run_is_gone_on_with_and_its_port_is_taken(stand_ins, tmp_path):
+    run = tmp_path / "run"
+    completed(run)
+    before = kept(run)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = ["rl", "--resume", "--run-dir", str(run), "--steps", "79", "--inference.port", str(port)]
+        with pytest.raises(ConfigError, match="is taken"):
+            CliRunner().invoke(main, words, standalone_mode=False, catch_exceptions=False)
+    assert kept(run) == before
+
+
+def test_a_failure_tells_how_it_failed_last(stand_ins, tmp_path):
+    run = tmp_path / "run"
+    config = load_rl_config([], {"run.steps": 4, "env.kwargs": {"who": "trainer", "fault": "fail", "at": 2}})
+    go(begin(config, run, "x"))
+    config_file = run / "config.toml"
+    config_file.write_text(config_file.read_text().replace('"trainer"', '"orchestrator"').replace("at = 2", "at = -1"))
+    assert go(resume(run, None))["culprit"] == "orchestrator"
+    assert LanguageRun.open(run).read_summary()["culprit"] == "orchestrator"
 
 
 def damaged(path):

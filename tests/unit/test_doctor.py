@@ -134,7 +134,7 @@ def test_a_killed_parent():
         "it was killed, or the machine ran out of memory"
     )
     assert found.evidence[0] == "learner and collector-0 still run, and leave when they notice"
-    assert found.remedy.endswith("go on from the newest checkpoint: headrace train --resume --run-dir RUN")
+    assert found.remedy.endswith("go on from its newest checkpoint: headrace train --resume --run-dir RUN")
     assert (
         "at the last sign of life collector-0 had been inside env.step of lane 1, step 5000 for 0.1 s" in found.evidence
     )

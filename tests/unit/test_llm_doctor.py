@@ -79,6 +79,20 @@ def test_a_server_that_is_alive_and_does_nothing_is_to_blame():
     )
 
 
+def test_alarms_are_repeated_of_a_run_that_gets_on_and_of_one_that_is_over():
+    busy = component("trainer", Activity.UPDATE, 9.5, updates=3)
+    event = {"t_s": 3.0, "kind": "alarm", "component": "orchestrator", "what": "attempts_fail", "text": "10 % failed"}
+    looks = (look(10.0, component("supervisor", Activity.WAIT_CHILD, 10.0), busy),)
+    found = diagnose(Snapshot(looks=looks, plan=PLAN, events=(event,)))
+    assert found.state is Condition.HEALTHY
+    assert found.verdict.endswith("; 1 alarm was raised")
+    assert "10 % failed" in found.evidence
+    summary = {"outcome": "completed", "did": "3 steps", "alarms": [{"kind": "mostly_filtered", "text": "90 %"}] * 2}
+    found = diagnose(Snapshot(looks=looks, plan=PLAN, summary=summary))
+    assert found.state is Condition.FINISHED
+    assert found.evidence == ("90 %", "90 %")
+
+
 def test_a_server_that_nobody_asks_is_no_trouble():
     busy = component("trainer", Activity.UPDATE, 9.5, updates=3)
     waiting = component("orchestrator", Activity.WAIT_POLICY, 9.5, waits_on="trainer", need=4, have=3)
@@ -105,6 +119,20 @@ def test_trainer_and_orchestrator_that_wait_for_each_other():
         SUPERVISOR, WARM, component("inference", Activity.WAIT_REQUESTS, 1.0), trainer(2.0), waiting, at_s=20.0
     )
     assert found.state is Condition.DEADLOCKED
+
+
+@pytest.mark.parametrize("warm", [(), (WARM,)])
+def test_a_server_alone_that_nobody_asks_is_idle(warm):
+    others = (component(name, kind=ELSEWHERE, state=State.EMPTY) for name in ("orchestrator", "trainer"))
+    found = verdict(SUPERVISOR, *warm, component("inference", Activity.WAIT_REQUESTS, 3.0), *others)
+    assert (found.state, found.culprit, found.exit_code, found.remedy) == (Condition.HEALTHY, None, 0, "")
+    assert found.verdict == "inference is idle and waits for requests: nobody has asked for anything for 7.0 s"
+
+
+def test_a_server_whose_own_run_asks_nothing_any_more_stands_still():
+    ended = (component(name, state=State.ENDED) for name in ("orchestrator", "trainer"))
+    found = verdict(SUPERVISOR, component("inference", Activity.WAIT_REQUESTS, 3.0), *ended)
+    assert found.state is Condition.STALLED
 
 
 def test_a_component_of_another_launcher_is_no_culprit():

@@ -27,6 +27,7 @@ from headrace.llm.launch.summary import Tally, audited, outcome_of
 from headrace.llm.launch.wording import evaluation_line, step_line
 from headrace.llm.loading import load_rl_config
 from headrace.monitor.reader import read_numbers
+from headrace.supervision.child import LAUNCHER_MARK, tail
 from headrace.telemetry.board import Activity, State
 from headrace.telemetry.events import EventLog
 from headrace.telemetry.looks import ELSEWHERE, Plan
@@ -45,6 +46,70 @@ def test_lines_of_several_logs_are_followed_from_where_they_ended_before(tmp_pat
         file.write("f\n")
     assert list(follower.lines()) == [("a", "half")]
     assert list(follower.lines()) == []
+
+
+def test_what_is_told_of_a_component_is_in_its_log_and_is_not_read_from_there(tmp_path):
+    log = tmp_path / "a.log"
+    follower = LogFollower({"a": log})
+    follower.write("a", "is ready")
+    follower.write("a", "two\nlines")
+    follower.write("supervisor", "has no log")
+    assert log.read_text() == "[headrace] is ready\n[headrace] two\n[headrace] lines\n"
+    with log.open("a") as file:
+        file.write("printed\nhal")
+    follower.write("a", "between")
+    with log.open("a") as file:
+        file.write("f\n")
+    assert log.read_text().endswith("printed\nhal\n[headrace] between\nf\n")
+    assert list(follower.lines()) == [("a", "printed"), ("a", "half")]
+    follower.write("a", "later")
+    with log.open("a") as file:
+        file.write("[headrace] later\n")  # somebody else's words are shown, whatever they look like
+    assert list(follower.lines()) == [("a", "[headrace] later")]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.log"]
+    assert tail(log, 0) == ["printed", "hal", "f"]  # the last words of a component are its own
+
+
+def test_what_was_written_within_a_stretch_that_is_skipped_or_read_in_turns_is_not_shown(tmp_path):
+    log = tmp_path / "a.log"
+    follower = LogFollower({"a": log})
+    for number in range(3):
+        with log.open("a") as file:
+            file.write("".join(f"line {number}.{at:06d}\n" for at in range(20_000)))
+        follower.write("a", "own")
+    shown = [text for _ in range(4) for _, text in follower.lines()]
+    assert shown[-1] == "line 2.019999"
+    assert not any(LAUNCHER_MARK in text for text in shown)
+    follower.write("a", "own")
+    assert list(follower.lines()) == []
+
+
+def test_a_log_that_cannot_be_written_costs_a_count(tmp_path):
+    follower = LogFollower({"a": tmp_path / "gone" / "a.log"})
+    follower.write("a", "one\ntwo")
+    assert follower.lost == 2
+
+
+def test_step_lines_and_alarms_go_into_the_log_of_their_component_whether_or_not_anybody_looks_on(tmp_path):
+    log, clock, shown = tmp_path / "trainer.log", FakeClock(), []
+    for on_line in (None, shown.append):
+        with (
+            EventLog(tmp_path / "events.jsonl", clock, clock.now()) as events,
+            MetricsSink(tmp_path / "metrics.jsonl", tmp_path / "tensorboard") as metrics,
+        ):
+            chronicle = Chronicle(events, metrics, Tally(), LogFollower({"trainer": log}), clock, 9, on_line)
+            chronicle.report("trainer", "step", {"step": 3, "metrics": {"loss/mean": 0.5}})
+            chronicle.report("trainer", "alarm", {"kind": "entropy", "text": "too low"})
+            with log.open("a") as file:
+                file.write("printed\n")
+            chronicle.follow()
+    told = "[headrace]      0.0 s  Step 3/9 | Loss 0.5000\n[headrace]      0.0 s  ! too low\nprinted\n"
+    assert log.read_text() == told * 2
+    assert [(line.text, line.weight) for line in shown] == [
+        ("Step 3/9 | Loss 0.5000", "step"),
+        ("too low", "alarm"),
+        ("printed", "log"),
+    ]
 
 
 def test_a_flood_is_cut_and_its_end_is_shown(tmp_path):
@@ -72,6 +137,8 @@ def test_step_lines_of_both_sides():
     )
     metrics = {"train/reward/mean": 1.25, "train/win_rate": 0.8, "batch/filtered": 3}
     assert step_line(12, 250, metrics, "orchestrator") == "Step 12/250 | Reward 1.250 | Win 80.0 % | Filtered 3"
+    metrics = {"batch/failed": 0, "batch/retried": 12}
+    assert step_line(12, 250, metrics, "orchestrator") == "Step 12/250 | Failed 0 | Retried 12"
 
 
 def test_an_evaluation_in_words():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from headrace.core.errors import ComponentStalled, ConfigError, NothingToTrain, StaleWeights
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply
 from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
+from headrace.llm.orchestration.attempts import Attempts
 from headrace.llm.orchestration.filters import Losses
 from orchestration_support import Bench, MadeUp, SumGame, pause, rl_config, run_in_fake_time, same_samples
 
@@ -229,11 +231,54 @@ def test_a_problem_that_always_fails_is_named_once() -> None:
             raise ValueError("burn map corrupt, tile 7")
 
     bench = Bench(rl_config(steps=12), environment=SumGame(on_step=burn)).run()
-    (alarm,) = bench.reports("alarm")
+    (alarm,) = [alarm for alarm in bench.reports("alarm") if alarm["kind"] != "attempts_fail"]
     assert (
         alarm["text"] == "every rollout of problem p3 failed, in each of its last 3 groups; the last failure says why"
     )
     assert (alarm["kind"], alarm["problem"]) == ("problem_fails", "p3")
+
+
+def test_attempts_that_are_made_again_are_counted_by_batch_and_told_once_they_are_many() -> None:
+    calls = itertools.count()
+
+    def reward(problem: Problem, said: list[int]) -> float:
+        if next(calls) % 10 == 9:
+            raise ValueError("no route to the judge")
+        return float(sum(said) % 2)
+
+    bench = Bench(rl_config(steps=12), environment=SumGame(reward_of=reward)).run()
+    assert bench.books["failed"] == {}
+    failures = bench.books["failed_attempts"]["environment"]
+    assert failures >= 10
+    assert sum(batch.facts.get("batch/retried", 0.0) for batch in bench.batches) == failures
+    (alarm,) = bench.reports("alarm")
+    assert (alarm["kind"], alarm["reason"], alarm["limit"]) == ("attempts_fail", "environment", 0.05)
+    assert alarm["text"].startswith(
+        "12 % of the last 41 attempts at rollouts failed, most of them (5) for environment; "
+    )
+    assert alarm["text"].endswith(" raised ValueError: no route to the judge")
+
+
+def test_the_share_of_failed_attempts_is_told_again_only_after_a_stretch_without_any() -> None:
+    attempts, failure = Attempts(), Failure("environment", "boom", may_retry=True)
+    assert [attempts.failed(failure) for _ in range(4)] == [[]] * 4  # so few say nothing
+    assert attempts.failed(failure) == [
+        {
+            "kind": "attempts_fail",
+            "text": "100 % of the last 5 attempts at rollouts failed, most of them (5) for environment; "
+            "what may be tried again is, and only the rest counts as failed; the last: boom",
+            "value": 1.0,
+            "limit": 0.05,
+            "reason": "environment",
+            "last": "boom",
+        }
+    ]
+    for _ in range(199):
+        attempts.completed()
+    assert [attempts.failed(failure) for _ in range(20)] == [[]] * 20
+    for _ in range(200):
+        attempts.completed()
+    assert [len(attempts.failed(failure)) for _ in range(10)] == [0] * 9 + [1]  # 10 of 200
 
 
 class FirstIsShort(SumGame):

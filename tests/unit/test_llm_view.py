@@ -23,6 +23,9 @@ def test_the_equation_of_the_books_is_told_with_its_reasons():
         "requested 2,050 = completed 2,040 + failed 8 (timeout 8) + stale 2; "
         "completed 2,040 = trained 2,000 + filtered 40 (zero_advantage 40)"
     )
+    retried = BOOKS | {"attempts": 2_300, "failed_attempts": {"timeout": 8, "environment": 252}}
+    assert books_line(retried) == f"{books_line(BOOKS)}; of 2,300 attempts 260 failed (timeout 8, environment 252)"
+    assert books_line(BOOKS | {"attempts": 2_050, "failed_attempts": {"timeout": 8}}) == books_line(BOOKS)
     assert books_line(BOOKS | {"balanced": False}).endswith("   THE BOOKS DO NOT BALANCE")
 
 
@@ -48,6 +51,15 @@ def test_the_end_names_what_comes_next():
     assert "  faults        died 2" in lines
     assert "  alarm         entropy" in lines
     assert lines[-1].endswith("doctor runs/x    runs/x/logs holds what every process printed")
+
+
+def test_an_interrupted_run_is_gone_on_with_where_it_left_a_checkpoint_and_begun_again_where_not(tmp_path):
+    summary = {"outcome": "interrupted", "wall_s": 1.0, "steps": 0}
+    lines = ending(summary, tmp_path).splitlines()
+    assert lines[-1] == "  next          begin again, with the same command: there is no checkpoint to go on from"
+    (tmp_path / "checkpoints" / "3").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "3" / "manifest.json").touch()
+    assert f"headrace rl --resume --run-dir {tmp_path}    " in ending(summary, tmp_path).splitlines()[-1]
 
 
 def test_a_component_alone_is_started_again_alone():

@@ -87,6 +87,31 @@ def test_a_live_run_is_looked_at_twice(run, board):
     assert found.disk.total_bytes > 0
 
 
+def test_what_to_do_after_a_kill_names_the_run(run, board):
+    another_process(board)
+    found = diagnose(read_run(run.path, pause=lambda _: None))
+    assert found.remedy.endswith(f"go on from its newest checkpoint: headrace train --resume --run-dir {run.path}")
+
+
+def test_what_to_do_after_a_kill_of_a_language_model_run(tmp_path):
+    def remedy(path: Path) -> str:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "config.toml").write_text("[orchestrator]\n")
+        with Board.create(path / "board", COMPONENTS) as board:
+            another_process(board)
+        return diagnose(read_run(path, pause=lambda _: None)).remedy
+
+    run = tmp_path / "my run"
+    assert remedy(run).endswith(
+        "; begin again, with the command it was started with: it left no checkpoint to go on from"
+    )
+    (run / "checkpoints" / "3").mkdir(parents=True)
+    (run / "checkpoints" / "3" / "manifest.json").touch()
+    assert remedy(run).endswith(f"; go on from its newest checkpoint: headrace rl --resume --run-dir '{run}'")
+    shared = tmp_path / "shared"
+    assert remedy(shared / "alone" / "inference").endswith(f"; start it again: headrace inference --run-dir {shared}")
+
+
 def test_nothing_is_changed(run, board):
     before = contents(run.path)
     diagnose(read_run(run.path, pause=lambda _: None))

@@ -194,7 +194,9 @@ def _launch(what: Launch, *, quiet: bool, is_new: bool) -> int:
             found = None
             with contextlib.suppress(Exception):
                 found = what.place.read_summary()
-            if found is not None:
+            if found is not None and not (
+                what.aside is not None and what.aside.is_back
+            ):  # or it is an earlier session's
                 click.echo(ending(found, what.place.path))
             if is_new:
                 what.place.discard_if_empty()

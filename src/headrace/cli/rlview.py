@@ -62,6 +62,8 @@ def ending(summary: Mapping[str, Any], run: Path) -> str:
         lines.append(f"  {'next':<14}{headrace} doctor {run}    {run}/logs holds what every process printed")
     elif run.parent.name == "alone":  # of one component, see `headrace.llm.launch.alone`
         lines.append(f"  {'next':<14}{headrace} {run.name} --run-dir {run.parent.parent}")
+    elif summary.get("outcome") == "interrupted" and not any(run.glob("checkpoints/*/manifest.json")):
+        lines.append(f"  {'next':<14}begin again, with the same command: there is no checkpoint to go on from")
     elif summary.get("outcome") == "interrupted":
         lines.append(
             f"  {'next':<14}{headrace} rl --resume --run-dir {run}    {tensorboard} --logdir {run}/tensorboard"
@@ -72,13 +74,16 @@ def ending(summary: Mapping[str, Any], run: Path) -> str:
 
 
 def books_line(books: Mapping[str, Any]) -> str:
-    """``requested 2,048 = completed 2,040 + failed 8 (timeout 8); completed 2,040 = trained 2,000 + filtered 40 (…)``."""
+    """``requested 2,048 = completed 2,040 + failed 8 (timeout 8); completed 2,040 = trained 2,000 + filtered 40 (…)``.
+
+    Where attempts failed that were made again, also ``; of 2,300 attempts 260 failed (timeout 8, environment 252)``.
+    """
     ends = _terms(books, ("completed", "failed", "stale", "cancelled", "in_flight"))
     parts = _terms(books, ("trained", "filtered", "pending"))
     verdict = "" if books.get("balanced") is not False else "   THE BOOKS DO NOT BALANCE"
     sign = "=" if books.get("balanced") is not False else "≠"
     requested, completed = _count(books.get("requested")), _count(books.get("completed"))
-    return f"requested {requested:,} {sign} {ends}; completed {completed:,} {sign} {parts}{verdict}"
+    return f"requested {requested:,} {sign} {ends}; completed {completed:,} {sign} {parts}{_attempts(books)}{verdict}"
 
 
 def curve(points: list[dict[str, Any]]) -> list[str]:
@@ -119,11 +124,22 @@ def _terms(books: Mapping[str, Any], names: tuple[str, ...]) -> str:
     for name in names:
         value = books.get(name)
         if _count(value) or name == names[0]:
-            reasons = ""
-            if isinstance(value, Mapping):
-                reasons = " (" + ", ".join(f"{reason} {count:,}" for reason, count in value.items() if count) + ")"
-            terms.append(f"{name.replace('_', ' ')} {_count(value):,}{reasons}")
+            terms.append(f"{name.replace('_', ' ')} {_count(value):,}{_reasons(value)}")
     return " + ".join(terms)
+
+
+def _attempts(books: Mapping[str, Any]) -> str:
+    """Failures that became no failed rollout, for they were tried again."""
+    failed = books.get("failed_attempts")
+    if _count(failed) <= _count(books.get("failed")):
+        return ""
+    return f"; of {_count(books.get('attempts')):,} attempts {_count(failed):,} failed{_reasons(failed)}"
+
+
+def _reasons(value: object) -> str:
+    if not isinstance(value, Mapping):
+        return ""
+    return " (" + ", ".join(f"{reason} {count:,}" for reason, count in value.items() if count) + ")"
 
 
 def _count(value: object) -> int:

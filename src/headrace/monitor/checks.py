@@ -83,7 +83,7 @@ def orphaned(snapshot: Snapshot) -> Blame | None:
         return Blame(
             Condition.DEAD,
             f"the machine or container was restarted while the run went on, {seconds(snapshot.run_s)} after its start",
-            None, doing, "go on from its newest checkpoint: headrace train --resume --run-dir RUN",
+            None, doing, snapshot.go_on,
         )  # fmt: skip
     left = [name for name, process in snapshot.looks[-1].processes.items() if process.alive and name != "supervisor"]
     still = (f"{names(left)} still run, and leave when they notice",) if left else ()
@@ -93,8 +93,7 @@ def orphaned(snapshot: Snapshot) -> Blame | None:
         f"of the run{ago}: it was killed, or the machine ran out of memory",
         "supervisor",
         (*still, *doing, *seen(snapshot)),
-        "ask the system's log for the out-of-memory killer; go on from the newest checkpoint: "
-        "headrace train --resume --run-dir RUN",
+        f"ask the system's log for the out-of-memory killer; {snapshot.go_on}",
     )
 
 
@@ -228,7 +227,7 @@ def seen(snapshot: Snapshot) -> tuple[str, ...]:
 
 def standing(snapshot: Snapshot) -> list[Remark]:
     """What the run itself has found wrong and goes on with: in its summary, or in its events while there is none."""
-    return [remark for rule in (_ledger, _degraded, _suspicious) if (remark := rule(snapshot)) is not None]
+    return [remark for rule in (_ledger, _degraded, _suspicious, _alarmed) if (remark := rule(snapshot)) is not None]
 
 
 def _ledger(snapshot: Snapshot) -> Remark | None:
@@ -284,6 +283,15 @@ def _suspicious(snapshot: Snapshot) -> Remark | None:
         None, f"{amount(len(texts), 'warning')} about the data {'stands' if len(texts) == 1 else 'stand'}",
         "read what the warnings mean in docs/guides/not-learning.md", tuple(texts),
     )  # fmt: skip
+
+
+def _alarmed(snapshot: Snapshot) -> Remark | None:
+    """What a run of a language model has raised an alarm about."""
+    told = _found(snapshot, "alarm", "alarms", lambda event: event.get("text"))
+    texts = tuple(str(one.get("text") or one.get("kind")) for one in told)
+    if not texts:
+        return None
+    return Remark(None, f"{amount(len(texts), 'alarm')} {'was' if len(texts) == 1 else 'were'} raised", "", texts)
 
 
 def _found(

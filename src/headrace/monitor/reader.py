@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import socket
 import time
@@ -107,6 +108,7 @@ def read_run(path: str | Path, *, between_s: float = BETWEEN_S, pause: Callable[
         events=_tail(run.events_file),
         this_host=socket.gethostname()[:63],
         disk=_disk(run.path) if summary is None else None,
+        go_on=_go_on(run),
     )
     with ExitStack() as stack:
         try:
@@ -237,6 +239,18 @@ def read_table(config_file: Path) -> dict[str, Any]:
         return tomllib.loads(config_file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+
+
+def _go_on(run: RunDirectory) -> str:
+    """How whoever's run was killed goes on."""
+    path = run.path.absolute()
+    if "orchestrator" not in read_table(run.config_file):
+        return f"go on from its newest checkpoint: headrace train --resume --run-dir {shlex.quote(str(path))}"
+    if path.parent.name == "alone":  # of one component, see `headrace.llm.launch.alone`
+        return f"start it again: headrace {path.name} --run-dir {shlex.quote(str(path.parent.parent))}"
+    if not any(path.glob("checkpoints/*/manifest.json")):
+        return "begin again, with the command it was started with: it left no checkpoint to go on from"
+    return f"go on from its newest checkpoint: headrace rl --resume --run-dir {shlex.quote(str(path))}"
 
 
 def _language_plan(table: Mapping[str, Any]) -> Plan:

@@ -50,6 +50,8 @@ class Snapshot:
     """Seconds since the last sign of life of a run that is not live; None where clocks cannot be compared."""
     disk: Disk | None = None
     memory: Memory | None = None
+    go_on: str = "go on from its newest checkpoint: headrace train --resume --run-dir RUN"
+    """What to do where it was killed, as an imperative."""
 
     @property
     def run_s(self) -> float:

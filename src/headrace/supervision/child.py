@@ -17,6 +17,9 @@ from headrace.telemetry.board import Activity, Slot, State
 DUMP_S = 1.0
 """Seconds a stuck child is given to write its stacks."""
 
+LAUNCHER_MARK = "[headrace] "
+"""Before lines of a component's log that its launcher put there: they are no last words of the component."""
+
 _TAIL_LINES = 50
 _TAIL_BYTES = 16384
 _ENVIRONMENT = {
@@ -282,11 +285,12 @@ def place(slot: Slot, error: HeadraceError | None) -> tuple[str | None, int, int
 
 
 def tail(path: Path, start: int) -> list[str]:
-    """The last lines of a log from byte ``start`` on; empty if there is none."""
+    """The last lines of a log from byte ``start`` on, without what the launcher put there; empty if there is none."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(start, size - _TAIL_BYTES))
-            return file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
+            lines = file.read().decode(errors="replace").splitlines()
+            return [line for line in lines if not line.startswith(LAUNCHER_MARK)][-_TAIL_LINES:]
     except OSError:
         return []

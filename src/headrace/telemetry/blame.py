@@ -237,6 +237,20 @@ def _livelock(flow: Flow) -> Blame | None:
     )
 
 
+def _unasked(flow: Flow) -> Blame | None:
+    """Servers alone, whose clients other launchers look after: nobody asks them for anything, and that is no standstill."""
+    alive = flow.alive()
+    if not alive or not flow.of_kind(ELSEWHERE) or any(view.activity is not Activity.WAIT_REQUESTS for view in alive):
+        return None
+    servers = [view.id for view in alive]
+    latest = min(flow.age_s(view) for view in alive)
+    return Blame(
+        Condition.HEALTHY,
+        f"{names(servers)} {verb(servers, 'is', 'are')} idle and {verb(servers, 'waits', 'wait')} for requests: "
+        f"nobody has asked for anything for {seconds(latest)}",
+    )
+
+
 def _silence(flow: Flow) -> Blame | None:
     """Nothing moves, and nobody waits for anybody."""
     alive = [view for view in flow.alive() if view.kind != "evaluator"]
@@ -362,6 +376,7 @@ _RULES: tuple[Callable[[Flow], Blame | None], ...] = (
     _stuck,
     _supervisor_silent,
     _livelock,
+    _unasked,
     _silence,
     _starting,
     _warming_up,

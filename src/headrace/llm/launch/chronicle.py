@@ -40,7 +40,7 @@ class Chronicle:
         events: Of the run.
         metrics: Of the run.
         tally: Kept up to date.
-        follower: Of the logs.
+        follower: Of the logs, which it also writes.
         clock: Monotonic.
         steps: The run is to have.
         on_line: Who looks on; None: nobody.
@@ -71,7 +71,7 @@ class Chronicle:
     @property
     def lost_lines(self) -> dict[str, int]:
         """What could not be written, by file."""
-        return {"events": self._events.lost, "metrics": self._metrics.lost}
+        return {"events": self._events.lost, "metrics": self._metrics.lost, "logs": self._follower.lost}
 
     def say(
         self, kind: str, component: str, text: str, *, pid: int | None = None, tell: bool = False, **facts: object
@@ -82,7 +82,9 @@ class Chronicle:
             self.show(component, text, "event")
 
     def show(self, component: str, text: str, weight: str = "log") -> None:
-        """Show a line."""
+        """Show a line, and put it into the component's log, unless it comes from there: a run can be followed by its files."""
+        if weight != "log":
+            self._follower.write(component, f"{self.wall_s:8.1f} s  {'! ' if weight == 'alarm' else ''}{text}")
         if self._on_line is not None:
             self._on_line(Line(self.wall_s, component, text, weight))
 

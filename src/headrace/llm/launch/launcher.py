@@ -14,6 +14,7 @@ from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError
 from headrace.ipc.forkserver import ForkServer
 from headrace.llm.config import RLConfig
+from headrace.llm.launch.aside import Aside
 from headrace.llm.launch.blaming import culprit_of, error_of, gone_for_good
 from headrace.llm.launch.children import Shared, Targets, child_specs, components, plan_of, standstill_s
 from headrace.llm.launch.chronicle import Chronicle, OnLine
@@ -87,6 +88,8 @@ class Launch:
     """Seconds that earlier sessions took."""
     notes: tuple[str, ...] = ()
     """What was found damaged when it was made ready to go on, and what follows from that."""
+    aside: Aside | None = None
+    """What was put aside so that it can go on."""
 
     @property
     def basics(self) -> Basics:
@@ -97,18 +100,26 @@ class Launch:
 
 
 def launch(what: Launch, on_line: OnLine | None = None) -> dict[str, Any]:
-    """Run it to its end, whatever the end.
+    """Run it to its end, whatever the end. Where it goes on and learns nothing, a result of before stays.
 
     Args:
         what: See there.
         on_line: Called with every line that a component prints, and every one that the launcher has to say.
 
     Returns:
-        What ``summary.json`` holds, which is written as well; ``exit_code`` says how the run ended.
+        What ``summary.json`` holds, which is written as well, unless one of before stays; ``exit_code`` says how the run ended.
 
     Raises:
         ConfigError: The server's port is taken.
     """
+    try:
+        return _launch(what, on_line)
+    finally:
+        if what.aside is not None:
+            what.aside.settle()
+
+
+def _launch(what: Launch, on_line: OnLine | None) -> dict[str, Any]:
     clock = MonotonicClock()
     place, config = what.place, what.config
     with ExitStack() as stack:
@@ -143,6 +154,9 @@ def launch(what: Launch, on_line: OnLine | None = None) -> dict[str, Any]:
                 raise
         chronicle.follow()
         summary = launcher.summary()
+        if what.aside is not None and what.aside.in_vain(summary):
+            text = "nothing was learned since the run was gone on with: it stays as it was, with its earlier summary"
+            chronicle.say("kept", "supervisor", text, tell=True)
         board.slot("supervisor").set_state(State.FAILED if summary["error"] else State.ENDED)
         place.write_summary(summary)
         return summary

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from headrace.core.errors import ConfigError, HeadraceError, RunDirectoryError
-from headrace.core.files import write_whole
 from headrace.llm import weights
 from headrace.llm.config import RLConfig, RLDeadlinesConfig, RLSupervisionConfig
+from headrace.llm.launch.aside import put_aside
 from headrace.llm.launch.deciding import Cast, full_cast, single_cast
 from headrace.llm.launch.launcher import Launch
 from headrace.llm.launch.place import Endpoints, LanguageRun, new_run_id, read_endpoints, write_endpoints
@@ -19,10 +18,8 @@ from headrace.llm.launch.summary import Tally
 from headrace.llm.loading import differences
 from headrace.llm.payloads import WARM_START
 from headrace.llm.training.checkpoints import RLCheckpoint, RLCheckpoints
-from headrace.runtime.config import dump_toml
 from headrace.telemetry.board import Board
 from headrace.telemetry.events import read_events
-from headrace.telemetry.metrics import cut_metrics
 
 MAY_CHANGE = frozenset(
     {
@@ -83,7 +80,7 @@ def resume(path: Path, config: RLConfig | None) -> Launch:
         _require_work(place, config, step)
         tally = _history(place, step)
         unusable = unusable_weights(place, run_id, step)
-        sessions = _prepare(place, config, step, unusable)
+        aside = put_aside(place, config, step, unusable)
         began_s = max((float(event.get("t_s") or 0.0) for event in read_events(place.events_file)), default=0.0)
     except BaseException:
         place.close()
@@ -91,7 +88,9 @@ def resume(path: Path, config: RLConfig | None) -> Launch:
     what = Launch(config, place, cast_of(config, warm_start=False), run_id, place.path)
     notes = tuple(_passed_over(damaged, unusable, step))
     resume = checkpoint.folder.absolute()
-    return replace(what, resume=resume, tally=tally, sessions=sessions, began_s=began_s, notes=notes)
+    return replace(
+        what, resume=resume, tally=tally, sessions=aside.number + 1, began_s=began_s, notes=notes, aside=aside
+    )
 
 
 def newest_checkpoint(place: LanguageRun, run_id: str) -> tuple[RLCheckpoint, list[str]]:
@@ -203,42 +202,3 @@ def _history(place: LanguageRun, step: int) -> Tally:
             case "restarted":
                 tally.restarts += 1
     return tally
-
-
-def _prepare(place: LanguageRun, config: RLConfig, step: int, unusable: Iterable[int]) -> int:
-    """Put aside what is of the past, or would be taken for the future; the number of this session."""
-    earlier = place.path / "earlier"
-    try:
-        earlier.mkdir(exist_ok=True)
-        number = 1 + max((_number(path) for path in earlier.iterdir()), default=0)
-        write_whole(earlier / f"config-{number}.toml", [place.config_file.read_bytes()])
-        write_whole(place.config_file, [dump_toml(config).encode()])
-        if place.summary_file.exists():
-            place.summary_file.rename(earlier / f"summary-{number}.json")
-        aside = earlier / f"beyond-{number}"
-        # Batches on their way too: they were made by policies that are forgotten, and bear this run's id.
-        on_their_way = list(place.rollouts_dir.iterdir()) if place.rollouts_dir.is_dir() else []
-        damaged = [place.weights_dir / str(version) for version in unusable]
-        beyond = [*_beyond(place.checkpoints_dir, step), *_beyond(place.weights_dir, step)]
-        for path in [*beyond, *damaged, *on_their_way]:
-            target = aside / path.parent.name
-            target.mkdir(parents=True, exist_ok=True)
-            path.rename(target / path.name)
-        cut_metrics(place.metrics_file, step, earlier / f"metrics-{number}.jsonl")
-    except OSError as error:
-        raise RunDirectoryError(
-            f"the run directory {place.path} cannot be written",
-            problem=f"{type(error).__name__}: {error}",
-            fix="make room on its disk, or make it writable",
-        ) from None
-    return number + 1
-
-
-def _beyond(folder: Path, step: int) -> list[Path]:
-    """What was made after the checkpoint: of a past that is forgotten."""
-    return [path for path in folder.glob("*") if path.name.isdigit() and int(path.name) > step]
-
-
-def _number(path: Path) -> int:
-    found = re.search(r"-(\d+)(\.\w+)?$", path.name)
-    return int(found[1]) if found is not None else 0

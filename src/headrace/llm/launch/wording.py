@@ -27,6 +27,7 @@ _ORCHESTRATOR: tuple[_Form, ...] = (
     ("batch/effective_groups", "Effective groups", "{:.0f}", 1.0),
     ("batch/filtered", "Filtered", "{:.0f}", 1.0),
     ("batch/failed", "Failed", "{:.0f}", 1.0),
+    ("batch/retried", "Retried", "{:.0f}", 1.0),
     ("batch/stale", "Stale", "{:.0f}", 1.0),
     ("batch/cancelled", "Cancelled", "{:.0f}", 1.0),
     ("time/wait_for_policy", "Waited", "{:.2f} s", 1.0),

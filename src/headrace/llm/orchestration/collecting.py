@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from headrace.core.errors import NothingToTrain
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import Failure
+from headrace.llm.orchestration.attempts import Attempts
 from headrace.llm.orchestration.books import Place, RolloutBooks
 from headrace.llm.orchestration.filters import Losses, filtered
 from headrace.llm.orchestration.gatherer import Gatherer
@@ -85,6 +86,7 @@ class Collecting:
         self._tasks: dict[tuple[int, int], asyncio.Task[Rollout | Failure]] = {}
         self._kept: dict[int, Group] = {}
         self._losses = Losses(section.groups_per_step)
+        self._attempts = Attempts()
         self._filtered_in_row: Counter[str] = Counter()
         self._failed_in_row: Counter[str] = Counter()
         self._last_failure = ""
@@ -169,6 +171,10 @@ class Collecting:
         """See `RolloutNotes.attempt_failed`."""
         if spec.group >= 0:
             self.books.attempt_failed(spec.id, failure.reason)
+            if again:
+                self.tally.retried()
+            for alarm in self._attempts.failed(failure):
+                self._tell("alarm", {**alarm, "step": self.step})
         kind = "retry" if again else "failed"
         key = (kind, failure.reason, failure.detail)
         if key not in self._told and len(self._told) < _TOLD_FAILURES:
@@ -217,6 +223,7 @@ class Collecting:
         else:
             self.books.move(name, Place.PENDING)
             self.tally.completed(outcome)
+            self._attempts.completed()
             self._failed_in_row.clear()
         if group.complete:
             self._completed(group)

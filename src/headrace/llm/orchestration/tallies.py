@@ -40,6 +40,10 @@ class Tally:
         self._counts["batch/failed"] += 1
         self._counts[f"batch/failed_{failure.reason}"] += 1
 
+    def retried(self) -> None:
+        """An attempt at one failed, and it is tried again."""
+        self._counts["batch/retried"] += 1
+
     def filtered(self, group: Group, reason: str) -> None:
         """A group is not trained on."""
         self._counts["batch/filtered"] += 1
@@ -53,7 +57,10 @@ class Tally:
         self._counts["batch/stale_rollouts"] += group.size
 
     def metrics(self) -> dict[str, float]:
-        """Means over the completed rollouts, and counts. ``batch/filtered`` and ``batch/stale`` count groups."""
+        """Means over the completed rollouts, and counts. ``batch/filtered`` and ``batch/stale`` count groups.
+
+        ``batch/retried`` is there only where an attempt failed and was made again.
+        """
         means = {name: total / self._completed for name, total in self._sums.items()} if self._completed else {}
         always = dict.fromkeys(("batch/failed", "batch/filtered", "batch/stale"), 0.0)
         return always | means | {name: float(count) for name, count in self._counts.items()}
