@@ -38,6 +38,22 @@ def test_models() -> None:
     async def work(client: openai.AsyncOpenAI, _: Driver) -> None:
         listed = [model async for model in client.models.list()]
         assert [model.id for model in listed] == ["policy"]
+        assert await client.models.retrieve("policy") == listed[0]
+
+    ask(work)
+
+
+@pytest.mark.parametrize("name", ["gpt-4", "meta/llama", "policy/"])
+def test_a_model_that_there_is_not(name: str) -> None:
+    async def work(client: openai.AsyncOpenAI, _: Driver) -> None:
+        with pytest.raises(openai.NotFoundError) as told:
+            await client.models.retrieve(name)
+        assert told.value.body == {
+            "message": f"there is no model {name!r} here, but policy",
+            "type": "invalid_request_error",
+            "param": "model",
+            "code": "model_not_found",
+        }
 
     ask(work)
 

@@ -56,6 +56,12 @@ class OpenAIRoutes:
         del request
         return JSONResponse({"object": "list", "data": [self._model(name) for name in self.names]})
 
+    async def model(self, request: Request) -> Response:
+        """``GET /v1/models/NAME``."""
+        name = request.path_params["name"]
+        self._check_name(name)
+        return JSONResponse(self._model(name))
+
     async def completions(self, request: Request) -> Response:
         """``POST /v1/completions``."""
         number = next(self._numbers)
