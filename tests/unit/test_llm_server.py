@@ -91,7 +91,7 @@ def test_a_request_that_cannot_be_served_is_one_answer_of_its_call() -> None:
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
 def test_a_body_is_not_read_beyond_its_limit(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MOST_BODY_BYTES", 1000)
+    monkeypatch.setattr(reading, "MOST_BODY_BYTES", 1000)  # more than the least, which it limits as well
 
     async def work(client: Client, _: Driver) -> None:
         status, body = await client("POST", path, data=b" " * 1001)

@@ -36,7 +36,24 @@ def ask(work: Work, *, generating: bool = True) -> None:
 
 def test_models() -> None:
     async def work(client: openai.AsyncOpenAI, _: Driver) -> None:
-        assert [model.id async for model in client.models.list()] == ["policy"]
+        listed = [model async for model in client.models.list()]
+        assert [model.id for model in listed] == ["policy"]
+        assert await client.models.retrieve("policy") == listed[0]
+
+    ask(work)
+
+
+@pytest.mark.parametrize("name", ["gpt-4", "meta/llama", "policy/"])
+def test_a_model_that_there_is_not(name: str) -> None:
+    async def work(client: openai.AsyncOpenAI, _: Driver) -> None:
+        with pytest.raises(openai.NotFoundError) as told:
+            await client.models.retrieve(name)
+        assert told.value.body == {
+            "message": f"there is no model {name!r} here, but policy",
+            "type": "invalid_request_error",
+            "param": "model",
+            "code": "model_not_found",
+        }
 
     ask(work)
 
@@ -148,11 +165,13 @@ def test_a_text_that_ends_it_is_no_part_of_it(stream: bool) -> None:
     ("settings", "kind", "param"),
     [
         ({"model": "gpt-4"}, openai.NotFoundError, "model"),
-        ({"prompt": "a" * CONTEXT}, openai.BadRequestError, None),
-        ({"prompt": ""}, openai.BadRequestError, None),
+        ({"prompt": "a" * CONTEXT}, openai.BadRequestError, "prompt"),
+        ({"prompt": ""}, openai.BadRequestError, "prompt"),
         ({"prompt": []}, openai.BadRequestError, "prompt"),
         ({"prompt": [[1, 2], "ab"]}, openai.BadRequestError, "prompt"),
-        ({"prompt": [99]}, openai.BadRequestError, None),
+        ({"prompt": [99]}, openai.BadRequestError, "prompt"),
+        ({"prompt": [[1], [-1]]}, openai.BadRequestError, "prompt"),
+        ({"extra_body": {"stop_token_ids": [99]}}, openai.BadRequestError, "stop_token_ids"),
         ({"max_tokens": -1}, openai.BadRequestError, "max_tokens"),
         ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
         ({"temperature": "hot"}, openai.BadRequestError, "temperature"),
@@ -172,6 +191,15 @@ def test_errors_are_those_that_the_client_knows(
         assert body["message"]
         assert (body["param"] or "").partition(".")[0] == (param or "")
         assert driver.outstanding == 0
+
+    ask(work)
+
+
+def test_a_chat_that_is_too_long_is_about_its_messages() -> None:
+    async def work(client: openai.AsyncOpenAI, _: Driver) -> None:
+        with pytest.raises(openai.BadRequestError) as told:
+            await chat(client, messages=[{"role": "user", "content": "a" * CONTEXT}])
+        assert (told.value.param, told.value.code) == ("messages", "context_length_exceeded")
 
     ask(work)
 

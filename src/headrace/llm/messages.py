@@ -53,6 +53,8 @@ class Failure:
     """One word to count it by: timeout, connection, refused, environment, too_long, empty, …"""
     detail: str = ""
     may_retry: bool = True
+    about: str = field(default="", compare=False)
+    """The field of the request that is wrong, where one is; a server over HTTP does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,7 +120,8 @@ class Renderer:
             ) from error
 
     def _ids(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        # Not verbose: it warns that a long text will break the model, which is not asked about one that has no room.
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
     def _after_stand_in(self, messages: Sequence[Message]) -> tuple[str, str]:
         """What ends a message of the model; and what comes after that, to the beginning of its next one."""

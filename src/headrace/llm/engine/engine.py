@@ -121,9 +121,10 @@ class Engine:
             requests: Each with an id that nobody else in flight has.
             on_done: Called once for each that was not cancelled, during `step`, or at once for one that is refused.
         """
-        if overflowing(len(requests), self.waiting, self.running, self.limits):
+        busy = self.busy(len(requests))
+        if busy is not None:
             for place in range(len(requests)):
-                self._refuse(place, Failure("busy", f"{self.waiting} requests wait already"), on_done)
+                self._refuse(place, busy, on_done)
             return
         for place, request in enumerate(requests):
             failure = self._objection(request)
@@ -133,6 +134,12 @@ class Engine:
             self.counts.requests += 1
             self._ids.add(request.id)
             self._waiting.append(Job(request, place, on_done, self.counts.passes))
+
+    def busy(self, asked: int) -> Failure | None:
+        """Why there is no room for so many further requests, if there is none."""
+        if not overflowing(asked, self.waiting, self.running, self.limits):
+            return None
+        return Failure("busy", f"{self.waiting} requests wait already")
 
     def _objection(self, request: GenerationRequest) -> Failure | None:
         if self.wrong_weights:

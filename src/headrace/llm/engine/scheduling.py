@@ -28,21 +28,27 @@ class Limits:
 def refusal(request: GenerationRequest, limits: Limits, vocabulary: int) -> Failure | None:
     """Why a request can never be served, if so."""
     if not request.prompt_ids:
-        return Failure("empty", "the prompt has no tokens", may_retry=False)
+        return Failure("empty", "the prompt has no tokens", may_retry=False, about="prompt_ids")
     if len(request.prompt_ids) >= limits.context_tokens:
-        # "context length" is what clients of OpenAI's routes look for, verifiers among them.
-        prompt = f"a prompt of {len(request.prompt_ids)} tokens"
-        detail = f"{prompt} leaves no room in the model's context length of {limits.context_tokens}"
-        return Failure("too_long", detail, may_retry=False)
+        return too_long(f"{len(request.prompt_ids)} tokens", limits)
     if not (min(request.prompt_ids) >= 0 and max(request.prompt_ids) < vocabulary):
-        return Failure("refused", f"a token id is not in 0 to {vocabulary - 1}", may_retry=False)
+        return Failure("refused", f"a token id is not in 0 to {vocabulary - 1}", may_retry=False, about="prompt_ids")
     if len(request.stop_ids) > vocabulary or any(not 0 <= token < vocabulary for token in request.stop_ids):
-        return Failure("refused", f"a stop id is not in 0 to {vocabulary - 1}, or there are more", may_retry=False)
+        detail = f"a stop id is not in 0 to {vocabulary - 1}, or there are more"
+        return Failure("refused", detail, may_retry=False, about="stop_ids")
     if request.max_tokens < 1:
-        return Failure("refused", f"max_tokens is {request.max_tokens}, and must be at least 1", may_retry=False)
+        detail = f"max_tokens is {request.max_tokens}, and must be at least 1"
+        return Failure("refused", detail, may_retry=False, about="max_tokens")
     if request.temperature < 0 or not 0 < request.top_p <= 1:
         return Failure("refused", "temperature must be >= 0, and top_p in (0, 1]", may_retry=False)
     return None
+
+
+def too_long(tokens: str, limits: Limits) -> Failure:
+    """That of a prompt without room for an answer; ``tokens`` says how many it has."""
+    # "context length" is what clients of OpenAI's routes look for, verifiers among them.
+    detail = f"a prompt of {tokens} leaves no room in the model's context length of {limits.context_tokens}"
+    return Failure("too_long", detail, may_retry=False, about="prompt_ids")
 
 
 def overflowing(asked: int, waiting: int, running: int, limits: Limits) -> bool:

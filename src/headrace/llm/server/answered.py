@@ -88,7 +88,7 @@ class Wording:
         echoed = self._echoed(piece.place) if self._asked.echo and part == "message" else ""
         return {**choice, "text": echoed + piece.text}
 
-    def _prompt(self, place: int) -> list[int]:
+    def _prompt(self, place: int) -> tuple[int, ...]:
         return self._asked.prompts[place // (self._asked.body.n or 1)]
 
     def _echoed(self, place: int) -> str:

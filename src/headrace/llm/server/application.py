@@ -56,6 +56,7 @@ def build_application(
         openai = OpenAIRoutes(driver, texts, names, timeout_s)
         routes += [
             Route("/v1/models", openai.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", openai.model, methods=["GET"]),  # a name may have slashes
             Route("/v1/completions", openai.completions, methods=["POST"]),
             Route("/v1/chat/completions", openai.chat, methods=["POST"]),
         ]

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.core import seeding
+from headrace.llm.engine.scheduling import Limits, too_long
 from headrace.llm.messages import GenerationRequest
 from headrace.llm.server.errors import ApiError
-from headrace.llm.server.texts import Texts
+from headrace.llm.server.reading import FastList
+from headrace.llm.server.texts import Texts, TooManyTokens
 
 MOST_COMPLETIONS = 65_536
 """Of one call: a few bytes of JSON could ask for more than the memory holds."""
+
+MOST_STOPS = 1024
+"""Texts that end a completion: after every token each is looked for in what was said."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
@@ -49,8 +56,8 @@ class AskedBody(BaseModel):
     temperature: float | None = Field(default=1.0, ge=0, allow_inf_nan=False)
     top_p: float | None = Field(default=1.0, gt=0, le=1)
     seed: int | None = Field(default=None, ge=0)
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] = []
+    stop: str | FastList[str] | None = None
+    stop_token_ids: FastList[int] = []
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     session: str = ""
@@ -69,7 +76,7 @@ class AskedBody(BaseModel):
 class CompletionsBody(AskedBody):
     """``POST /v1/completions``."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | FastList[str] | FastList[int] | FastList[FastList[int]]
     logprobs: int | None = Field(default=None, ge=0, le=1)
     """Alternatives are not kept, so 1 is answered as 0: the log-probability of what was drawn."""
     echo: bool | None = False
@@ -90,7 +97,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart]
+    content: str | FastList[TextPart]
 
     def plain(self) -> dict[str, str]:
         """As templates take it."""
@@ -101,7 +108,7 @@ class ChatMessage(BaseModel):
 class ChatBody(AskedBody):
     """``POST /v1/chat/completions``."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: FastList[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = False
 
@@ -111,47 +118,90 @@ class Asked:
     """What was asked for, in requests of the engine: ``n`` for each prompt, one prompt after the other."""
 
     requests: list[GenerationRequest]
-    prompts: list[list[int]]
-    """One per prompt."""
+    prompts: list[tuple[int, ...]]
+    """One per prompt; its requests share it, as a long one a thousand times over could be more than the memory holds."""
     body: AskedBody
     logprobs: bool
     echo: bool = False
 
+    @property
+    def params(self) -> Mapping[str, str]:
+        """What the client calls fields of the requests, for errors."""
+        prompt = "messages" if isinstance(self.body, ChatBody) else "prompt"
+        return {"prompt_ids": prompt, "stop_ids": "stop_token_ids"}
 
-def refuse_unknown_settings(body: AskedBody) -> None:
+
+def refuse_settings(body: AskedBody) -> None:
     """Rather than generate something else than was asked for.
 
     Raises:
-        ApiError: A setting is in use that we do not have.
+        ApiError: A setting is in use that we do not have, or too much of one that we have.
     """
+    if len(body.stops) > MOST_STOPS:
+        text = f"stop: {len(body.stops):,} texts, of {MOST_STOPS:,} at most"
+        raise ApiError(400, text, param="stop", code="too_many")
     for name, value in (body.model_extra or {}).items():
         if name in _NEUTRAL and value not in _NEUTRAL[name]:
             raise ApiError(400, f"{name} is not supported", param=name, code="unsupported")
 
 
-def asked_completions(body: CompletionsBody, texts: Texts, seed: int) -> Asked:
-    """Of ``/v1/completions``; ``seed`` is taken where the client gives none."""
+def count_completions(body: CompletionsBody) -> int:
+    """How many are asked for, before anything is made of them.
+
+    Raises:
+        ApiError: None, more than may be, or with settings that exclude each other.
+    """
     if body.echo and body.logprobs is not None:
         raise ApiError(400, "echo together with logprobs is not supported; POST /score scores a text", param="echo")
     given = _given(body.prompt)
     if not given:
         raise ApiError(400, "prompt: there is none", param="prompt", code="empty")
     count = len(given) * (body.n or 1)
-    if count > MOST_COMPLETIONS:  # looked at before anything is made of them
+    if count > MOST_COMPLETIONS:
         text = f"n: {count:,} completions in one call, of {MOST_COMPLETIONS:,} at most"
         raise ApiError(400, text, param="n", code="too_many")
-    prompts = [texts.encode(one) if isinstance(one, str) else list(one) for one in given]
+    return count
+
+
+async def asked_completions(body: CompletionsBody, texts: Texts, seed: int, limits: Limits) -> Asked:
+    """Of ``/v1/completions``; ``seed`` is taken where the client gives none.
+
+    Raises:
+        ApiError: A text does not fit the context.
+    """
+    prompts: list[tuple[int, ...]] = []
+    with _fitting("prompt", limits):
+        for one in _given(body.prompt):
+            if isinstance(one, str):
+                prompts.append(tuple(texts.encode(one, limits.context_tokens)))
+                await asyncio.sleep(0)  # thousands of texts take seconds, and others are served meanwhile
+            else:
+                prompts.append(tuple(one))
     requests = _requests(body, prompts, body.max_tokens or 16, texts, seed)
     return Asked(requests, prompts, body, body.logprobs is not None, bool(body.echo))
 
 
-def asked_chat(body: ChatBody, texts: Texts, seed: int, context_tokens: int) -> Asked:
-    """Of ``/v1/chat/completions``; ``seed`` is taken where the client gives none."""
+def asked_chat(body: ChatBody, texts: Texts, seed: int, limits: Limits) -> Asked:
+    """Of ``/v1/chat/completions``; ``seed`` is taken where the client gives none.
+
+    Raises:
+        ApiError: The model cannot chat, or the conversation does not fit the context.
+    """
     if not texts.chats:
         raise ApiError(400, "the model has no chat template; use /v1/completions", code="no_chat_template")
-    prompts = [texts.chat([message.plain() for message in body.messages])]
-    most = body.max_completion_tokens or body.max_tokens or context_tokens
+    with _fitting("messages", limits):
+        prompts = [tuple(texts.chat([message.plain() for message in body.messages], limits.context_tokens))]
+    most = body.max_completion_tokens or body.max_tokens or limits.context_tokens
     return Asked(_requests(body, prompts, most, texts, seed), prompts, body, bool(body.logprobs))
+
+
+@contextmanager
+def _fitting(param: str, limits: Limits) -> Iterator[None]:
+    """A text that is too long is refused as the engine refuses its tokens."""
+    try:
+        yield
+    except TooManyTokens as error:
+        raise ApiError.of_failure(too_long(str(error), limits), {"prompt_ids": param}) from None
 
 
 def _given(prompt: str | Sequence[Any]) -> Sequence[str | Sequence[int]]:
@@ -161,18 +211,21 @@ def _given(prompt: str | Sequence[Any]) -> Sequence[str | Sequence[int]]:
     return prompt
 
 
-def _requests(body: AskedBody, prompts: list[list[int]], most: int, texts: Texts, seed: int) -> list[GenerationRequest]:
+def _requests(
+    body: AskedBody, prompts: list[tuple[int, ...]], most: int, texts: Texts, seed: int
+) -> list[GenerationRequest]:
     samples = body.n or 1
     count = len(prompts) * samples
     base = seed if body.seed is None else body.seed
+    stop_ids = (*texts.stop_ids, *body.stop_token_ids)
     return [
         GenerationRequest(
             id=str(place),
-            prompt_ids=tuple(prompts[place // samples]),
+            prompt_ids=prompts[place // samples],
             max_tokens=most,
             temperature=1.0 if body.temperature is None else body.temperature,
             top_p=body.top_p or 1.0,
-            stop_ids=(*texts.stop_ids, *body.stop_token_ids),
+            stop_ids=stop_ids,
             seed=seeding.integer(base, "choice", place),
             session=body.session if count == 1 else "",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -11,6 +12,9 @@ from starlette.responses import JSONResponse, Response
 
 from headrace.core.errors import HeadraceError, RunDirectoryError, SnapshotCorrupt
 from headrace.llm.messages import Failure
+
+SHOWN = 200
+"""Characters of a name that nobody knows, told to whoever sent it."""
 
 STATUS_OF = {
     "too_long": 400,
@@ -42,10 +46,16 @@ class ApiError(Exception):
         self.code = code
 
     @classmethod
-    def of_failure(cls, failure: Failure) -> ApiError:
-        """That of a completion that did not come about."""
+    def of_failure(cls, failure: Failure, params: Mapping[str, str] | None = None) -> ApiError:
+        """That of a completion that did not come about.
+
+        Args:
+            failure: Why not.
+            params: What the route calls the fields of a `GenerationRequest`, where it has another name for them.
+        """
         code = "context_length_exceeded" if failure.reason == "too_long" else failure.reason
-        return cls(STATUS_OF.get(failure.reason, 500), failure.detail or failure.reason, code=code)
+        param = (params or {}).get(failure.about, failure.about) or None
+        return cls(STATUS_OF.get(failure.reason, 500), failure.detail or failure.reason, param=param, code=code)
 
     @classmethod
     def of_validation(cls, error: ValidationError) -> ApiError:

@@ -46,7 +46,8 @@ class GrowingText:
             return len(text) - len(text.rstrip("\ufffd"))
         longest = 0
         for stop in self._stops:
-            longest = max(longest, *(size for size in range(len(stop)) if text.endswith(stop[:size])))
+            sizes = range(min(len(stop), len(text) + 1))  # a stop may be a million times as long as the text
+            longest = max(longest, *(size for size in sizes if text.endswith(stop[:size])))
         return longest
 
 

@@ -15,15 +15,19 @@ from headrace.core.errors import ComponentError
 from headrace.llm.messages import Completion, Failure, GenerationRequest, Probe, PublishedWeights
 from headrace.llm.server.asked import MOST_COMPLETIONS
 from headrace.llm.server.driver import Driver
-from headrace.llm.server.errors import ApiError
-from headrace.llm.server.reading import body_of
+from headrace.llm.server.errors import SHOWN, ApiError
+from headrace.llm.server.reading import BodyLimits, FastList, body_of
 from headrace.llm.server.waiting import answers
 
 
 class Body(BaseModel):
-    """Base of what routes take."""
+    """Base of what routes take. Fields that nobody knows are refused by `parsed`: pydantic would tell of each of a million."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+
+    def unknown(self) -> str | None:
+        """Where the first field is that nobody knows."""
+        return next(iter(self.model_extra or ()), None)
 
 
 _Kind = TypeVar("_Kind", bound=Body)
@@ -33,11 +37,11 @@ class WantedBody(Body):
     """One completion, see `headrace.llm.messages.GenerationRequest`."""
 
     id: str
-    prompt_ids: list[int]
+    prompt_ids: FastList[int]
     max_tokens: int = Field(ge=1)
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     top_p: float = Field(default=1.0, gt=0, le=1)
-    stop_ids: list[int] = []
+    stop_ids: FastList[int] = []
     seed: int = Field(default=0, ge=0)
     session: str = ""
 
@@ -45,14 +49,22 @@ class WantedBody(Body):
 class GenerateBody(Body):
     """``POST /generate``."""
 
-    requests: list[WantedBody] = Field(max_length=MOST_COMPLETIONS)
+    requests: FastList[WantedBody] = Field(max_length=MOST_COMPLETIONS)
     timeout_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+    def unknown(self) -> str | None:
+        """Here, or in one of the requests."""
+        own = super().unknown()
+        if own is not None:
+            return own
+        inner = ((place, one.unknown()) for place, one in enumerate(self.requests) if one.model_extra)
+        return next((f"requests.{place}.{name}" for place, name in inner), None)
 
 
 class ScoreBody(Body):
     """``POST /score``."""
 
-    token_ids: list[int] = Field(min_length=1)
+    token_ids: FastList[int] = Field(min_length=1)
 
 
 class UpdateBody(Body):
@@ -64,16 +76,21 @@ class UpdateBody(Body):
     run_id: str
 
 
-async def parsed(request: Request, kind: type[_Kind]) -> _Kind:
-    """The body of a request.
+async def parsed(request: Request, kind: type[_Kind], most_bytes: int) -> _Kind:
+    """The body of a request, of ``most_bytes`` at most.
 
     Raises:
-        ApiError: It is not what the route takes.
+        ApiError: It is not what the route takes, or longer.
     """
     try:
-        return kind.model_validate_json(await body_of(request))
+        body = kind.model_validate_json(await body_of(request, most_bytes))
     except ValidationError as error:
         raise ApiError.of_validation(error) from None
+    unknown = body.unknown()
+    if unknown is not None:
+        param = unknown[:SHOWN]
+        raise ApiError(400, f"{param}: there is no such field", param=param, code="invalid_value")
+    return body
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +109,7 @@ class NativeRoutes:
 
     async def generate(self, request: Request) -> Response:
         """``POST /generate``."""
-        body = await parsed(request, GenerateBody)
+        body = await parsed(request, GenerateBody, self._limits.many)
         wanted = [
             GenerationRequest(
                 id=one.id,
@@ -114,7 +131,7 @@ class NativeRoutes:
 
     async def score(self, request: Request) -> Response:
         """``POST /score``."""
-        body = await parsed(request, ScoreBody)
+        body = await parsed(request, ScoreBody, self._limits.one)
         try:
             logprobs = self.driver.score(body.token_ids)
         except ComponentError as error:
@@ -123,7 +140,7 @@ class NativeRoutes:
 
     async def update_weights(self, request: Request) -> Response:
         """``POST /update_weights``."""
-        body = await parsed(request, UpdateBody)
+        body = await parsed(request, UpdateBody, self._limits.one)
         if self.run_id and body.run_id != self.run_id:
             raise ApiError(
                 409,
@@ -164,6 +181,10 @@ class NativeRoutes:
         """``GET /metrics``, as Prometheus reads it."""
         del request
         return PlainTextResponse(metrics_text(self.driver), media_type="text/plain; version=0.0.4")
+
+    @property
+    def _limits(self) -> BodyLimits:
+        return BodyLimits.of(self.driver.engine.limits)
 
     def _served(self) -> Response:
         served = self.driver.engine.served

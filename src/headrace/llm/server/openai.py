@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 from pydantic import ValidationError
 from starlette.requests import Request
@@ -22,12 +23,13 @@ from headrace.llm.server.asked import (
     CompletionsBody,
     asked_chat,
     asked_completions,
-    refuse_unknown_settings,
+    count_completions,
+    refuse_settings,
 )
 from headrace.llm.server.driver import Call, Driver
-from headrace.llm.server.errors import ApiError
+from headrace.llm.server.errors import SHOWN, ApiError
 from headrace.llm.server.following import Follower, Piece
-from headrace.llm.server.reading import body_of
+from headrace.llm.server.reading import BodyLimits, body_of
 from headrace.llm.server.texts import Texts
 from headrace.llm.server.waiting import answers, unless_gone
 
@@ -52,39 +54,54 @@ class OpenAIRoutes:
     async def models(self, request: Request) -> Response:
         """``GET /v1/models``."""
         del request
-        facts = {"object": "model", "created": 0, "owned_by": "headrace"}
-        longest = self.driver.engine.limits.context_tokens
-        listed = [{"id": name, **facts, "max_model_len": longest} for name in self.names]
-        return JSONResponse({"object": "list", "data": listed})
+        return JSONResponse({"object": "list", "data": [self._model(name) for name in self.names]})
+
+    async def model(self, request: Request) -> Response:
+        """``GET /v1/models/NAME``."""
+        name = request.path_params["name"]
+        self._check_name(name)
+        return JSONResponse(self._model(name))
 
     async def completions(self, request: Request) -> Response:
         """``POST /v1/completions``."""
         number = next(self._numbers)
-        body = self._checked(await body_of(request), CompletionsBody)
+        body = self._checked(await body_of(request, self._limits.many), CompletionsBody)
         assert isinstance(body, CompletionsBody)
-        asked = asked_completions(body, self.texts, number)
+        busy = self.driver.engine.busy(count_completions(body))
+        if busy is not None:  # told before thousands of texts become tokens
+            raise ApiError.of_failure(busy)
+        asked = await asked_completions(body, self.texts, number, self.driver.engine.limits)
         return await self._answered(request, asked, f"cmpl-{number}")
 
     async def chat(self, request: Request) -> Response:
         """``POST /v1/chat/completions``."""
         number = next(self._numbers)
-        body = self._checked(await body_of(request), ChatBody)
+        body = self._checked(await body_of(request, self._limits.one), ChatBody)
         assert isinstance(body, ChatBody)
-        asked = asked_chat(body, self.texts, number, self.driver.engine.limits.context_tokens)
+        asked = asked_chat(body, self.texts, number, self.driver.engine.limits)
         return await self._answered(request, asked, f"chatcmpl-{number}")
+
+    @property
+    def _limits(self) -> BodyLimits:
+        return BodyLimits.of(self.driver.engine.limits)
 
     def _checked(self, data: bytes, kind: type[AskedBody]) -> AskedBody:
         try:
             body = kind.model_validate_json(data)
         except ValidationError as error:
             raise ApiError.of_validation(error) from None
-        if body.model not in self.names:
-            served = ", ".join(self.names)
-            raise ApiError(
-                404, f"there is no model {body.model!r} here, but {served}", param="model", code="model_not_found"
-            )
-        refuse_unknown_settings(body)
+        self._check_name(body.model)
+        refuse_settings(body)
         return body
+
+    def _check_name(self, name: str) -> None:
+        if name not in self.names:
+            text = f"there is no model {name[:SHOWN]!r} here, but {', '.join(self.names)}"
+            raise ApiError(404, text, param="model", code="model_not_found")
+
+    def _model(self, name: str) -> dict[str, Any]:
+        longest = self.driver.engine.limits.context_tokens
+        return {"id": name, "object": "model", "created": 0, "owned_by": "headrace", "max_model_len": longest}
 
     async def _answered(self, request: Request, asked: Asked, answer_id: str) -> Response:
         wording = Wording(asked, self.texts, answer_id, int(datetime.now(tz=UTC).timestamp()))
@@ -92,7 +109,7 @@ class OpenAIRoutes:
         refused = next((answer for answer in call.answers if isinstance(answer, Failure)), None)
         if refused is not None:
             self.driver.abandon(call)
-            raise ApiError.of_failure(refused)
+            raise ApiError.of_failure(refused, asked.params)
         timeout_s = asked.body.timeout_s or self.timeout_s
         follower = Follower(self.driver, call, self.texts, asked.body.stops)
         if asked.body.stream:
