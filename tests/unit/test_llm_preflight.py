@@ -6,6 +6,7 @@ import json
 import socket
 from contextlib import nullcontext
 
+import pytest
 from click.testing import CliRunner
 
 from headrace.cli.main import main
@@ -151,6 +152,49 @@ def test_other_configurations_are_told_where_to_go():
     done = CliRunner().invoke(main, ["check", "pendulum-td3"], standalone_mode=False)
     assert "describes no language-model run" in str(done.exception)
     assert done.exception.exit_code == 2
+
+
+def checked(monkeypatch, *words):
+    """What `headrace check` says without looking at anything but the configuration."""
+    seen = []
+    monkeypatch.setattr("headrace.llm.preflight.check", lambda config, *_, **__: seen.append(config) or [])
+    return CliRunner().invoke(main, ["check", *map(str, words)], standalone_mode=False), seen
+
+
+@pytest.fixture
+def of_either_kind(tmp_path):
+    path = tmp_path / "min.toml"
+    path.write_text('[run]\nsteps = 2\n[env]\nfactory = "mine:make"\n')
+    return path
+
+
+def test_a_file_of_either_kind_is_looked_at_as_a_language_model_and_so_it_is_told(of_either_kind, monkeypatch):
+    done, (config,) = checked(monkeypatch, of_either_kind)
+    assert (config.run.steps, config.env.factory, done.return_value) == (2, "mine:make", 0)
+    assert done.output.splitlines()[0].endswith(
+        f"{of_either_kind} has only sections that every run has; it is looked at as headrace rl @ {of_either_kind} "
+        "would read it, and headrace train would take it for a run with collectors and a learner"
+    )
+    assert done.output.endswith("ready to start, 1 warning\n")
+
+
+def test_a_key_of_a_language_model_settles_the_kind(of_either_kind, monkeypatch):
+    done, seen = checked(monkeypatch, of_either_kind, "--trainer.threads", "1")
+    assert len(seen) == 1
+    assert done.output == "ready to start, 0 warnings\n"
+
+
+def test_a_file_that_is_of_neither_kind_is_told_in_the_words_of_both(of_either_kind, monkeypatch):
+    of_either_kind.write_text('[run]\nsteps = 2\n[env]\nid = "Pendulum-v1"\n')
+    done, seen = checked(monkeypatch, of_either_kind)
+    assert seen == []
+    assert done.exception.facts == {
+        "as_language_model": "unknown key env.id",
+        "as_collectors_and_learner": "the run would end before its first update",
+    }
+    of_either_kind.write_text('[run]\nsteps = 20000\n[env]\nid = "Pendulum-v1"\n')
+    done, _ = checked(monkeypatch, of_either_kind)
+    assert "describes no language-model run" in str(done.exception)
 
 
 def test_folders_that_were_made_for_the_check_are_gone_again(tmp_path):

@@ -72,6 +72,12 @@ def test_a_factory_that_makes_no_environment(factory: str, kwargs: dict[str, Any
         build_text_environment(None, factory, kwargs)
 
 
+def test_an_environment_of_the_other_kind_is_told_where_it_can_be_trained_on() -> None:
+    with pytest.raises(EnvironmentNotBuilt, match="lacking: dataset, reward") as raised:
+        build_text_environment(None, "gymnasium:make", {"id": "CartPole-v1"})
+    assert raised.value.fix.startswith("train on it with collectors and a learner (headrace train, plan")
+
+
 def test_a_factory_without_a_function() -> None:
     with pytest.raises(ConfigError, match="names no function"):
         build_text_environment(None, "module", {})

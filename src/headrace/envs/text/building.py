@@ -76,9 +76,17 @@ def build_text_environment(
             environment=label,
             expected=f"an object with the methods {', '.join(_METHODS)}",
             lacking=", ".join(lacking),
-            fix="end the factory with `return env`" if made is None else "add the methods, see TextEnvironment",
+            fix=_fix_of(made),
         )
     return cast("TextEnvironment", made)
+
+
+def _fix_of(made: object) -> str:
+    if made is None:
+        return "end the factory with `return env`"
+    if hasattr(made, "observation_space") or hasattr(made, "observation_spaces"):
+        return "train on it with collectors and a learner (headrace train, plan and debug-run), or add the methods"
+    return "add the methods, see TextEnvironment"
 
 
 @dataclass(frozen=True, slots=True)
