@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,6 +41,8 @@ class Troubled:
                 poll_fds({}, 60.0)
         if self._left <= 0 and self._fault == "exit":
             sys.exit(4)
+        if self._left <= 0 and self._fault == "leave":
+            os._exit(0)
         if self._left == 0 and self._fault == "fork":
             os.fork()
         if self._left <= 0 and self._fault == "raise":
@@ -52,6 +55,13 @@ class Troubled:
 
 def make(**kwargs: Any) -> Troubled:
     """One of them."""
+    return Troubled(**kwargs)
+
+
+def make_with_a_helper(marker: str, **kwargs: Any) -> Troubled:
+    """Starts a program that would live on, and would hold what this process writes to."""
+    helper = subprocess.Popen(["sleep", "1000"])
+    Path(marker).write_text(str(helper.pid))
     return Troubled(**kwargs)
 
 

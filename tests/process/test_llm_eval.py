@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.cli.main import main
 from headrace.envs.text.building import build_text_environment
+from headrace.llm import evaluating
 from headrace.llm.config import RLConfig
 from headrace.llm.evaluating import chosen, evaluate_run
 from headrace.llm.launch.place import Endpoints, LanguageRun, write_endpoints
 from headrace.llm.loading import load_rl_config, write_effective
+from headrace.llm.messages import PublishedWeights
 from headrace.llm.orchestration.evaluation import specs
 from headrace.llm.payloads import TwinPayload
 from headrace.llm.twin import twin
@@ -45,6 +49,49 @@ def test_it_finds_what_the_run_found(played: tuple[Path, dict[int, dict[str, flo
     place = LanguageRun.open(path)
     assert evaluate_run(place, None, 0).facts() == found[0]
     assert evaluate_run(place, None, None).facts() == found[2]
+
+
+def test_a_run_that_goes_on_meanwhile_has_its_newest_version_played(
+    played: tuple[Path, dict[int, dict[str, float]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version that was the newest when the command began is removed while the environment is built, the next one
+    while the engine is; none of them is called damaged."""
+    path = tmp_path / "live"
+    shutil.copytree(played[0], path)
+    hidden = tmp_path / "hidden"
+    (path / "weights" / "2").rename(hidden)
+    building, problems = evaluating.build_engine, evaluating.problems_of
+    built: list[int] = []
+
+    def while_building(config: Any, model: Path, published: PublishedWeights) -> Any:
+        built.append(published.version)
+        if published.version == 0:
+            hidden.rename(path / "weights" / "2")
+            shutil.rmtree(path / "weights" / "0")
+        return building(config, model, published)
+
+    def while_asking(environment: Any, split: Any) -> Any:
+        shutil.rmtree(path / "weights" / "1")
+        return problems(environment, split)
+
+    monkeypatch.setattr(evaluating, "build_engine", while_building)
+    monkeypatch.setattr(evaluating, "problems_of", while_asking)
+    assert evaluate_run(LanguageRun.open(path), None, None).facts() == played[1][2]
+    assert built == [0, 2]
+
+
+def test_a_newest_version_that_is_damaged_is_passed_over_aloud(
+    played: tuple[Path, dict[int, dict[str, float]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "damaged"
+    shutil.copytree(played[0], path)
+    (path / "weights" / "2" / "model.safetensors").write_bytes(b"")
+    assert headrace("eval", str(path), "--episodes", "2") == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("policy version 1: ")
+    assert told.err.startswith("version 2 is damaged and passed over: SafetensorError: ")
+    assert headrace("eval", str(path), "--version", "2") == 1
+    assert "[DAT-002] published weights are damaged" in capsys.readouterr().err
 
 
 def test_it_tells_rate_and_interval(

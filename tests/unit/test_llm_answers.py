@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.envs.text.answers import judgement_of, reply_of
 from headrace.envs.text.asking import words_of
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply
-from headrace.llm.orchestration.answers import judgement_of, reply_of
 from orchestration_support import Bench, SumGame, rl_config
 
 WRONG_REPLIES: list[tuple[Any, str]] = [
@@ -24,6 +24,8 @@ WRONG_JUDGEMENTS: list[tuple[Any, str]] = [
     (0.5, "float instead of Judgement"),
     (Judgement(None, solved=False), "a Judgement whose terms are NoneType instead of a mapping"),  # type: ignore[arg-type]
     (Judgement({"a": "x"}, solved=False), "a Judgement whose terms hold 'x' for a, which is no number"),  # type: ignore[dict-item]
+    (Judgement({"a": "1"}, solved=False), "a Judgement whose terms hold '1' for a, which is no number"),  # type: ignore[dict-item]
+    (Judgement({"a": b"1"}, solved=False), "a Judgement whose terms hold b'1' for a, which is no number"),  # type: ignore[dict-item]
     (
         Judgement({"a": 1.0}, solved=False, facts={"n": "word"}),
         "a Judgement whose facts hold 'word' for n, which is no number",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import socket
+from contextlib import nullcontext
 
+import pytest
 from click.testing import CliRunner
 
 from headrace.cli.main import main
 from headrace.llm import trying
 from headrace.llm.finding import Verdict
+from headrace.llm.guarding import Guarded, found_dead
 from headrace.llm.loading import load_rl_config
 from headrace.llm.preflight import (
     check_disk,
@@ -16,6 +20,7 @@ from headrace.llm.preflight import (
     check_port,
     check_start,
     check_threads,
+    gone_again,
     memory_of,
     parameters_of,
     short_config,
@@ -25,6 +30,13 @@ from headrace.llm.trying import answer_nonce, tried, try_environment, try_texts
 
 def config(**settings):
     return load_rl_config([], {name.replace("__", "."): value for name, value in settings.items()})
+
+
+class Unguarded:
+    """Sets no limit: it would be kept by ending this process."""
+
+    def within(self, what, limit_s, key):
+        return nullcontext()
 
 
 def verdicts(found):
@@ -100,9 +112,9 @@ def test_a_short_run_is_short_and_the_same_otherwise(tmp_path):
 
 
 def test_an_environment_is_played_and_what_it_raises_is_a_finding():
-    assert verdicts(try_environment(config()))[0] is Verdict.OK
+    assert verdicts(try_environment(config(), Unguarded()))[0] is Verdict.OK
     missing = config(env__factory="no_such_package.envs:make")
-    (found,) = tried("environment", lambda: try_environment(missing))
+    (found,) = tried("environment", lambda: try_environment(missing, Unguarded()))
     assert found.verdict is Verdict.FAILED
     assert "no_such_package" in found.text
     assert "no_such_package" in found.fix
@@ -110,14 +122,14 @@ def test_an_environment_is_played_and_what_it_raises_is_a_finding():
 
 def test_a_warm_start_without_a_teacher_is_found(monkeypatch):
     monkeypatch.setattr("headrace.envs.text.wordle.WordleEnvironment.demonstration", None)
-    found = try_environment(config(sft__steps=5))
+    found = try_environment(config(sft__steps=5), Unguarded())
     assert found[-1].text == "the warm start needs a teacher, and this environment has none"
 
 
 def test_answers_that_do_not_fit_into_the_context_are_found(tmp_path):
-    ok = try_texts(config(), tmp_path)
+    ok = try_texts(config(), tmp_path, Unguarded())
     assert verdicts(ok) == [Verdict.OK]
-    (found,) = try_texts(config(model__context_tokens=8, sampling__max_tokens=8), tmp_path / "other")
+    (found,) = try_texts(config(model__context_tokens=8, sampling__max_tokens=8), tmp_path / "other", Unguarded())
     assert found.verdict is Verdict.FAILED
     assert "raise model.context_tokens" in found.fix
 
@@ -140,3 +152,127 @@ def test_other_configurations_are_told_where_to_go():
     done = CliRunner().invoke(main, ["check", "pendulum-td3"], standalone_mode=False)
     assert "describes no language-model run" in str(done.exception)
     assert done.exception.exit_code == 2
+
+
+def checked(monkeypatch, *words):
+    """What `headrace check` says without looking at anything but the configuration."""
+    seen = []
+    monkeypatch.setattr("headrace.llm.preflight.check", lambda config, *_, **__: seen.append(config) or [])
+    return CliRunner().invoke(main, ["check", *map(str, words)], standalone_mode=False), seen
+
+
+@pytest.fixture
+def of_either_kind(tmp_path):
+    path = tmp_path / "min.toml"
+    path.write_text('[run]\nsteps = 2\n[env]\nfactory = "mine:make"\n')
+    return path
+
+
+def test_a_file_of_either_kind_is_looked_at_as_a_language_model_and_so_it_is_told(of_either_kind, monkeypatch):
+    done, (config,) = checked(monkeypatch, of_either_kind)
+    assert (config.run.steps, config.env.factory, done.return_value) == (2, "mine:make", 0)
+    assert done.output.splitlines()[0].endswith(
+        f"{of_either_kind} has only sections that every run has; it is looked at as headrace rl @ {of_either_kind} "
+        "would read it, and headrace train would take it for a run with collectors and a learner"
+    )
+    assert done.output.endswith("ready to start, 1 warning\n")
+
+
+def test_a_key_of_a_language_model_settles_the_kind(of_either_kind, monkeypatch):
+    done, seen = checked(monkeypatch, of_either_kind, "--trainer.threads", "1")
+    assert len(seen) == 1
+    assert done.output == "ready to start, 0 warnings\n"
+
+
+def test_a_file_that_is_of_neither_kind_is_told_in_the_words_of_both(of_either_kind, monkeypatch):
+    of_either_kind.write_text('[run]\nsteps = 2\n[env]\nid = "Pendulum-v1"\n')
+    done, seen = checked(monkeypatch, of_either_kind)
+    assert seen == []
+    assert done.exception.facts == {
+        "as_language_model": "unknown key env.id",
+        "as_collectors_and_learner": "the run would end before its first update",
+    }
+    of_either_kind.write_text('[run]\nsteps = 20000\n[env]\nid = "Pendulum-v1"\n')
+    done, _ = checked(monkeypatch, of_either_kind)
+    assert "describes no language-model run" in str(done.exception)
+
+
+def test_folders_that_were_made_for_the_check_are_gone_again(tmp_path):
+    (tmp_path / "mine").mkdir()
+    folder = tmp_path / "mine" / "runs" / "a"
+    with gone_again(folder):
+        folder.mkdir(parents=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert list((tmp_path / "mine").iterdir()) == []
+    with gone_again(tmp_path / "mine"):
+        pass
+    with gone_again(folder):  # never made
+        pass
+    with gone_again(folder):
+        (folder / "run").mkdir(parents=True)  # a run has begun in it
+    assert (folder / "run").is_dir()
+
+
+class Noting:
+    """Takes down what a guard is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def within(self, what, limit_s, key):
+        self.told.append((what, limit_s, key))
+        return nullcontext()
+
+
+def test_every_call_of_an_environment_has_a_limit_and_a_name():
+    guard = Noting()
+    try_environment(config(deadlines__env_s=7.0, deadlines__start_s=90.0), guard)
+    assert guard.told[:3] == [
+        ("building the environment wordle", 90.0, "deadlines.start_s"),
+        ("looking at what wordle gave", 90.0, "deadlines.start_s"),
+        ("dataset('train') of wordle", 7.0, "deadlines.env_s"),
+    ]
+    calls = {what.partition(" for problem")[0] for what, limit_s, _ in guard.told if limit_s == 7.0}
+    assert calls == {
+        "dataset('train') of wordle", "dataset('eval') of wordle",
+        "step of wordle", "reward of wordle", "demonstration of wordle",
+    }  # fmt: skip
+
+
+def test_a_guarded_environment_is_what_it_was_otherwise():
+    class Plain:
+        alphabet = "ab"
+
+    guarded = Guarded(Plain(), Noting(), "plain", 1.0)
+    assert guarded.alphabet == "ab"
+    assert getattr(guarded, "demonstration", None) is None
+
+
+DUMP = """Timeout (0:00:30)!
+Thread 0x00007f (most recent call first):
+  File "/x/e6.py", line 18 in reward
+  File "/x/headrace/llm/guarding.py", line 9 in call
+"""
+
+
+def test_where_a_process_was_that_left_without_an_answer(tmp_path):
+    def dead(returncode, dump, total_s=None):
+        call = {
+            "what": "reward of e6:make for problem p1", "limit_s": 30.0, "key": "deadlines.env_s", "total_s": total_s,
+        }  # fmt: skip
+        (tmp_path / "call.json").write_text(json.dumps(call))
+        (tmp_path / "stacks").write_text(dump)
+        return found_dead(tmp_path, returncode, "its last line").text
+
+    problem = "reward of e6:make for problem p1"
+    assert dead(1, DUMP) == f"{problem} did not come back within 30 s; stuck in: e6.py:18 in reward"
+    assert dead(1, DUMP, 240.0) == f"it was still being tried after 240 s, with {problem}; stuck in: e6.py:18 in reward"
+    assert dead(0, "") == f"{problem} ended the interpreter that tried it, with exit code 0"
+    crash = DUMP.replace("Timeout (0:00:30)!", "Fatal Python error: Segmentation fault")
+    assert (
+        dead(-11, crash) == f"{problem} ended the interpreter that tried it, by SIGSEGV; it was in: e6.py:18 in reward"
+    )
+    assert dead(None, "") == f"{problem} did not come back, and the interpreter did not end itself"
+    (tmp_path / "call.json").unlink()
+    told = found_dead(tmp_path, 3, "its last line").text
+    assert told == "the interpreter that tried it ended with exit code 3: its last line"

@@ -18,6 +18,7 @@ from headrace.llm.weights import (
     look,
     metadata_of,
     newest,
+    of_newest,
     prune,
     publish,
     read,
@@ -212,3 +213,70 @@ def test_what_is_no_policy_is_not_published_and_the_trainer_says_so(
         "  fix: lower trainer.lr, or trainer.max_grad_norm"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_version_that_vanishes_while_it_is_read_is_chosen_again(tmp_path: Path) -> None:
+    published(tmp_path, 1)
+    tried: list[str] = []
+
+    def used(folder: Path) -> str:
+        tried.append(folder.name)
+        if len(tried) < 3:  # a live run goes on, and removes what was the newest when it was chosen
+            published(tmp_path, len(tried) + 1)
+            prune(tmp_path, "run", keep=1)
+        return look(folder, "run").folder.name
+
+    assert of_newest(tmp_path, used) == "3"
+    assert tried == ["1", "2", "3"]
+
+
+def test_a_run_that_removes_versions_faster_than_they_are_read_is_given_up(tmp_path: Path) -> None:
+    published(tmp_path, 0)
+    tried: list[int] = []
+
+    def never(folder: Path) -> None:
+        tried.append(int(folder.name))
+        published(tmp_path, len(tried))
+        prune(tmp_path, "run", keep=1, protect=())
+        look(folder, "run")
+
+    with pytest.raises(RunDirectoryError) as raised:
+        of_newest(tmp_path, never)
+    assert tried == list(range(16))
+    assert str(raised.value) == (
+        "[CFG-002] each of 16 versions of the weights was removed, or found damaged, before it was read\n"
+        f"  folder: {tmp_path}\n"
+        "  fix: wait until the run has ended, or copy its weights/ and read the copy"
+    )
+
+
+def test_a_damaged_version_is_passed_over_only_where_that_is_wanted_and_told(tmp_path: Path) -> None:
+    for version in (1, 2, 3):
+        published(tmp_path, version)
+    for version in (2, 3):
+        (tmp_path / str(version) / "model.safetensors").write_bytes(b"")
+    told: list[int] = []
+
+    def used(folder: Path) -> int:
+        return read(folder, "run")[0].version
+
+    with pytest.raises(SnapshotCorrupt):
+        of_newest(tmp_path, used)
+    assert of_newest(tmp_path, used, lambda version, _: told.append(version)) == 1
+    assert told == [3, 2]
+    (tmp_path / "1" / "model.safetensors").unlink()
+    with pytest.raises(SnapshotCorrupt, match=r"1/model\.safetensors"):
+        of_newest(tmp_path, used, lambda version, _: told.append(version))
+
+
+@pytest.mark.parametrize("reading", [look, read, weights.verify, metadata_of])
+def test_a_version_that_is_not_there_is_not_called_damaged(tmp_path: Path, reading: Any) -> None:
+    published(tmp_path, 4)
+    with pytest.raises(RunDirectoryError) as raised:
+        reading(tmp_path / "3", "run")
+    assert str(raised.value) == (
+        "[CFG-002] version 3 of the weights is not there\n"
+        f"  folder: {tmp_path / '3'}\n"
+        "  has: 4\n"
+        "  fix: name one that it has; older ones are removed as the run goes on"
+    )

@@ -72,6 +72,12 @@ def test_a_factory_that_makes_no_environment(factory: str, kwargs: dict[str, Any
         build_text_environment(None, factory, kwargs)
 
 
+def test_an_environment_of_the_other_kind_is_told_where_it_can_be_trained_on() -> None:
+    with pytest.raises(EnvironmentNotBuilt, match="lacking: dataset, reward") as raised:
+        build_text_environment(None, "gymnasium:make", {"id": "CartPole-v1"})
+    assert raised.value.fix.startswith("train on it with collectors and a learner (headrace train, plan")
+
+
 def test_a_factory_without_a_function() -> None:
     with pytest.raises(ConfigError, match="names no function"):
         build_text_environment(None, "module", {})
@@ -134,6 +140,31 @@ class Numbers(Parrot):
         return 1.0
 
 
+class NotANumber(Parrot):
+    def reward(self, problem: Problem, transcript: Transcript) -> Judgement:
+        return Judgement({"ok": 1.0, "odd": float("nan")}, solved=False)
+
+
+class TextForANumber(Parrot):
+    def reward(self, problem: Problem, transcript: Transcript) -> Judgement:
+        return Judgement({"right": "1"}, solved=False)  # type: ignore[dict-item]
+
+
+class TextReply(Parrot):
+    def step(self, problem: Problem, transcript: Transcript) -> Any:
+        return "again"
+
+
+class ShowsNothing(Parrot):
+    def demonstration(self, problem: Problem, seed: int) -> Any:
+        return None
+
+
+class NotANumberInItsFacts(Parrot):
+    def reward(self, problem: Problem, transcript: Transcript) -> Judgement:
+        return Judgement({"right": 1.0}, solved=False, facts={"ratio": float("nan")})
+
+
 class Raising(Parrot):
     def step(self, problem: Problem, transcript: Transcript) -> Reply:
         raise KeyError("secret")
@@ -150,8 +181,12 @@ class Raising(Parrot):
         (SpeaksAsTheModel(), "speaks with the model's role"),
         (SaysNothing(), "answered nothing, and the episode is not over"),
         (Drawing(), "answers reward in two ways when asked twice"),
-        (Infinite(), "a reward that is not finite"),
-        (Numbers(), "judged an episode with float"),
+        (Infinite(), r"reward of the environment returned inf, the sum of \{'much': inf\}"),
+        (Numbers(), "reward of the environment returned float instead of Judgement"),
+        (NotANumber(), r"reward of the environment returned nan, the sum of \{'ok': 1.0, 'odd': nan\}"),
+        (TextForANumber(), "returned a Judgement whose terms hold '1' for right, which is no number"),
+        (ShowsNothing(), "demonstration of the environment returned NoneType instead of a tuple of Message"),
+        (TextReply(), "step of the environment returned str instead of Reply"),
     ],
 )
 def test_what_breaks_the_contract_is_named(env: Parrot, message: str) -> None:
@@ -163,3 +198,19 @@ def test_an_environment_that_raises_is_quoted_with_the_line() -> None:
     with pytest.raises(EnvironmentRaised, match="step of mine raised KeyError: 'secret'") as raised:
         check_environment(Raising(), label="mine")
     assert "test_text_building.py" in str(raised.value.facts["raised_at"])
+
+
+def test_a_wrong_answer_is_told_with_the_method_and_its_place() -> None:
+    line = TextForANumber.reward.__code__.co_firstlineno
+    with pytest.raises(EnvironmentFault) as raised:
+        check_environment(TextForANumber(), label="mine")
+    assert str(raised.value) == (
+        "[ENV-000] reward of mine returned a Judgement whose terms hold '1' for right, which is no number\n"
+        "  problem: train:a\n"
+        f"  defined at: {__file__}:{line}\n"
+        "  fix: return Judgement(terms: mapping of names to finite numbers, solved: bool) from reward"
+    )
+
+
+def test_a_fact_that_is_no_number_twice_is_the_same_answer() -> None:
+    assert check_environment(NotANumberInItsFacts()).messages == 4

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +13,9 @@ from headrace.cli import early
 from headrace.cli.rlargs import overrides_of, parse
 from headrace.cli.train import import_from_here
 from headrace.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.llm.loading import Source
 
 _MARKS = {"ok": "ok     ", "warning": "warning", "failed": "FAILED "}
 
@@ -28,24 +32,27 @@ def check(words: tuple[str, ...], run_dir: Path | None, settings: tuple[str, ...
     Exit code 0: nothing speaks against it; 1: it would fail, or hang; 2: the configuration is wrong.
     """
     import_from_here()
-    from headrace.llm.loading import describes_language_model, load_rl_config
+    from headrace.llm.loading import load_rl_config
 
     sources, dotted = parse(words, "check")
     if not sources:
         raise ConfigError("nothing is named that could be checked", fix="headrace check FILE, or the name of a preset")
-    others = [source.name for source in sources if source.component is None]
-    if others and not any(describes_language_model(name) for name in others):
-        load_rl_config_or_other(others[0])
-        raise ConfigError(
-            f"{others[0]} describes no language-model run, and headrace check knows only those",
-            fix="for other runs: headrace plan and headrace debug-run, which run them for some seconds",
-        )
-    config = load_rl_config(sources, overrides_of(settings, {}, dotted))
+    overrides = overrides_of(settings, {}, dotted)
+    doubtful = _in_doubt(sources, overrides)
+    try:
+        config = load_rl_config(sources, overrides)
+    except ConfigError as error:
+        if doubtful is None:
+            raise
+        raise _neither(doubtful, error) from None
     with early.importing():
         from headrace.llm.preflight import check as look
     folder = run_dir.parent if run_dir is not None else Path(config.run.directory)
-    shown = (lambda _: None) if as_json else _show
-    found = look(config, folder, shown, short_run=not quick)
+    shown: Callable[[Any], None] = (lambda _: None) if as_json else _show
+    found = [] if doubtful is None else [_doubt(doubtful)]
+    for one in found:
+        shown(one)
+    found += look(config, folder, shown, short_run=not quick)
     failed = sum(one.verdict == "failed" for one in found)
     warnings = sum(one.verdict == "warning" for one in found)
     if as_json:
@@ -60,11 +67,59 @@ def check(words: tuple[str, ...], run_dir: Path | None, settings: tuple[str, ...
     return int(failed > 0)
 
 
-def load_rl_config_or_other(name: str) -> None:
-    """Refuse what is no configuration at all, in the words of its own kind."""
+def _in_doubt(sources: Sequence[Source], overrides: Mapping[str, object]) -> str | None:
+    """A file by which alone the kind of the run cannot be told; None if it is of a language model.
+
+    Raises:
+        ConfigError: It is of the other kind, or no configuration at all; in the words of its own kind.
+    """
+    from headrace.llm.loading import could_be_of_either_kind, describes_language_model
+    from headrace.runtime.config import LANGUAGE_SECTIONS, load_config
+
+    others = [source.name for source in sources if source.component is None]
+    if not others or any(describes_language_model(name) for name in others):
+        return None
+    other_kind = next((name for name in others if not could_be_of_either_kind(name)), None)
+    if other_kind is not None:
+        load_config(other_kind)
+        raise _no_language_model(other_kind)
+    named = len(others) < len(sources) or any(key.partition(".")[0] in LANGUAGE_SECTIONS for key in overrides)
+    return None if named else others[0]
+
+
+def _no_language_model(name: str) -> ConfigError:
+    return ConfigError(
+        f"{name} describes no language-model run, and headrace check knows only those",
+        fix="for other runs: headrace plan and headrace debug-run, which run them for some seconds",
+    )
+
+
+def _neither(name: str, error: ConfigError) -> ConfigError:
+    """What is wrong with a file of either kind that describes no language-model run."""
     from headrace.runtime.config import load_config
 
-    load_config(name)
+    try:
+        load_config(name)
+    except ConfigError as other:
+        return ConfigError(
+            f"{name} describes no run, whichever kind is meant",
+            as_language_model=error.what,
+            as_collectors_and_learner=other.what,
+            fix=f"for a language model: {error.fix}; for a run with collectors and a learner: {other.fix}",
+        )
+    return _no_language_model(name)
+
+
+def _doubt(name: str) -> Any:
+    from headrace.llm.finding import Finding, Verdict
+
+    return Finding(
+        "kind",
+        Verdict.WARNING,
+        f"{name} has only sections that every run has; it is looked at as headrace rl @ {name} would read it, "
+        "and headrace train would take it for a run with collectors and a learner",
+        "add a section of a language-model run, e.g. [trainer]; for the other kind: headrace plan",
+    )
 
 
 def _show(one: Any) -> None:

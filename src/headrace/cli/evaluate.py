@@ -45,7 +45,7 @@ def _evaluate_language_model(run: Path, episodes: int | None, version: int | Non
     from headrace.llm.evaluating import evaluate_run
     from headrace.llm.launch.place import LanguageRun
 
-    found = evaluate_run(LanguageRun.open(run), episodes, version)
+    found = evaluate_run(LanguageRun.open(run), episodes, version, lambda text: click.echo(text, err=True))
     facts = found.facts()
     click.echo(
         f"policy version {found.version}: {found.win_rate:.1%} won ({facts['low']:.1%} to {facts['high']:.1%}), "

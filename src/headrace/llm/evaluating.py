@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
-from headrace.core.errors import ComponentError, ComponentStalled, RunDirectoryError
+from headrace.core.errors import ComponentError, ComponentStalled, RunDirectoryError, SnapshotCorrupt
 from headrace.envs.text.asking import problems_of
 from headrace.envs.text.building import build_text_environment
 from headrace.llm import weights
 from headrace.llm.config import RLConfig
 from headrace.llm.engine.building import build_engine
+from headrace.llm.engine.engine import Engine
 from headrace.llm.engine.local import LocalGenerator
 from headrace.llm.launch.place import LanguageRun
 from headrace.llm.launch.starting import run_id_of
-from headrace.llm.messages import Failure, PublishedWeights
+from headrace.llm.messages import Failure
 from headrace.llm.orchestration.evaluation import Result, play_all, result_of, specs
 from headrace.llm.orchestration.gatherer import Gatherer
 from headrace.llm.orchestration.presence import Presence
@@ -26,7 +28,13 @@ from headrace.llm.rendering import Renderer
 from headrace.llm.tiny import load_tokenizer
 
 
-def evaluate_run(place: LanguageRun, episodes: int | None, version: int | None) -> Result:
+def _unheard(text: str) -> None:
+    """Nobody wants to know."""
+
+
+def evaluate_run(
+    place: LanguageRun, episodes: int | None, version: int | None, on_note: Callable[[str], None] = _unheard
+) -> Result:
     """Play the problems that are not trained on.
 
     What it finds is what the run found for that version, bit for bit, if the run had lag 0 and ``episodes`` is None.
@@ -34,23 +42,24 @@ def evaluate_run(place: LanguageRun, episodes: int | None, version: int | None) 
     Args:
         place: Of a run that is live, dead or finished.
         episodes: How many rollouts; None: as in the run.
-        version: Of the weights; None: the newest.
+        version: Of the weights; None: the newest that is there and sound when the model is made.
+        on_note: Told of a newer version that is damaged and was passed over.
 
     Raises:
         RunDirectoryError: There are no such weights, or they are of another run.
+        SnapshotCorrupt: The version that was named is damaged, or all are.
         ComponentStalled: It was not complete within ``deadlines.evaluate_s``.
         ComponentError: No rollout was completed.
         HeadraceError: Environment, model or weights cannot be used.
     """
     config = _for_here(place.read_rl_config())
-    published = _published(place, version)
+    _require_weights(place, version)
     torch.set_num_threads(config.inference.threads)
     section = config.env
     environment = build_text_environment(section.name, section.factory, section.kwargs, component="evaluation")
     todo = chosen(config, specs(problems_of(environment, "eval"), config.evaluation), episodes)
-    gatherer = Gatherer(
-        LocalGenerator(build_engine(config, place.model_dir, published)), rounds=True, at_once=config.inference.slots
-    )
+    engine = _engine(config, place, version, on_note)
+    gatherer = Gatherer(LocalGenerator(engine), rounds=True, at_once=config.inference.slots)
     player = RolloutPlayer(
         config=config,
         environment=environment,
@@ -60,10 +69,10 @@ def evaluate_run(place: LanguageRun, episodes: int | None, version: int | None) 
         notes=_Unnoted(),
     )
     outcomes = asyncio.run(_played(todo, player, gatherer, config))
-    found = result_of(outcomes, published.version)
+    found = result_of(outcomes, engine.served.version)
     if found is None:
         raise ComponentError(
-            f"no rollout of the evaluation of version {published.version} was completed",
+            f"no rollout of the evaluation of version {engine.served.version} was completed",
             failed=len(outcomes),
             first=next((str(one.detail) for one in outcomes if isinstance(one, Failure)), "there are no problems"),
             fix="mend what it says; a rollout that failed is in no mean",
@@ -120,15 +129,34 @@ def _for_here(config: RLConfig) -> RLConfig:
     return config.model_copy(update={"inference": config.inference.model_copy(update={"device": "cpu"})})
 
 
-def _published(place: LanguageRun, version: int | None) -> PublishedWeights:
+def _require_weights(place: LanguageRun, version: int | None) -> None:
+    """Refuse at once what need not be waited for."""
     there = weights.versions(place.weights_dir)
     if not there or (version is not None and version not in there):
-        raise RunDirectoryError(
-            f"{place.path} has no weights" + (f" of version {version}" if version is not None else " yet"),
-            has=", ".join(map(str, there)) or "none",
-            fix="name one that it has; older ones are removed as the run goes on"
-            if there
-            else "wait for its warm start",
-        )
-    number = there[-1] if version is None else version
-    return weights.look(place.weights_dir / str(number), run_id_of(place))
+        raise _lacking(place, version, there)
+
+
+def _lacking(place: LanguageRun, version: int | None, there: Sequence[int]) -> RunDirectoryError:
+    return RunDirectoryError(
+        f"{place.path} has no weights" + (f" of version {version}" if version is not None else " yet"),
+        has=", ".join(map(str, there)) or "none",
+        fix="name one that it has; older ones are removed as the run goes on" if there else "wait for its warm start",
+    )
+
+
+def _engine(config: RLConfig, place: LanguageRun, version: int | None, on_note: Callable[[str], None]) -> Engine:
+    """An engine with the version that was named, or the newest, chosen only now: a live run has gone on in the meantime."""
+    run_id = run_id_of(place)
+
+    def built(folder: Path) -> Engine:
+        return build_engine(config, place.model_dir, weights.look(folder, run_id))
+
+    def pass_over(number: int, error: SnapshotCorrupt) -> None:
+        on_note(f"version {number} is damaged and passed over: {error.facts.get('problem', error.what)}")
+
+    if version is not None:
+        return built(place.weights_dir / str(version))
+    found = weights.of_newest(place.weights_dir, built, pass_over)
+    if found is None:
+        raise _lacking(place, None, ())
+    return found

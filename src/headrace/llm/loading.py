@@ -66,12 +66,21 @@ def load_rl_config(sources: Sequence[Source], overrides: Mapping[str, object] | 
 
 def describes_language_model(name: str) -> bool:
     """Whether a preset or a file is a language-model configuration; False also for what cannot be read."""
+    table = _readable(name)
+    return table is not None and bool(LANGUAGE_SECTIONS & table.keys())
+
+
+def could_be_of_either_kind(name: str) -> bool:
+    """Whether a file has only sections that every run has, so that `headrace rl` and `headrace train` read it differently."""
+    table = _readable(name)
+    return table is not None and not (LANGUAGE_SECTIONS | _OTHERS) & table.keys()
+
+
+def _readable(name: str) -> _Table | None:
     try:
-        path = resolve(name)
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(resolve(name).read_text(encoding="utf-8"))
     except (ConfigError, OSError, ValueError):
-        return False
-    return bool(LANGUAGE_SECTIONS & table.keys())
+        return None
 
 
 def write_effective(config: RLConfig, folder: Path) -> tuple[Path, ...]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,11 @@ from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.files import write_whole
 from headrace.llm.config import RLConfig
 from headrace.llm.finding import Finding, Verdict
+from headrace.llm.guarding import found_dead
 from headrace.llm.launch.children import Targets, listen
 from headrace.llm.launch.launcher import Launch, launch
 from headrace.llm.launch.starting import begin
-from headrace.llm.trying import ANSWER, NONCE, TRIED, tried
+from headrace.llm.trying import ANSWER, NONCE, TRIED, limit_of, tried
 from headrace.runtime.config import dump_toml
 
 _FLOAT_BYTES = 4
@@ -37,6 +40,10 @@ _PROCESS_BYTES = 400e6
 _VERSIONS_KEPT = 8
 _SCARCE_BYTES = 256e6
 _SLOW_S = 2.0
+_OUTPUT = "output"
+_IMPORT_S = 60.0
+"""Beyond its own limits, for the interpreter that tries the environment to begin, and to end itself."""
+_KILLED_S = 10.0
 
 OnFinding = Callable[[Finding], None]
 
@@ -48,7 +55,7 @@ def check(
 
     Args:
         config: Of the run.
-        folder: In which run directories are to be made; made if missing, and what is tried there is removed.
+        folder: In which run directories are to be made; made if missing, and gone again afterwards, with what was tried there.
         on_finding: Told of each as it is found.
         short_run: Whether to end with a real run of one step.
         targets: Of its processes; None: ours.
@@ -69,12 +76,25 @@ def check(
     tell(check_port(config))
     tell(check_threads(config, len(os.sched_getaffinity(0))))
     tell(check_memory(config, int(psutil.virtual_memory().available)))
-    tell(tried("disk", lambda: check_disk(config, folder)))
-    for findings in _try_apart(config, folder):
-        tell(findings)
-    if short_run and all(one.verdict is not Verdict.FAILED for one in found):
-        tell(tried("one step", lambda: check_step(config, folder, targets)))
+    with gone_again(folder):
+        tell(tried("disk", lambda: check_disk(config, folder)))
+        for findings in _try_apart(config, folder):
+            tell(findings)
+        if short_run and all(one.verdict is not Verdict.FAILED for one in found):
+            tell(tried("one step", lambda: check_step(config, folder, targets)))
     return found
+
+
+@contextlib.contextmanager
+def gone_again(folder: Path) -> Iterator[None]:
+    """Inside, ``folder`` may be made; afterwards it is gone again, and what was made above it, unless somebody uses it."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    finally:
+        for path in missing:
+            with contextlib.suppress(OSError):  # never made, or a run has begun in it
+                path.rmdir()
 
 
 def parameters_of(config: RLConfig) -> int:
@@ -198,26 +218,32 @@ def _tried_in(config: RLConfig, place: Path) -> Iterator[list[Finding]]:
     write_whole(place / NONCE, [nonce])
     written_s = time.monotonic() - began_s
     (place / "config.toml").write_text(dump_toml(config), encoding="utf-8")
-    limit_s = config.deadlines.start_s + 4 * config.deadlines.env_s
     command = [sys.executable, "-m", "headrace.llm.trying", str(place / "config.toml"), str(place)]
-    try:
-        ended = subprocess.run(command, capture_output=True, timeout=limit_s, check=False, stdin=subprocess.DEVNULL)
-    except subprocess.TimeoutExpired:
-        fix = "see what its import, its dataset or its reward waits for; a download, for instance"
-        yield [Finding("environment", Verdict.FAILED, f"it did not come back within {limit_s:g} s", fix)]
-        return
+    returncode = _run_apart(command, place / _OUTPUT, limit_of(config) + _IMPORT_S)
     yield [_nonce_finding(place, nonce, written_s)]
     try:
         found = json.loads((place / TRIED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        last = (ended.stderr.decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
-        yield [
-            Finding(
-                "environment", Verdict.FAILED, f"the interpreter that tried it ended with {ended.returncode}: {last}"
-            )
-        ]
+        output = (place / _OUTPUT).read_text(encoding="utf-8", errors="replace")
+        yield [found_dead(place, returncode, (output.strip().splitlines() or ["it printed nothing"])[-1])]
         return
     yield [Finding(one["name"], Verdict(one["verdict"]), one["text"], one["fix"]) for one in found]
+
+
+def _run_apart(command: Sequence[str], output: Path, limit_s: float) -> int | None:
+    """Run a program and end all that it started; its exit status, or None if it had to be ended."""
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True
+        )
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(_KILLED_S)
 
 
 def _nonce_finding(place: Path, nonce: bytes, written_s: float) -> Finding:

@@ -7,6 +7,7 @@ A fresh interpreter, because what the launcher has imported already would hide w
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from headrace.envs.text.building import build_text_environment, check_environmen
 from headrace.envs.text.protocol import Split
 from headrace.llm.config import RLConfig
 from headrace.llm.finding import Finding, Verdict
+from headrace.llm.guarding import Guard, Guarded
 from headrace.llm.loading import Source, load_rl_config
 
 NONCE, ANSWER, TRIED = "nonce", "answer", "tried.json"
@@ -36,11 +38,27 @@ def go_offline() -> None:
     socket.socket.connect = refuse  # type: ignore[method-assign]
 
 
-def try_environment(config: RLConfig) -> list[Finding]:
+def limit_of(config: RLConfig) -> float:
+    """Seconds that a whole trial may take, all calls of the environment together."""
+    return 2 * config.deadlines.start_s + 4 * config.deadlines.env_s
+
+
+def built(config: RLConfig, component: str, guard: Guard) -> Any:
+    """The environment, built under its limit, with a limit for each call."""
+    section, deadlines = config.env, config.deadlines
+    label = section.name or section.factory or "the environment"
+    with guard.within(f"building the environment {label}", deadlines.start_s, "deadlines.start_s"):
+        env = build_text_environment(section.name, section.factory, section.kwargs, component=component)
+    return Guarded(env, guard, label, deadlines.env_s)
+
+
+def try_environment(config: RLConfig, guard: Guard) -> list[Finding]:
     """Build it, look at its datasets, play a scripted episode of each split."""
     section = config.env
-    env = build_text_environment(section.name, section.factory, section.kwargs, component="orchestrator")
-    seen = check_environment(env, label=section.name or section.factory or "the environment")
+    env = built(config, "orchestrator", guard)
+    label = section.name or section.factory or "the environment"
+    with guard.within(f"looking at what {label} gave", config.deadlines.start_s, "deadlines.start_s"):
+        seen = check_environment(env, label=label)
     found = [
         Finding(
             "environment",
@@ -60,15 +78,19 @@ def try_environment(config: RLConfig) -> list[Finding]:
     return found
 
 
-def try_texts(config: RLConfig, folder: Path) -> list[Finding]:
+def try_texts(config: RLConfig, folder: Path, guard: Guard) -> list[Finding]:
     """Make or load the tokenizer as two components would, and compare what both make of an episode."""
+    env = built(config, "warm-start", guard)
+    with guard.within("making its texts into tokens", config.deadlines.start_s, "deadlines.start_s"):
+        return _compare_texts(config, folder, env)
+
+
+def _compare_texts(config: RLConfig, folder: Path, env: Any) -> list[Finding]:
     from headrace.llm import tiny
     from headrace.llm.demonstrations import first_of
     from headrace.llm.fitting import check_characters, check_texts
     from headrace.llm.rendering import Renderer
 
-    section = config.env
-    env = build_text_environment(section.name, section.factory, section.kwargs, component="warm-start")
     tiny.make_model_folder(config.model, env, folder / "model", config.run.seed)
     of_server, of_trainer = (Renderer(tiny.load_tokenizer(folder / "model")) for _ in range(2))
     problem = first_of(problems_of(env, "train"))
@@ -117,12 +139,15 @@ def main(config_file: str, folder: Path) -> None:
     config = load_rl_config([Source(config_file)])
     found = tried("folder", lambda: answer_nonce(folder))
     go_offline()
-    environment = tried("environment", lambda: try_environment(config))
-    found += environment
-    if all(one.verdict is not Verdict.FAILED for one in environment):
-        found += tried("texts", lambda: try_texts(config, folder))
+    with Guard(folder, limit_of(config)) as guard:
+        environment = tried("environment", lambda: try_environment(config, guard))
+        found += environment
+        if all(one.verdict is not Verdict.FAILED for one in environment):
+            found += tried("texts", lambda: try_texts(config, folder, guard))
     write_whole(folder / TRIED, [json.dumps([asdict(one) for one in found]).encode()])
 
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]))
+    # The answer is written; a thread of the environment that does not end would keep the interpreter from leaving.
+    os._exit(0)

@@ -184,12 +184,14 @@ def _take_over(model: nn.Module, tokenizer: Any, source: Path) -> None:
 
 
 def _newest_of_run(run: Path) -> Mapping[str, Tensor]:
-    there = weights.versions(run / "weights")
-    if not there:
+    def tensors_of(folder: Path) -> Mapping[str, Tensor]:
+        # Whose run it is does not matter here; that the tensors are those of their manifest does.
+        run_id = json.loads((folder / weights.MANIFEST).read_bytes())["run_id"]
+        return weights.read(folder, run_id)[1]
+
+    found = weights.of_newest(run / "weights", tensors_of)
+    if found is None:
         raise ConfigError(
             "sft.checkpoint is a run directory in which nothing was published", checkpoint=run, fix="name another one"
         )
-    folder = run / "weights" / str(there[-1])
-    # Whose run it is does not matter here; that the tensors are those of their manifest does.
-    run_id = json.loads((folder / weights.MANIFEST).read_bytes())["run_id"]
-    return weights.read(folder, run_id)[1]
+    return found

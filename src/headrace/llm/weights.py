@@ -15,11 +15,11 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from headrace.core.errors import NonFiniteValue, RunDirectoryError, SnapshotCorrupt
+from headrace.core.errors import HeadraceError, NonFiniteValue, RunDirectoryError, SnapshotCorrupt
 from headrace.core.files import sync_folder, write_whole
 from headrace.llm.disk import writing
 from headrace.llm.messages import Probe, PublishedWeights
@@ -32,6 +32,11 @@ MODEL, MANIFEST = "model.safetensors", "manifest.json"
 _LEAST_LOGPROB = -1000.0
 """Of a token of the probe, in nats; one below that comes from weights that have run away."""
 _FORMAT = "headrace weights 2"
+_CHOICES = 16
+"""How often the newest version is chosen, if each is removed before it was read. One is removed only after several newer ones
+have been published, and whoever reads for the second time has imported all that takes long."""
+
+_Used = TypeVar("_Used")
 
 
 def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
@@ -121,7 +126,7 @@ def look(folder: Path, run_id: str) -> PublishedWeights:
 
     Raises:
         SnapshotCorrupt: There is no manifest, or it is damaged.
-        RunDirectoryError: It is of another run.
+        RunDirectoryError: It is of another run, or there is no such folder.
     """
     return _manifest(folder, run_id)[0]
 
@@ -131,7 +136,7 @@ def read(folder: Path, run_id: str) -> tuple[PublishedWeights, dict[str, Tensor]
 
     Raises:
         SnapshotCorrupt: A part is missing or damaged, or the tensors are not those of the manifest.
-        RunDirectoryError: It is of another run.
+        RunDirectoryError: It is of another run, or there is no such folder.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -140,7 +145,7 @@ def read(folder: Path, run_id: str) -> tuple[PublishedWeights, dict[str, Tensor]
     try:
         tensors = load_file(folder / MODEL)
     except (OSError, SafetensorError, ValueError) as error:
-        raise _corrupt(folder / MODEL, f"{type(error).__name__}: {error}") from error
+        raise _unreadable(folder / MODEL, error) from error
     _require_sum(published, tensors_sha256(tensors))
     return published, tensors
 
@@ -150,13 +155,13 @@ def verify(folder: Path, run_id: str) -> PublishedWeights:
 
     Raises:
         SnapshotCorrupt: A part is missing or damaged, or the tensors are not those of the manifest.
-        RunDirectoryError: It is of another run.
+        RunDirectoryError: It is of another run, or there is no such folder.
     """
     published = look(folder, run_id)
     try:
         found = file_sha256(folder / MODEL)
     except (OSError, ValueError) as error:
-        raise _corrupt(folder / MODEL, f"{type(error).__name__}: {error}") from error
+        raise _unreadable(folder / MODEL, error) from error
     _require_sum(published, found)
     return published
 
@@ -166,7 +171,7 @@ def metadata_of(folder: Path, run_id: str) -> dict[str, Any]:
 
     Raises:
         SnapshotCorrupt: There is no manifest, or it is damaged.
-        RunDirectoryError: It is of another run.
+        RunDirectoryError: It is of another run, or there is no such folder.
     """
     return _manifest(folder, run_id)[1]
 
@@ -191,8 +196,48 @@ def newest(weights_dir: Path, run_id: str) -> PublishedWeights | None:
         SnapshotCorrupt: Its manifest is damaged.
         RunDirectoryError: It is of another run.
     """
-    there = versions(weights_dir)
-    return look(weights_dir / str(there[-1]), run_id) if there else None
+    return of_newest(weights_dir, lambda folder: look(folder, run_id))
+
+
+def of_newest(
+    weights_dir: Path, use: Callable[[Path], _Used], pass_over: Callable[[int, SnapshotCorrupt], None] | None = None
+) -> _Used | None:
+    """What ``use`` makes of the newest version; None if nothing was published yet.
+
+    A run that is live removes old versions, also one that was the newest when somebody began to read it: then the newest is
+    chosen again.
+
+    Args:
+        weights_dir: ``weights/`` of the run.
+        use: Called with a version's folder. Called again, with another one, where it failed and the folder is gone.
+        pass_over: Told of a version that is there and damaged, and of how, before the next older one is chosen; None: that
+            is raised.
+
+    Raises:
+        RunDirectoryError: Each of them was removed before it was read.
+        HeadraceError: What ``use`` raises of a version that is still there.
+    """
+    damaged: set[int] = set()
+    for _ in range(_CHOICES):
+        there = [version for version in versions(weights_dir) if version not in damaged]
+        if not there:
+            return None
+        folder = weights_dir / str(there[-1])
+        try:
+            return use(folder)
+        except (HeadraceError, OSError) as error:
+            if not folder.exists():
+                continue
+            # With nothing older to fall back on, what is wrong with this one is the news.
+            if pass_over is None or not isinstance(error, SnapshotCorrupt) or len(there) == 1:
+                raise
+            pass_over(there[-1], error)
+            damaged.add(there[-1])
+    raise RunDirectoryError(
+        f"each of {_CHOICES} versions of the weights was removed, or found damaged, before it was read",
+        folder=weights_dir,
+        fix="wait until the run has ended, or copy its weights/ and read the copy",
+    )
 
 
 def prune(weights_dir: Path, run_id: str, keep: int, protect: Collection[int] = (0,)) -> list[int]:
@@ -283,7 +328,7 @@ def _manifest(folder: Path, run_id: str) -> tuple[PublishedWeights, dict[str, An
         )
         metadata = dict(facts["metadata"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _corrupt(path, f"{type(error).__name__}: {error}") from error
+        raise _unreadable(path, error) from error
     if published.run_id != run_id:
         raise RunDirectoryError(
             "weights of another run lie where this run publishes its own",
@@ -316,6 +361,20 @@ def _require_sum(published: PublishedWeights, found: str) -> None:
 
 def _is_whole(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
+
+
+def _unreadable(path: Path, error: Exception) -> HeadraceError:
+    """A version that a run has removed is not damaged: its whole folder goes, by renaming."""
+    folder = path.parent
+    if folder.exists():
+        return _corrupt(path, f"{type(error).__name__}: {error}")
+    there = versions(folder.parent)
+    return RunDirectoryError(
+        f"version {folder.name} of the weights is not there",
+        folder=folder,
+        has=", ".join(map(str, there)) or "none",
+        fix="name one that it has; older ones are removed as the run goes on",
+    )
 
 
 def _corrupt(path: Path, problem: str) -> SnapshotCorrupt:

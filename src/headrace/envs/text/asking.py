@@ -15,6 +15,7 @@ _Answer = TypeVar("_Answer")
 _FORKED = 70
 _LONGEST_TEXT = 2000
 _THE_ENVIRONMENT = "the environment"
+RETURN_A_TRANSCRIPT = "return the whole transcript, a tuple of Message that begins with problem.opening"
 
 
 def problems_of(env: Any, split: Split, *, label: str = _THE_ENVIRONMENT) -> tuple[Problem, ...]:
@@ -57,16 +58,20 @@ def shown_by(env: Any, method: Literal["demonstration", "attempt"], problem: Pro
     given: object = called(
         f"{method} of {_THE_ENVIRONMENT}", lambda: getattr(env, method)(problem, seed), problem=problem.id
     )
-    wrong: str | None = f"{type(given).__name__} instead of a tuple of Message"
-    if isinstance(given, tuple | list):
-        wrong = next((fault for message in given if (fault := fault_of(message)) is not None), None)
-    if wrong is not None:
+    found = transcript_of(given)
+    if isinstance(found, str):
         raise EnvironmentFault(
-            f"{method} of {_THE_ENVIRONMENT} returned {wrong}",
-            problem=problem.id,
-            fix="return the whole transcript, a tuple of Message that begins with problem.opening",
+            f"{method} of {_THE_ENVIRONMENT} returned {found}", problem=problem.id, fix=RETURN_A_TRANSCRIPT
         )
-    return tuple(given)  # type: ignore[arg-type]  # each was looked at
+    return found
+
+
+def transcript_of(answer: object) -> tuple[Message, ...] | str:
+    """What a teacher or a novice returned, or what is wrong with it."""
+    if not isinstance(answer, tuple | list):
+        return f"{type(answer).__name__} instead of a tuple of Message"
+    wrong = next((fault for message in answer if (fault := fault_of(message)) is not None), None)
+    return tuple(answer) if wrong is None else wrong
 
 
 def fault_of(message: object) -> str | None:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from headrace.core.config import nearest
 from headrace.core.errors import ConfigError, EnvironmentFault, EnvironmentNotBuilt, HeadraceError
-from headrace.envs.text.asking import called, only_here, problems_of, raised_at, words_of
-from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, TextEnvironment, Transcript
+from headrace.envs.text.answers import judgement_of, reply_of
+from headrace.envs.text.asking import (
+    RETURN_A_TRANSCRIPT,
+    called,
+    only_here,
+    problems_of,
+    raised_at,
+    transcript_of,
+    words_of,
+)
+from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, TextEnvironment
 
 FACTORIES: Mapping[str, str] = {
     "wordle": "headrace.envs.text.wordle:WordleEnvironment",
@@ -20,6 +31,12 @@ FACTORIES: Mapping[str, str] = {
 """Those that come with Headrace, by name."""
 
 _METHODS = ("dataset", "step", "reward")
+_RETURNS = {
+    "step": "return Reply(messages: tuple of Message, done: bool) from step",
+    "reward": "return Judgement(terms: mapping of names to finite numbers, solved: bool) from reward",
+    "demonstration": RETURN_A_TRANSCRIPT,
+}
+_Answer = TypeVar("_Answer")
 _SCRIPTED_MESSAGES = 32
 """Messages after which a scripted episode is left, over or not."""
 
@@ -59,9 +76,17 @@ def build_text_environment(
             environment=label,
             expected=f"an object with the methods {', '.join(_METHODS)}",
             lacking=", ".join(lacking),
-            fix="end the factory with `return env`" if made is None else "add the methods, see TextEnvironment",
+            fix=_fix_of(made),
         )
     return cast("TextEnvironment", made)
+
+
+def _fix_of(made: object) -> str:
+    if made is None:
+        return "end the factory with `return env`"
+    if hasattr(made, "observation_space") or hasattr(made, "observation_spaces"):
+        return "train on it with collectors and a learner (headrace train, plan and debug-run), or add the methods"
+    return "add the methods, see TextEnvironment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,29 +162,25 @@ class _Check:
         transcript: list[Message] = list(problem.opening)
         for _ in range(_SCRIPTED_MESSAGES):
             transcript.append(Message("assistant", "abc"))
-            reply = self._same("step", problem, tuple(transcript))
+            reply = self._same("step", reply_of, problem, tuple(transcript))
             self._check_reply(problem, reply)
             transcript.extend(reply.messages)
             if reply.done:
                 break
-        self._check_judgement(problem, self._same("reward", problem, tuple(transcript)))
+        self._same("reward", self._judgement_of, problem, tuple(transcript))
         return len(transcript)
 
     def demonstration(self, problem: Problem) -> None:
-        shown: Transcript = self._same("demonstration", problem, 0)
-        if tuple(shown[: len(problem.opening)]) != tuple(problem.opening):
+        shown = self._same("demonstration", transcript_of, problem, 0)
+        if shown[: len(problem.opening)] != problem.opening:
             raise self._fault(
                 "demonstrates an episode that does not begin with the problem's opening",
                 problem=problem.id,
                 fix="begin the transcript with problem.opening",
             )
-        self._check_judgement(problem, self._same("reward", problem, tuple(shown)))
+        self._same("reward", self._judgement_of, problem, shown)
 
-    def _check_reply(self, problem: Problem, reply: Any) -> None:
-        if not isinstance(reply, Reply):
-            raise self._fault(
-                f"answered a message with {type(reply).__name__}", problem=problem.id, fix="return a Reply from step"
-            )
+    def _check_reply(self, problem: Problem, reply: Reply) -> None:
         if any(message.role == "assistant" for message in reply.messages):
             raise self._fault(
                 "speaks with the model's role in a reply", problem=problem.id, fix="use the role user or system"
@@ -171,24 +192,17 @@ class _Check:
                 fix="return Reply(done=True), or a message",
             )
 
-    def _check_judgement(self, problem: Problem, judgement: Any) -> None:
-        if not isinstance(judgement, Judgement):
-            raise self._fault(
-                f"judged an episode with {type(judgement).__name__}",
-                problem=problem.id,
-                fix="return a Judgement from reward",
-            )
-        if not abs(judgement.reward) < float("inf"):
-            raise self._fault(
-                "judged an episode with a reward that is not finite",
-                problem=problem.id,
-                terms=dict(judgement.terms),
-                fix="return finite terms",
-            )
+    def _judgement_of(self, answer: object) -> Judgement | str:
+        """As rollouts take it: its reward has to be a number that can be trained on."""
+        found = judgement_of(answer)
+        if isinstance(found, str) or math.isfinite(found.reward):
+            return found
+        return f"{found.reward}, the sum of {dict(found.terms)!r:.200}"
 
-    def _same(self, method: str, *args: Any) -> Any:
-        first, second = self._call(method, *args), self._call(method, *args)
-        if first != second:
+    def _same(self, method: str, taken: Callable[[object], _Answer | str], problem: Problem, told: object) -> _Answer:
+        """What a method answers, looked at as a rollout would, before it is compared with what it answers again."""
+        first, second = (self._taken(method, taken, problem, told) for _ in range(2))
+        if first != second and repr(first) != repr(second):  # NaN, which a fact may be, is not equal to itself
             raise self._fault(
                 f"answers {method} in two ways when asked twice",
                 first=f"{first!r}"[:200],
@@ -197,11 +211,27 @@ class _Check:
             )
         return first
 
-    def _call(self, method: str, *args: Any) -> Any:
-        return called(f"{method} of {self._label}", lambda: getattr(self._env, method)(*args))
+    def _taken(self, method: str, taken: Callable[[object], _Answer | str], problem: Problem, told: object) -> _Answer:
+        found = called(
+            f"{method} of {self._label}", lambda: taken(getattr(self._env, method)(problem, told)), problem=problem.id
+        )
+        if isinstance(found, str):
+            raise EnvironmentFault(
+                f"{method} of {self._label} returned {found}",
+                problem=problem.id,
+                **_defined_at(getattr(self._env, method)),
+                fix=_RETURNS[method],
+            )
+        return found
 
     def _fault(self, what: str, *, fix: str, **facts: object) -> EnvironmentFault:
         return EnvironmentFault(f"{self._label} {what}", **facts, fix=fix)
+
+
+def _defined_at(method: object) -> dict[str, str]:
+    """Where a method of the environment stands, if it is written in Python."""
+    code = getattr(inspect.unwrap(cast("Any", method)), "__code__", None)
+    return {} if code is None else {"defined_at": f"{code.co_filename}:{code.co_firstlineno}"}
 
 
 def _content(problem: Problem) -> str:

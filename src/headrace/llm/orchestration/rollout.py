@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeVar
 
 from headrace.core import seeding
+from headrace.envs.text.answers import judgement_of, reply_of
 from headrace.envs.text.asking import only_here, words_of
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, TextEnvironment
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import Completion, Failure, GenerationRequest
-from headrace.llm.orchestration.answers import judgement_of, reply_of
 from headrace.llm.orchestration.gatherer import Gatherer
 from headrace.llm.orchestration.presence import Presence
 from headrace.telemetry.board import Activity

@@ -42,7 +42,11 @@ def _numbers(given: Any) -> dict[str, float] | str:
     numbers = {}
     for name, value in given.items():
         try:
-            numbers[str(name)] = float(value)
+            # float() would read a text, and nobody could add it to another term.
+            number = None if isinstance(value, str | bytes | bytearray) else float(value)
         except (TypeError, ValueError, OverflowError):
+            number = None
+        if number is None:
             return f"hold {value!r:.60} for {name}, which is no number"
+        numbers[str(name)] = number
     return numbers
