@@ -18,6 +18,7 @@ from headrace.llm.fitting import check_texts
 from headrace.llm.loading import load_rl_config
 from headrace.llm.rendering import Renderer
 from headrace.llm.trying import tried, try_texts
+from llm_support import Unguarded
 from orchestration_support import Bench, SumGame, rl_config
 
 
@@ -79,7 +80,7 @@ def test_a_teacher_that_uses_them_is_named() -> None:
 def test_the_check_finds_them_wherever_they_are(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.llm.trying.build_text_environment", lambda *_, **__: Accented(where))
     config = load_rl_config([], {"env.name": "reverse-text", "sft.steps": 1})
-    (found,) = tried("texts", lambda: try_texts(config, tmp_path))
+    (found,) = tried("texts", lambda: try_texts(config, tmp_path, Unguarded()))
     assert found.verdict is Verdict.FAILED
     assert "has characters that the model's tokenizer lacks (characters" in found.text
     assert "alphabet" in found.fix

@@ -26,17 +26,11 @@ from headrace.llm.preflight import (
     short_config,
 )
 from headrace.llm.trying import answer_nonce, tried, try_environment, try_texts
+from llm_support import Unguarded
 
 
 def config(**settings):
     return load_rl_config([], {name.replace("__", "."): value for name, value in settings.items()})
-
-
-class Unguarded:
-    """Sets no limit: it would be kept by ending this process."""
-
-    def within(self, what, limit_s, key):
-        return nullcontext()
 
 
 def verdicts(found):
