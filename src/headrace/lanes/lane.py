@@ -272,10 +272,10 @@ class LaneWriter:
             parts = self._parts(0, (*action, *obs))
         slot, transitions, end = self.row % self._ring, self.transitions + 1, _end(ended)
         self._write(self._bytes, self._head + slot * self._size, reward, version, transitions, self._place, end, *parts)
-        if end == _GOES_ON and self._mirror <= slot < self._last_slot:
-            self._stepped(transitions)
-        else:
+        if ended[0] or ended[1] or not self._mirror <= slot < self._last_slot:
             self._after_step(slot, ended, parts[len(action) :], version)
+        else:
+            self._stepped(transitions)
 
     def step_arrays(self, action: Any, reward: float, ended: tuple[bool, bool], obs: Any, version: int) -> None:
         """`step` for spaces that are one array each; the same, at two thirds of the time.
