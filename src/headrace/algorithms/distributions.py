@@ -52,14 +52,14 @@ class Categorical:
         self._head = head
         # Components of all rows follow each other here, [B * k, w].
         logs = head.log_probabilities(outputs, legal).reshape(-1, head.width)
-        self._drawn = (np.arange(places.size), places.ravel())
+        self._drawn = head.drawn(places)
         chosen = logs[self._drawn]
         self._probability = np.exp(logs)
         if legal is not None or head.absent is not None:
             logs = np.where(self._probability == 0.0, np.float32(0.0), logs)  # 0 times minus infinity is no number
         self._shares = self._probability * logs  # p log p
         self._entropies = -np.add.reduce(self._shares, axis=1)
-        self.logprob, self.entropy = self._of_rows(chosen), self._of_rows(self._entropies)
+        self.logprob, self.entropy = head.of_rows(chosen), head.of_rows(self._entropies)
 
     def back(self, by_logprob: Float32, by_entropy: float) -> tuple[Float32, None]:
         """See `Likelihood.back`; where nothing can be chosen it is 0.
@@ -73,13 +73,6 @@ class Categorical:
         if by_entropy:
             grad -= np.float32(by_entropy) * (self._shares + self._probability * self._entropies[:, None])
         return self._head.gathered(grad.reshape(len(by_logprob), -1)), None
-
-    def _of_rows(self, values: Float32) -> Float32:
-        """Sum over components, [B]."""
-        if self._head.components == 1:
-            return values
-        sums: Float32 = np.add.reduce(values.reshape(-1, self._head.components), axis=1)
-        return sums
 
 
 class Gaussian:

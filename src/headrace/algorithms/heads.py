@@ -65,7 +65,6 @@ class CategoricalHead:
             self.columns = np.where(self.absent, 0, starts[:, None] + place).ravel()
         self._first = first
         self._shape, self._dtype = tuple(space.shape or ()), np.dtype(space.dtype)
-        self._numbers = np.arange(0)
 
     def act(self, outputs: Float32, legal: Legal | None, noise: Sequence[Draws] | None) -> dict[str, NDArray[Any]]:
         """Actions and how likely they were.
@@ -83,14 +82,24 @@ class CategoricalHead:
         """
         logs = self.log_probabilities(outputs, legal)  # [N, k, w]
         places = logs.argmax(axis=2) if noise is None else self._draw(np.exp(logs), noise)  # [N, k]
-        chosen = logs.reshape(-1, self.width)[self._components(len(places)), places.ravel()].reshape(places.shape)
-        logprob = chosen[:, 0] if self.components == 1 else np.add.reduce(chosen, axis=1)
+        logprob = self.of_rows(logs.reshape(-1, self.width)[self.drawn(places)])
         action = (places + self._first).astype(self._dtype).reshape(len(places), *self._shape)
         return {"action": action, "logprob": logprob}
 
     def places(self, action: NDArray[Any]) -> NDArray[np.int64]:
         """Which choice each component of stored actions [N, ...] is, [N, k]."""
         return action.reshape(len(action), -1).astype(np.int64) - self._first
+
+    def drawn(self, places: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """Where what was drawn, [N, k], stands in an array [N * k, w] of components that follow each other."""
+        return np.arange(places.size), places.ravel()
+
+    def of_rows(self, values: Float32) -> Float32:
+        """Sums over components, [N], of values [N * k]."""
+        if self.components == 1:
+            return values
+        sums: Float32 = np.add.reduce(values.reshape(-1, self.components), axis=1)
+        return sums
 
     def log_probabilities(self, outputs: Float32, legal: Legal | None) -> Float32:
         """Of every choice, [N, k, w]; minus infinity of what cannot be chosen.
@@ -143,12 +152,6 @@ class CategoricalHead:
         limits = uniform * sums[:, :, -1]
         found: NDArray[np.int64] = np.add.reduce(sums <= limits[:, :, None], axis=2, dtype=np.int64)
         return found
-
-    def _components(self, rows: int) -> NDArray[np.intp]:
-        """Numbers of the components of so many rows, [N * k]."""
-        if len(self._numbers) != rows * self.components:
-            self._numbers = np.arange(rows * self.components)
-        return self._numbers
 
 
 class GaussianHead:
