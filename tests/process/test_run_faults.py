@@ -241,7 +241,7 @@ def test_learner_that_dies_tells_what_it_leaves(runs, strike):
     assert run.summary["exit_code"] == 1
     (version,) = [int(path.name) for path in (run.path / "checkpoints").iterdir()]
     assert f"\n  newest policy: checkpoints/{version}, made after " in run.summary["error"]
-    assert f"`headrace eval RUN --version {version}`" in run.summary["error"]
+    assert f"`headrace eval {run.path} --version {version}`" in run.summary["error"]
     assert " updates, the optimiser, and the replay\n" in run.summary["error"]
     (fault,) = events(run, "fault", "learner")
     assert fault["resources"]["rss_bytes"] > 1e6

@@ -86,6 +86,7 @@ class Scene:
         self.clock = FakeClock(100.0)
         self.shown: list[Progress] = []
         board = stack(Board.create(tmp_path / "board", components(config)))
+        self.folder = tmp_path
         self.events_file = tmp_path / "events.jsonl"
         log = stack(EventLog(self.events_file, self.clock))
         metrics = stack(MetricsSink(tmp_path / "metrics.jsonl", tmp_path / "tensorboard"))
@@ -460,7 +461,7 @@ def test_dead_learner_tells_what_is_lost_and_what_is_left(scene):
         "\n  newest policy: checkpoints/2, made after 30 updates and 6,400 environment steps\n"
         in scene.summary["error"]
     )
-    assert scene.summary["error"].endswith("`headrace eval RUN --version 2`")
+    assert scene.summary["error"].endswith(f"`headrace eval {scene.folder} --version 2`")
 
 
 def test_dead_learner_without_a_policy_on_disk(scene):
@@ -513,4 +514,4 @@ def test_dead_learner_of_a_run_with_a_checkpoint_has_lost_only_updates(scene):
     scene.happen(Reported("learner", Report("frozen", {"version": 3, "env_steps": 6500, "updates": 40})))
     scene.happen(died("learner"))
     assert "\n  lost: 15 of 45 updates\n" in scene.summary["error"]
-    assert scene.summary["error"].endswith("`headrace train --resume --run-dir RUN` goes on from there")
+    assert scene.summary["error"].endswith(f"`headrace train --resume --run-dir {scene.folder}` goes on from there")

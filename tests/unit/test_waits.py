@@ -90,6 +90,8 @@ def test_reaching_the_limit_names_waiter_culprit_and_reason(slot, pipe):
         "  have: 12\n"
         "  fix: see what collector-0 is doing: `headrace doctor RUN`"
     )
+    caught.value.in_run("runs/my run")
+    assert str(caught.value).endswith("what collector-0 is doing: `headrace doctor 'runs/my run'`")
 
 
 def test_reaching_the_limit_may_be_an_answer(slot, pipe):

@@ -30,6 +30,8 @@ HeadraceError
 
 from __future__ import annotations
 
+import re
+import shlex
 from typing import Any, ClassVar
 
 
@@ -56,6 +58,10 @@ class HeadraceError(Exception):
     def place(self, **facts: object) -> None:
         """Add facts, in front, that only somebody further out knows; those that are there already stay."""
         self.facts = {name: value for name, value in facts.items() if name not in self.facts} | self.facts
+
+    def in_run(self, folder: object) -> None:
+        """Whoever raises it need not know which run it is of: what its remedy calls ``RUN`` is this run directory."""
+        self.fix = re.sub(r"\bRUN\b", lambda _: shlex.quote(str(folder)), self.fix)
 
     def __str__(self) -> str:
         facts = "".join(f"\n  {name.replace('_', ' ')}: {value}" for name, value in self.facts.items())

@@ -241,7 +241,7 @@ def _ratio(facts: Facts, config: Sections) -> Iterator[Entry]:
         "updates", facts.updates, due, tolerance, "updates", due - tolerance <= facts.updates <= due,
         f"{amount(facts.updates, 'update')} in {amount(facts.env_steps, 'environment step')}; replay.ratio "
         f"{replay.ratio:g} from step {starts:,} on declares {due:,}, of which {tolerance:,} may be outstanding",
-        "see what the learner waits for: `headrace doctor RUN`",
+        "ask `headrace doctor` of this run what the learner waits for",
     )  # fmt: skip
 
 

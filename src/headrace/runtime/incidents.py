@@ -83,7 +83,7 @@ class Incidents:
         self._resources = resources
         self._observer = observer
         self._say = chronicle.say
-        self._folder = folder
+        self.folder = folder
         self._clock = clock
         degrade = config.supervision.when_spent == "degrade"
         self.losses = Losses(
@@ -231,7 +231,7 @@ class Incidents:
         if block is None or books is None:
             return
         found = reproducer(event, self._basics, block, books)
-        path = write_reproducer(self._folder / "reproducers", found) if found is not None else None
+        path = write_reproducer(self.folder / "reproducers", found) if found is not None else None
         if found is not None and path is not None:
             text = (
                 f"what led to it is kept: python -m headrace.testing.reproduce {path.parent.name}/{path.name} "
