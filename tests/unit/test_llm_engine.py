@@ -148,7 +148,12 @@ def test_refuses_more_than_may_wait_and_an_id_twice() -> None:
     engine = Engine(llama(), slots=2, context_tokens=CONTEXT, max_waiting=2)
     answers: list[tuple[int, Completion | Failure]] = []
     engine.submit(ragged(5), lambda *answer: answers.append(answer))
-    assert [getattr(answer, "reason", "") for _, answer in answers] == ["busy"] * 5
+    assert [(answer.reason, answer.may_retry) for _, answer in answers] == [("refused", False)] * 5  # nor ever
+    answers.clear()
+    engine.submit(ragged(4), lambda *_: None)
+    engine.submit([wanted(4)], lambda *answer: answers.append(answer))
+    assert [(answer.reason, answer.may_retry) for _, answer in answers] == [("busy", True)]
+    engine = Engine(llama(), slots=2, context_tokens=CONTEXT, max_waiting=2)
     answers.clear()
     engine.submit([wanted(0), wanted(0)], lambda *answer: answers.append(answer))
     ((place, twice),) = answers

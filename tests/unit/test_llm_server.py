@@ -200,12 +200,15 @@ def test_unknown_routes_and_methods() -> None:
     ask(work, engine())
 
 
-def test_more_than_may_wait_is_503() -> None:
-    async def work(client: Client, _: Driver) -> None:
+def test_more_than_may_wait_is_503_and_more_than_ever_may_is_refused() -> None:
+    async def work(client: Client, driver: Driver) -> None:
         requests = [wire(wanted(place)) for place in range(5)]
         status, answer = await client("POST", "/generate", {"requests": requests})
-        assert status == 503
-        assert answer["error"]["code"] == "busy"
+        assert status == 200
+        assert [one["error"]["reason"] for one in answer["completions"]] == ["refused"] * 5
+        driver.engine.submit([wanted(place) for place in range(4)], lambda *_: None)
+        status, answer = await client("POST", "/generate", {"requests": requests[4:]})
+        assert (status, answer["error"]["code"]) == (503, "busy")
 
     ask(work, engine(slots=2, max_waiting=2))
 

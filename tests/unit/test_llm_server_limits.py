@@ -221,7 +221,7 @@ def test_what_has_no_room_is_told_before_it_becomes_tokens(monkeypatch: pytest.M
     monkeypatch.setattr(Texts, "encode", None)
     body = {"model": "policy", "prompt": ["ab"] * 5, "n": 2}
     status, answer = asked("/v1/completions", body, engine(max_waiting=5))
-    assert (status, answer["error"]["code"]) == (503, "busy")
+    assert (status, answer["error"]["code"]) == (400, "refused")
 
 
 def test_requests_share_the_tokens_of_their_prompt() -> None:

@@ -136,7 +136,11 @@ class Engine:
             self._waiting.append(Job(request, place, on_done, self.counts.passes))
 
     def busy(self, asked: int) -> Failure | None:
-        """Why there is no room for so many further requests, if there is none."""
+        """Why there is no room for so many further requests, if there is none: now, or ever."""
+        most = self.limits.slots + self.limits.max_waiting
+        if asked > most:
+            told = f"{asked:,} completions in one call, of {most:,} at most: inference.slots and inference.max_waiting"
+            return Failure("refused", told, may_retry=False)
         if not overflowing(asked, self.waiting, self.running, self.limits):
             return None
         return Failure("busy", f"{self.waiting} requests wait already")
