@@ -1,7 +1,8 @@
 """APPO of Sample Factory in two rollout workers, with the hyperparameters of rl-zoo as far as it has them.
 
 It has no evaluation. Here its runner's process plays the episodes everybody plays, with the weights that its learner shares
-with its inference worker, while training goes on. It has no schedule of clipping, which stays where rl-zoo's begins.
+with its inference worker, while training goes on. It has no schedule of clipping, which stays where rl-zoo's begins, and no
+stretch of an environment may be longer than a minibatch.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Evaluation(AlgoObserver, EventLoopObject):
 
     def on_training_step(self, runner: Any, training_iteration_since_resume: int) -> None:
         """A batch has been learned from."""
-        self.steps = training_iteration_since_resume * self._cfg.batch_size
+        self.steps = training_iteration_since_resume * self._cfg.batch_size * self._cfg.num_batches_per_epoch
         if self.steps >= self._due_at and self._weights is not None:
             self._due_at = math.inf
             self.due.emit()
@@ -151,28 +152,32 @@ def _make(name: str, *_: Any, render_mode: str | None = None) -> Any:
 
 
 def _configuration(task: Task, seed: int, folder: Path) -> Any:
-    zoo, linear = task.zoo, _without_mark
+    zoo = task.zoo
+    rate, clip = zoo.get("learning_rate", 3e-4), zoo.get("clip_range", 0.2)  # else those of Stable-Baselines3
+    batches = zoo["n_envs"] * zoo["n_steps"] // zoo["batch_size"]
     given = {
         "algo": "APPO", "env": task.env, "experiment": "bench", "train_dir": folder, "seed": seed, "device": "cpu",
         "num_workers": WORKERS, "num_envs_per_worker": zoo["n_envs"] // WORKERS, "worker_num_splits": 2,
-        "rollout": zoo["n_steps"], "batch_size": zoo["batch_size"], "num_batches_per_epoch": 1,
+        "rollout": min(zoo["n_steps"], zoo["batch_size"]), "batch_size": zoo["batch_size"], "num_batches_per_epoch": batches,
         "num_epochs": zoo["n_epochs"], "gamma": zoo["gamma"], "gae_lambda": zoo["gae_lambda"],
-        "learning_rate": linear(zoo["learning_rate"]), "adam_eps": 1e-5,
-        "ppo_clip_ratio": linear(zoo["clip_range"]), "ppo_clip_value": 1e6, "exploration_loss_coeff": zoo["ent_coef"],
-        "value_loss_coeff": 0.5, "max_grad_norm": 0.5, "value_bootstrap": True, "normalize_input": False,
-        "normalize_returns": False, "use_rnn": False, "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh",
-        "actor_critic_share_weights": False, "train_for_env_steps": task.most_steps, "save_every_sec": 100_000,
-        "save_best_every_sec": 100_000,
+        "learning_rate": _beginning(rate), "adam_eps": 1e-5, "ppo_clip_ratio": _beginning(clip),
+        "ppo_clip_value": 1e6, "exploration_loss_coeff": zoo["ent_coef"], "value_loss_coeff": 0.5,
+        "max_grad_norm": 0.5, "value_bootstrap": True, "normalize_input": False, "normalize_returns": False, "use_rnn": False,
+        "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh", "actor_critic_share_weights": False,
+        "train_for_env_steps": task.most_steps, "save_every_sec": 100_000, "save_best_every_sec": 100_000,
+        # It drops what is so many minibatches old, 1,000 where nothing is said, which may be less than one rollout has.
+        "max_policy_lag": max(1000, 3 * batches * zoo["n_epochs"]),
     }  # fmt: skip
     arguments = []
     for name, value in given.items():
         arguments += [f"--{name}", *map(str, value if isinstance(value, tuple) else (value,))]
     parser, _ = parse_sf_args(arguments)
     config = parse_full_cfg(parser, arguments)
-    config.lr_schedule = "linear_decay"  # it has one, and its command line does not let one choose it
+    if isinstance(rate, str):
+        config.lr_schedule = "linear_decay"  # it has one, and its command line does not let one choose it
     return config
 
 
-def _without_mark(value: str) -> float:
-    """Where a schedule of rl-zoo begins."""
-    return float(value.removeprefix("lin_"))
+def _beginning(value: float | str) -> float:
+    """Where a schedule of rl-zoo begins; a number stays."""
+    return float(value.removeprefix("lin_")) if isinstance(value, str) else value

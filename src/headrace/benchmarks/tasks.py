@@ -113,10 +113,11 @@ TASKS: Mapping[str, Task] = MappingProxyType({
             "exploration_fraction": 12_000 / _LUNARLANDER_STEPS}, needs=("Box2D",),
         promised=_beside(ZOO, "steps", {ASYNC: 1.0}) | _beside(ZOO, "wall_s", {ASYNC: 1.0})),
     "lunarlander-ppo": Task(
-        "LunarLander-v3", "ppo", "lunarlander-ppo", 200.0, 16_384, 1_000_000, _ZOO_PEERS, {
+        "LunarLander-v3", "ppo", "lunarlander-ppo", 200.0, 16_384, 1_000_000, (*_ZOO_PEERS, SAMPLE_FACTORY), {
             "n_envs": 16, "n_steps": 1024, "batch_size": 64, "gae_lambda": 0.98, "gamma": 0.999, "n_epochs": 4,
             "ent_coef": 0.01}, needs=("Box2D",),
-        promised=_beside(ZOO, "steps", {ASYNC: 1.0}) | _beside(ZOO, "wall_s", {ASYNC: 1 / 0.6})),
+        promised=_beside(ZOO, "steps", {ASYNC: 1.0}) | _beside(ZOO, "wall_s", {ASYNC: 1 / 0.6})
+        | _beside(SAMPLE_FACTORY, "wall_s", dict.fromkeys(OURS, 1.0))),
     "halfcheetah-ppo": Task(
         "HalfCheetah-v5", "ppo", "halfcheetah-ppo", None, 0, 300_000, _ZOO_PEERS, {
             "normalize": True, "n_envs": 1, "n_steps": 512, "batch_size": 64, "gamma": 0.98, "learning_rate": 2.0633e-5,
