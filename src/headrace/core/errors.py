@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class HeadraceError(Exception):
@@ -59,9 +59,10 @@ class HeadraceError(Exception):
         """Add facts, in front, that only somebody further out knows; those that are there already stay."""
         self.facts = {name: value for name, value in facts.items() if name not in self.facts} | self.facts
 
-    def in_run(self, folder: object) -> None:
-        """Whoever raises it need not know which run it is of: what its remedy calls ``RUN`` is this run directory."""
+    def in_run(self, folder: object) -> Self:
+        """Itself. Whoever raises it need not know which run it is of: what its remedy calls ``RUN`` is this run directory."""
         self.fix = re.sub(r"\bRUN\b", lambda _: shlex.quote(str(folder)), self.fix)
+        return self
 
     def __str__(self) -> str:
         facts = "".join(f"\n  {name.replace('_', ' ')}: {value}" for name, value in self.facts.items())

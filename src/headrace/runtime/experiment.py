@@ -220,8 +220,7 @@ class Experiment:
     def fail(self, error: HeadraceError) -> None:
         """Note the reason the run fails for; the first one counts."""
         if self._course.error is None:
-            error.in_run(self._incidents.folder)
-            self._course.error = error
+            self._course.error = error.in_run(self._incidents.folder)
             self._say("fault", "supervisor", error.what, code=error.code)
             found = self._standstill.verdict() if isinstance(error, ComponentStalled) else None
             if found is not None:

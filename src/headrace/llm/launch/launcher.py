@@ -238,8 +238,7 @@ class Launcher:
         """Note the reason the run fails for; the first one counts."""
         if self._error is not None:
             return
-        error.in_run(self._what.place.path)
-        self._error, self._culprit = error, culprit
+        self._error, self._culprit = error.in_run(self._what.place.path), culprit
         self._say("verdict", culprit, error.what, code=error.code)
         self._chronicle.show(culprit, str(error), "alarm")
 
