@@ -62,7 +62,8 @@ def _check_schedule(config: ExperimentConfig) -> None:
             "some collectors would have nothing to do: there are more of them than groups of lanes",
             collectors=run.collectors,
             groups=f"{config.env.groups} ({config.env.lanes} lanes in groups of {config.env.group_size})",
-            fix=f"set run.collectors to {config.env.groups} or less, or raise env.lanes",
+            fix=f"set run.collectors to {config.env.groups}{' or less' if config.env.groups > 1 else ''}, raise env.lanes, or "
+            "lower env.group_size",
         )
     if run.schedule == "async":
         return
