@@ -81,8 +81,7 @@ def train(
             fix="give any other key of the configuration by its dotted name in settings",
         )
     overrides: dict[str, object] = {_SHORT[name]: value for name, value in short.items()}
-    _require_kinds(env, algorithm)
-    factory = None if env is None or isinstance(env, str) else env
+    factory = _factory(env, algorithm)
     if isinstance(env, str):
         overrides["env.id"] = env
     elif factory is not None:
@@ -94,7 +93,8 @@ def train(
         return Run(session.place.path, summary)
 
 
-def _require_kinds(env: object, algorithm: object) -> None:
+def _factory(env: str | EnvFactory | None, algorithm: object) -> EnvFactory | None:
+    """The callable environment, if it is one; refuses what was handed over for something else."""
     if env is not None and not isinstance(env, str) and not callable(env):
         raise ConfigError(
             "env is neither a Gymnasium id nor something that can be called",
@@ -107,6 +107,7 @@ def _require_kinds(env: object, algorithm: object) -> None:
             found=f"{type(algorithm).__name__}: {algorithm!r}"[:200],
             fix='give e.g. headrace.PPO(lr=1e-3); a name alone belongs into settings={"algorithm.name": "ppo"}',
         )
+    return None if isinstance(env, str) else env
 
 
 def _session(
