@@ -81,7 +81,7 @@ def test_other_work_is_told_of():
         "Measure again with nothing beside it\n" in in_words(report(INLINE, busy, busy_cores=0.4))
     )
     same = dataclasses.replace(ASYNC, busy_cores=1.31)
-    assert "other work had 1.3 cores meanwhile" in in_words(report(INLINE, same, busy_cores=1.29))
+    assert "other work had 1.3 cores meanwhile" in in_words(report(same, busy_cores=1.29))
     assert "note" not in in_words(report(INLINE, ASYNC))
 
 

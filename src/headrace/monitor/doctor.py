@@ -128,8 +128,8 @@ def diagnose_stretch(snapshot: Snapshot) -> Diagnosis:
         return diagnose(snapshot)
     training = tuple(look for look in snapshot.looks if _trains(look))
     if len(training) < 2 and snapshot.summary is not None:  # its start says nothing of what limits it
-        found = diagnose(snapshot)
-        return replace(found, evidence=(*found.evidence, _TOO_SHORT))
+        ended = diagnose(snapshot)
+        return replace(ended, evidence=(*ended.evidence, _TOO_SHORT))
     looks = training if len(training) >= 2 else tuple(snapshot.looks)
     whole = replace(snapshot, looks=looks, summary=None, live=True)
     if len(looks) < 2:
