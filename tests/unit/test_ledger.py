@@ -799,6 +799,24 @@ def test_intervals_that_are_hit_or_do_no_harm(changes):
     assert never_hit(config(**changes)) == []
 
 
+def test_a_schedule_of_ppo_that_is_longer_than_the_run_is_told():
+    found = never_hit(load_config("cartpole-ppo", {"run.steps": 25_000, "evaluation.every_steps": 255}))
+    assert found == [
+        (
+            "algorithm.schedule.final_lr 0 is never reached: decay_steps 100,000 is longer than the 25,088 environment steps of "
+            "the run, which end at 0.000749"
+        ),
+        (
+            "algorithm.schedule.final_clip 0 is never reached: decay_steps 100,000 is longer than the 25,088 environment steps "
+            "of the run, which end at 0.15"
+        ),
+        "evaluation.every_steps 255 is finer than the 256 environment steps that arrive at once: not every multiple can be met",
+    ]
+
+
+ON_POLICY = ["cage2-ppo", "cartpole-ppo", "halfcheetah-ppo", "lunarlander-ppo"]
+
+
 @pytest.mark.parametrize("preset", ["hockey-demo", "hockey-td3", "pendulum-sac", "pendulum-td3"])
 def test_a_written_configuration_declares_no_default(preset, tmp_path):
     written = tmp_path / "config.toml"
@@ -806,6 +824,6 @@ def test_a_written_configuration_declares_no_default(preset, tmp_path):
     assert never_hit(load_config(written)) == []
 
 
-@pytest.mark.parametrize("preset", ["hockey-demo", "hockey-td3", "pendulum-sac", "pendulum-td3"])
+@pytest.mark.parametrize("preset", ["hockey-demo", "hockey-td3", "pendulum-sac", "pendulum-td3", *ON_POLICY])
 def test_presets_declare_nothing_that_never_happens(preset):
     assert never_hit(load_config(preset)) == []
