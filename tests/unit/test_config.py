@@ -11,7 +11,7 @@ from pydantic import Field
 
 from headrace.algorithms.configs import TD3, ExplorationConfig, NetworkConfig
 from headrace.core import toml
-from headrace.core.config import EnvConfig, ReplayConfig, RunConfig, Section, factory_name
+from headrace.core.config import DeadlinesConfig, EnvConfig, RunConfig, Section, factory_name
 from headrace.core.errors import ConfigError
 from headrace.runtime.config import ExperimentConfig, config_sha256, dump_toml, load_config
 
@@ -162,8 +162,17 @@ def test_tag_of_a_discriminated_section_stays_out_of_the_key():
 
 
 def test_cross_check_inside_a_section_keeps_its_own_words():
-    with pytest.raises(ConfigError, match="the learner would wait for ever"):
-        ReplayConfig(capacity=5, learning_starts=6)
+    with pytest.raises(ConfigError, match="the learner would give up before a collector that is frozen is found"):
+        DeadlinesConfig(rows_s=5.0, credit_s=5.0)
+
+
+def test_a_learner_that_would_wait_for_ever_is_refused():
+    small = {"replay.capacity": 5_000, "replay.learning_starts": 5_001}
+    assert refused(small).what.startswith("the learner would wait for ever: it starts after more steps than the replay")
+    with pytest.raises(
+        ConfigError, match=r"\[replay\] would be ignored by ppo"
+    ):  # raising one of them would be no remedy
+        load_config("cartpole-ppo", small)
 
 
 @pytest.mark.parametrize(("algorithm", "network"), [("cartpole-dqn", "network"), ("cartpole-ppo", "network.actor")])

@@ -144,17 +144,6 @@ class ReplayConfig(Section):
     slack_steps: int | None = Field(default=None, ge=1)
     """async only: environment steps collection may be ahead of the ratio; not set: two rounds of chunks."""
 
-    @model_validator(mode="after")
-    def _would_wait_for_ever(self) -> Self:
-        if self.learning_starts > self.capacity:
-            raise ConfigError(
-                "the learner would wait for ever: it starts after more steps than the replay can hold",
-                learning_starts=self.learning_starts,
-                capacity=self.capacity,
-                fix="lower replay.learning_starts or raise replay.capacity",
-            )
-        return self
-
 
 class RolloutConfig(Section):
     """On-policy algorithms only: how what was collected becomes rollouts, of which each step is trained on in one epoch set.
