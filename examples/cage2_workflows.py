@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -19,6 +20,7 @@ from cage2.report import Trial, draw, read_outcomes, short, table, write_json
 from cage2.trainer import Outcome, Rules, Task, measure_greedy, train_order
 
 from headrace.core import seeding
+from headrace.core.errors import HeadraceError
 from headrace.envs.cage2.network import TYPES
 from headrace.search import Choice, Order, OrderSearch, nearest
 
@@ -121,7 +123,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     rules = Rules()
     parser.add_argument("--out", type=Path, default=Path("runs/cage2-workflows"), help="folder of everything")
-    parser.add_argument("--red", default=rules.red, help="b_line, meander or sleep")
+    parser.add_argument("--red", default=rules.red, choices=("b_line", "meander", "sleep"))
     parser.add_argument("--total-episodes", type=int, default=100_000)
     parser.add_argument("--parallel", type=int, default=2, help="orders that are trained at a time")
     parser.add_argument("--without-foothold", action="store_true", help="User0, where red always is, does not count")
@@ -143,6 +145,13 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     if found.quick:
         found.total_episodes, found.max_episodes, found.min_episodes, found.every_episodes = 60, 20, 20, 20
         found.evaluation_episodes, found.start, found.parallel = 5, 2, 1
+    for name in ("total", "max"):
+        episodes = getattr(found, f"{name}_episodes")
+        if episodes < found.every_episodes:
+            parser.error(
+                f"nothing would be trained: --{name}-episodes {episodes} is less than --every-episodes {found.every_episodes}, "
+                "after which an order is first evaluated"
+            )
     return found
 
 
@@ -194,4 +203,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except HeadraceError as error:
+        sys.exit(str(error))

@@ -57,7 +57,10 @@ def record_here(folder: Path, lend: Lend | None = None, **settings: Any) -> Path
     given = {key.replace("__", "."): value for key, value in settings.items()}
     base = {key: value for key, value in SETTINGS.items() if key != "env.id" or "env.factory" not in given}
     if "algorithm.name" in given:
-        base = {key: value for key, value in base.items() if not key.startswith("algorithm.")}
+        without = ["algorithm."]
+        if given["algorithm.name"] in ("ppo", "vtrace"):
+            without += ["replay.", "collect.random_steps"]
+        base = {key: value for key, value in base.items() if not key.startswith(tuple(without))}
     config = load_config(None, {**base, **given})
     with RunDirectory.create(folder, config) as place:
         basics = Basics(config, Path())

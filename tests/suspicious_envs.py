@@ -57,6 +57,16 @@ class FewBeginnings(Honest):
         return np.random.default_rng(int(np.random.default_rng(seed).integers(160)))
 
 
+class Clocked(Honest):
+    """Honest: it tells how late it is, and one of three colours; lanes in step meet by chance, and none meets itself."""
+
+    def __init__(self, limit: int = 100_000) -> None:
+        super().__init__(limit)
+
+    def seen(self) -> Any:
+        return np.array([self.t, self.rng.integers(3), 0, 0, 0, 0], np.float32)
+
+
 class TimeoutIsZero(Honest):
     """Fire-break system: a step that takes too long is answered with zeros and a small penalty."""
 

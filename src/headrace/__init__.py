@@ -11,6 +11,7 @@ import headrace.envs.registration  # noqa: F401 - so that gymnasium.make knows h
 
 if TYPE_CHECKING:
     from headrace.algorithms.configs import DQN, IQN, SAC, TD3
+    from headrace.algorithms.on_policy_configs import PPO, VTrace
     from headrace.runtime.api import Run, train
     from headrace.runtime.moments import Replayed
     from headrace.runtime.policy import Policy, load_policy
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DQN",
     "IQN",
+    "PPO",
     "SAC",
     "TD3",
     "FaultBudget",
@@ -30,6 +32,7 @@ __all__ = [
     "Replayed",
     "Replayer",
     "Run",
+    "VTrace",
     "VectorEnv",
     "load_policy",
     "replay",
@@ -42,6 +45,8 @@ _HOMES = {
     "IQN": "headrace.algorithms.configs",
     "SAC": "headrace.algorithms.configs",
     "TD3": "headrace.algorithms.configs",
+    "PPO": "headrace.algorithms.on_policy_configs",
+    "VTrace": "headrace.algorithms.on_policy_configs",
     "Policy": "headrace.runtime.policy",
     "Replayed": "headrace.runtime.moments",
     "Replayer": "headrace.runtime.replayer",

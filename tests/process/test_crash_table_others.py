@@ -60,7 +60,8 @@ LEARNER = {
 )
 def test_a_learner_that_fails_ends_the_run_with_the_cause(runs, row, column):
     stalls = row in provoke.STALLS
-    settings: dict[str, Any] = {"algorithm__critic__factory": f"crash_networks:{column}__{row.replace('-', '_')}"}
+    network = f"crash_networks:{column}__{row.replace('-', '_')}"
+    settings: dict[str, Any] = {"algorithm__critic__factory": network, "algorithm__critic__hidden": [256, 256]}
     if stalls:
         settings |= {"deadlines__update_s": LIMIT_S} if column == "update" else {"deadlines__start_s": START_S}
     run = runs.train("run_envs:make", env__lanes=LANES, **settings)

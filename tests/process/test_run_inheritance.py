@@ -90,12 +90,31 @@ def test_it_is_resumed_without_the_other(runs, monkeypatch):
     assert headrace.replay(longer.path).ended
 
 
-def test_networks_of_another_shape_are_refused(runs, monkeypatch):
+@pytest.mark.parametrize(
+    ("given", "differs"),
+    [
+        (
+            {"algorithm__network": {"actor": {"hidden": [8]}}},
+            "algorithm.network.actor.hidden: [64, 64] there, [8] here",
+        ),
+        (
+            {"algorithm__network": {"critic": {"activation": "relu"}}},  # as many weights, and another function of them
+            "algorithm.network.critic.activation: 'tanh' there, 'relu' here",
+        ),
+        ({"algorithm__normalize": {"observations": True}}, "algorithm.normalize.rewards: True there, False here"),
+    ],
+)
+def test_networks_that_are_not_alike_are_refused_before_anything_starts(runs, monkeypatch, given, differs):
     first = train(runs, monkeypatch)
-    settings = PPO | {"learn__begin_from": str(first.path), "algorithm__network": {"actor": {"hidden": [8]}}}
-    run = runs.train("Pendulum-v1", **settings)
-    assert not run.completed
-    assert "the run that learn.begin_from names has other networks or statistics than this one" in run.summary["error"]
+    with pytest.raises(ConfigError, match="has other networks or statistics than this one") as caught:
+        train(runs, monkeypatch, learn__begin_from=str(first.path), **given)
+    assert caught.value.facts["differs"] == differs
+
+
+def test_networks_of_another_environment_are_refused(runs, monkeypatch):
+    first = train(runs, monkeypatch)
+    run = runs.train("headrace.envs.toy:target", **(PPO | {"learn__begin_from": str(first.path)}))
+    assert "the run that learn.begin_from names has another observation space than this one" in run.summary["error"]
     assert run.summary["env_steps"] == 0
 
 
@@ -106,7 +125,7 @@ def test_what_cannot_be_begun_from_is_refused_before_anything_starts(tmp_path):
     with pytest.raises(RunDirectoryError):
         begin(tmp_path / "nowhere")
     (tmp_path / "checkpoints" / "3").mkdir(parents=True)
-    with pytest.raises(RunDirectoryError, match="3 is no checkpoint"):
+    with pytest.raises(RunDirectoryError, match="has no checkpoint 3"):
         begin(tmp_path / "checkpoints" / "3")
     with pytest.raises(ConfigError, match=r"learn\.begin_from would be ignored: td3 begins with fresh networks"):
         headrace.train("pendulum-td3", run_dir=tmp_path / "run", settings={"learn.begin_from": "runs/x"})

@@ -87,10 +87,62 @@ def test_an_environment_that_breaks_the_interface_is_named(how, told):
     assert caught.value.facts["turn"] == 2
 
 
+class Numbered:
+    """An environment whose agents are called 0, 1, 2 instead of a, b, c."""
+
+    def __init__(self, env):
+        self._env, self.possible_agents = env, [0, 1, 2]
+
+    @property
+    def agents(self):
+        return ["abc".find(agent) for agent in self._env.agents]
+
+    def observation_space(self, agent):
+        return self._env.observation_space("abc"[agent])
+
+    def action_space(self, agent):
+        return self._env.action_space("abc"[agent])
+
+    def reset(self, seed=None):
+        return tuple(self._numbered(part) for part in self._env.reset(seed=seed))
+
+    def step(self, actions):
+        return tuple(
+            self._numbered(part) for part in self._env.step({"abc"[agent]: one for agent, one in actions.items()})
+        )
+
+    def _numbered(self, part):
+        return {"abc".index(agent): value for agent, value in part.items() if agent in "abc"}
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("no observation", "field: observations of step"),
+        ("no reward", "field: rewards of step"),
+        ("ghost", "no agent that was terminated or truncated, as 1 was"),
+        ("vanished", "2, which was neither terminated nor truncated"),
+        ("stranger", "only such as possible_agents has: 0, 1, 2"),
+    ],
+)
+def test_agents_with_numbers_for_names_are_named_as_well(how, told):
+    with pytest.raises(ObservationMismatch, match=told):
+        played(copy_of(Numbered(agent_envs.broken(how))), 2)
+
+
+def test_a_policy_that_fits_no_number_is_told():
+    with pytest.raises(ConfigError, match=r"agents\.policies\.spare fits no agent") as caught:
+        Cast.of(AgentsConfig(count=3, policies={"all": ["*"], "spare": ["9"]}), [0, 1, 2])
+    assert caught.value.facts["agents"] == "0, 1, 2"
+
+
 def test_nobody_there_after_a_reset():
     env = agent_envs.leavers()
     env.possible_agents = []
     with pytest.raises(UnsupportedSpace, match="is empty"):
+        copy_of(env)
+    env.possible_agents = ["a", "b", "a"]
+    with pytest.raises(UnsupportedSpace, match="possible_agents of park names a twice"):
         copy_of(env)
     env = agent_envs.comers()
     env.reset = lambda seed=None: ({}, {})

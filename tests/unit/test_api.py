@@ -59,6 +59,27 @@ def test_unknown_argument_is_refused_before_anything_starts(started, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"env": object()}, "env is neither a Gymnasium id nor something that can be called"),
+        ({"env": make_env, "algorithm": "ppo"}, "algorithm holds no hyperparameters"),
+        ({"env": make_env, "algorithm": headrace.PPO}, "algorithm holds no hyperparameters"),
+    ],
+)
+def test_what_is_of_another_kind_is_refused_before_anything_starts(started, tmp_path, given, what):
+    with pytest.raises(ConfigError) as caught:
+        headrace.train(**given, steps=50_000, run_dir=tmp_path / "run")
+    assert caught.value.what == what
+    assert not started
+
+
+def test_every_algorithm_is_at_hand(started, tmp_path):
+    for name in ("DQN", "IQN", "PPO", "SAC", "TD3", "VTrace"):
+        headrace.train(env=make_env, algorithm=getattr(headrace, name)(), steps=50_000, run_dir=tmp_path / name)
+        assert started[-1][0].algorithm.name == name.lower()
+
+
 def ended(path, config=None):
     """A run that was interrupted, with a checkpoint."""
     past = PastRun(path, config)

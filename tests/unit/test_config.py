@@ -11,7 +11,7 @@ from pydantic import Field
 
 from headrace.algorithms.configs import TD3, ExplorationConfig, NetworkConfig
 from headrace.core import toml
-from headrace.core.config import EnvConfig, ReplayConfig, RunConfig, Section, factory_name
+from headrace.core.config import DeadlinesConfig, EnvConfig, RunConfig, Section, factory_name
 from headrace.core.errors import ConfigError
 from headrace.runtime.config import ExperimentConfig, config_sha256, dump_toml, load_config
 
@@ -55,10 +55,31 @@ def test_nearest_key_is_found_across_sections(key, nearest):
     assert refused({key: 3}).facts["nearest"] == nearest
 
 
-def test_key_that_resembles_nothing_gets_no_suggestion():
-    error = refused({"run.zzzzzzzzzzzz": 1})
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("lr", "algorithm.lr"),  # not that of another algorithm's temperature
+        ("actions.mask_leaf", "algorithm.actions"),  # as pages about an algorithm write it
+        ("algorithm.epoch", "algorithm.epochs"),
+        ("algorithm.network.hidden", "algorithm.network.actor.hidden"),
+    ],
+)
+def test_nearest_key_is_one_of_the_algorithm_that_is_named(key, nearest):
+    with pytest.raises(ConfigError) as caught:
+        load_config("cartpole-ppo", {key: 3})
+    assert caught.value.facts["nearest"] == nearest
+
+
+@pytest.mark.parametrize("key", ["zzzzzzzzzzzz", "run.zzzzzzzzzzzz"])
+def test_key_that_resembles_nothing_gets_no_suggestion(key):
+    error = refused({key: 1})
     assert "nearest" not in error.facts
-    assert error.fix == "remove it: nothing reads it"
+    assert error.fix == "choose one of these, or remove it: nothing reads it"
+
+
+def test_where_nothing_resembles_a_key_those_beside_it_are_named():
+    error = refused({"algorithm.exploration.lerning_rate": 1})  # the long name of the section makes up for nothing
+    assert error.facts["known"] == "kind, scale, final_scale, decay_steps, theta"
 
 
 @pytest.mark.parametrize(
@@ -73,6 +94,7 @@ def test_key_that_resembles_nothing_gets_no_suggestion():
         ("run.steps", True, "run.steps must be a whole number"),
         ("run.schedule", "sync", "run.schedule must be 'inline', 'lockstep' or 'async'"),
         ("algorithm.actor.hidden", "[64, 1.5]", "algorithm.actor.hidden.1 must be a whole number"),
+        ("algorithm.actor.hidden", "[64, 0]", "algorithm.actor.hidden.1 must be at least 1"),
         ("algorithm.actor.hidden", "[]", "algorithm.actor.hidden must be a list of 1 or more"),
         ("algorithm.name", "td4", "algorithm.name must be one of 'td3', 'sac', 'dqn', 'iqn', 'ppo', 'vtrace'"),
         ("run", "3", "run must be a section with keys of its own"),
@@ -140,8 +162,31 @@ def test_tag_of_a_discriminated_section_stays_out_of_the_key():
 
 
 def test_cross_check_inside_a_section_keeps_its_own_words():
-    with pytest.raises(ConfigError, match="the learner would wait for ever"):
-        ReplayConfig(capacity=5, learning_starts=6)
+    with pytest.raises(ConfigError, match="the learner would give up before a collector that is frozen is found"):
+        DeadlinesConfig(rows_s=5.0, credit_s=5.0)
+
+
+def test_a_learner_that_would_wait_for_ever_is_refused():
+    small = {"replay.capacity": 5_000, "replay.learning_starts": 5_001}
+    assert refused(small).what.startswith("the learner would wait for ever: it starts after more steps than the replay")
+    with pytest.raises(
+        ConfigError, match=r"\[replay\] would be ignored by ppo"
+    ):  # raising one of them would be no remedy
+        load_config("cartpole-ppo", small)
+
+
+@pytest.mark.parametrize(("algorithm", "network"), [("cartpole-dqn", "network"), ("cartpole-ppo", "network.actor")])
+@pytest.mark.parametrize(("key", "value"), [("hidden", "[7]"), ("activation", "elu"), ("layer_norm", "true")])
+def test_layers_beside_a_network_of_ones_own_are_refused(algorithm, network, key, value):
+    own = {f"algorithm.{network}.factory": "my_module:network"}
+    with pytest.raises(ConfigError, match=f"{key} would be ignored: the network is the one that my_module:network"):
+        load_config(algorithm, own | {f"algorithm.{network}.{key}": value})
+
+
+def test_a_network_of_ones_own_takes_the_place_of_a_presets_layers():
+    config = load_config("halfcheetah-ppo", {"algorithm.network.actor.factory": "my_module:network"})
+    assert config.algorithm.network.actor.network() == NetworkConfig(factory="my_module:network")
+    assert config.algorithm.network.critic.hidden == [256, 256]
 
 
 def test_sections_are_frozen():

@@ -386,6 +386,16 @@ def test_what_held_a_stretch_up_for_a_while_is_told_beside_the_verdict():
     )
 
 
+def test_a_run_that_was_over_before_it_could_be_watched_is_not_said_to_be_starting():
+    starting = [
+        look(float(second), component("learner", Activity.START, 0.0, state=State.STARTING)) for second in (1, 2)
+    ]
+    found = diagnose_stretch(replace(WELL, looks=starting, summary=DONE, plan=PLAN))
+    assert found.state == Condition.FINISHED
+    assert found.verdict.startswith("the run completed")
+    assert found.evidence[-1].startswith("training was over before it could be looked at twice")
+
+
 @pytest.mark.parametrize(
     ("every", "told"),
     [(5, ("collector-0 was found in the step of lane 2 at 17 of 20 looks: it is the slow one",)), (1, ())],

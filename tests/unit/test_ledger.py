@@ -572,6 +572,43 @@ def test_evaluations_that_are_made_too_often():
     assert "evaluations" in run.found
 
 
+def on_policy_book() -> LedgerBook:
+    settings = {"env.id": "CartPole-v1", "algorithm.name": "ppo", "evaluation.every_steps": 100, "env.lanes": GROUPS}
+    book = LedgerBook(load_config(None, settings), OWNERS)
+    book.begin(0, 0, 1)
+    return book
+
+
+def evaluations(book: LedgerBook, updates: int, env_steps: int) -> bool:
+    return "evaluations" not in wrong(book.facts({}, updates, env_steps, updates, 0.0))
+
+
+def test_an_epoch_set_that_is_long_has_forgotten_no_evaluation():
+    book = on_policy_book()
+    for version in range(2, 8):
+        env_steps, updates = 128 * (version - 1), 6 * (version - 1)
+        book.stored(env_steps, updates - 6)
+        assert all(evaluations(book, updates - left, env_steps) for left in (5, 4, 3, 2, 1, 0))  # looks while it trains
+        book.published(version, updates, env_steps, {})
+        if version < 7:
+            book.frozen()
+    assert not evaluations(book, updates, env_steps)  # the last one was forgotten
+    assert book.news(final=True)[0]["text"].startswith("5 policies were frozen for evaluation up to step 768; ")
+
+
+def test_what_is_frozen_after_rollouts_without_a_step_was_due():
+    book, updates = on_policy_book(), 0
+    for version in range(2, 9):
+        env_steps = 200 * (version - 1)
+        updates += 6
+        book.stored(env_steps - 100, updates - 6)
+        book.frozen()  # of a rollout in which no episode was over
+        book.stored(env_steps, updates - 6)
+        book.published(version, updates, env_steps, {})
+        book.frozen()
+        assert evaluations(book, updates, env_steps)
+
+
 def test_more_updates_than_the_replay_ratio_declares_and_fewer():
     more, fewer = (Counting(config(run__schedule="lockstep"), 6) for _ in range(2))
     update = more.update
@@ -762,6 +799,24 @@ def test_intervals_that_are_hit_or_do_no_harm(changes):
     assert never_hit(config(**changes)) == []
 
 
+def test_a_schedule_of_ppo_that_is_longer_than_the_run_is_told():
+    found = never_hit(load_config("cartpole-ppo", {"run.steps": 25_000, "evaluation.every_steps": 255}))
+    assert found == [
+        (
+            "algorithm.schedule.final_lr 0 is never reached: decay_steps 100,000 is longer than the 25,088 environment steps of "
+            "the run, which end at 0.000749"
+        ),
+        (
+            "algorithm.schedule.final_clip 0 is never reached: decay_steps 100,000 is longer than the 25,088 environment steps "
+            "of the run, which end at 0.15"
+        ),
+        "evaluation.every_steps 255 is finer than the 256 environment steps that arrive at once: not every multiple can be met",
+    ]
+
+
+ON_POLICY = ["cage2-ppo", "cartpole-ppo", "halfcheetah-ppo", "lunarlander-ppo"]
+
+
 @pytest.mark.parametrize("preset", ["hockey-demo", "hockey-td3", "pendulum-sac", "pendulum-td3"])
 def test_a_written_configuration_declares_no_default(preset, tmp_path):
     written = tmp_path / "config.toml"
@@ -769,6 +824,6 @@ def test_a_written_configuration_declares_no_default(preset, tmp_path):
     assert never_hit(load_config(written)) == []
 
 
-@pytest.mark.parametrize("preset", ["hockey-demo", "hockey-td3", "pendulum-sac", "pendulum-td3"])
+@pytest.mark.parametrize("preset", ["hockey-demo", "hockey-td3", "pendulum-sac", "pendulum-td3", *ON_POLICY])
 def test_presets_declare_nothing_that_never_happens(preset):
     assert never_hit(load_config(preset)) == []

@@ -80,6 +80,8 @@ def test_other_work_is_told_of():
         "\n  note         other work had 0.0 to 1.3 cores meanwhile; what is predicted is for what it left of them. "
         "Measure again with nothing beside it\n" in in_words(report(INLINE, busy, busy_cores=0.4))
     )
+    same = dataclasses.replace(ASYNC, busy_cores=1.31)
+    assert "other work had 1.3 cores meanwhile" in in_words(report(same, busy_cores=1.29))
     assert "note" not in in_words(report(INLINE, ASYNC))
 
 

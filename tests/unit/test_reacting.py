@@ -114,7 +114,9 @@ def test_steps_in_which_an_environment_was_lost_are_made_again_too(small, kind):
 
 
 def test_network_of_the_users_own_acts_again_in_torch(small):
-    run = small(algorithm__actor__factory="acting_support:network", env__group_size=2)
+    run = small(
+        algorithm__actor__factory="acting_support:network", algorithm__actor__hidden=[256, 256], env__group_size=2
+    )
     assert_same(run, chunk_of(run))
 
 

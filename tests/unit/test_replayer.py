@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.cli.replay import banner_of
 from headrace.core.errors import ConfigError, RecordDamaged, ReplayDiffers
 from headrace.record.events import BatchesTrained, ChunkCommitted, LearnerSucceeded, PolicyPublished
 from headrace.record.trace import Trace, TraceWriter
 from headrace.runtime.recording import TRACE_FILE
 from headrace.runtime.replayer import Replayer, replay
 from record_here import record_here
+from run_support import PPO
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +45,22 @@ def test_it_stands_before_an_update_which_can_be_made_by_hand(run: Path):
         by_hand = replayer.outcome()
     assert by_hand == replay(run)
     assert by_hand.ended
+
+
+def test_the_prompt_says_what_can_be_done_where_nothing_is_drawn(tmp_path: Path):
+    of_ppo = {key.replace(".", "__"): value for key, value in PPO.items()}
+    run = record_here(tmp_path / "run", **of_ppo)
+    with Replayer(run) as replayer:
+        moment = replayer.run("update:3")
+        assert moment is not None
+        told = banner_of(moment, on_policy=replayer.config.on_policy)
+        assert "  learner.update() " in told
+        assert "batch" not in told
+        replayer.learner.update()
+        assert replayer.learner.updates == 3
+        assert replayer.run() is None
+        assert replayer.outcome() == replay(run)
+    assert "  batch = learner.batch() " in banner_of(moment, on_policy=False)
 
 
 def test_going_on_still_compares(run: Path):

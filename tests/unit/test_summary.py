@@ -124,3 +124,32 @@ def test_session_that_ends_before_its_experience_is_there_again_keeps_the_counts
     summary = summarize(load_config("pendulum-td3"), outcome, {}, None, queue, {}, RESUMES)
     assert (summary["env_steps"], summary["updates"], summary["books"]) == (6, 10, None)
     assert summary["throughput"] == {"env_steps_per_s": None, "updates_per_s": None}
+
+
+@pytest.mark.parametrize(
+    ("settings", "ended", "why"),
+    [
+        (
+            {"rollout.whole_episodes": True},
+            {},
+            "rollout.whole_episodes trains on episodes that are over, and none was; ",
+        ),
+        ({}, {}, ""),
+        ({}, {"outcome": "interrupted"}, None),
+        ({}, {"updates": 1}, None),
+    ],
+)
+def test_a_run_that_ended_as_declared_and_learned_nothing_says_so(settings, ended, why):
+    outcome = {
+        "outcome": "completed", "error": None, "exit_code": 0, "updates": 0, "wall_s": 1.0, "training_s": 1.0,
+        "degraded": None, "lost_lines": {},
+    } | ended  # fmt: skip
+    queue = EvaluationQueue(baseline=True, enabled=True)
+    books = audit(FakeBooks(BALANCED), 1)
+    found = summarize(load_config("cartpole-ppo", settings), outcome, {}, books, queue, {})["warnings"]
+    if why is None:
+        assert found == []
+        return
+    (told,) = found
+    assert (told["kind"], told["severity"]) == ("no_update", "warning")
+    assert told["text"].startswith(f"no update was made in 10 environment steps: {why}make the run longer")

@@ -131,6 +131,10 @@ def test_lanes_that_draw_from_the_same_beginnings_are_not_taken_for_copies():
     assert "same_seed" not in played.found()
 
 
+def test_lanes_that_are_in_step_may_meet_by_chance():
+    assert "same_in_lanes" not in bench("Clocked").play(6_000).found()
+
+
 HONEST = {
     "Pendulum-v1": {}, "MountainCarContinuous-v0": {}, "CartPole-v1": {}, "Acrobot-v1": {}, "MountainCar-v0": {},
     "headrace/Hockey-v0 NORMAL": {"mode": "NORMAL"}, "headrace/Hockey-v0 SHOOTING": {"mode": "TRAIN_SHOOTING"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -15,6 +16,7 @@ from headrace.runtime.twin import (
     band_at,
     bands,
     evaluation_marks,
+    exact_schedules,
     first_other_evaluation,
     learning_share,
     plan_twins,
@@ -83,6 +85,33 @@ def test_weights_are_compared_seed_by_seed():
     )
     assert [(one.seed, one.equal) for one in found.identities] == [(0, False), (1, True)]
     assert (found.learning, found.speed) == (None, None)
+
+
+def test_equal_weights_of_async_count_only_where_they_have_to_be_equal():
+    runs = run(), run("async", weights="aa"), run(seed=1), run("async", 1, weights="aa")
+    assert not twins(*runs).proved
+    exact = dataclasses.replace(twins(*runs), exact=("lockstep", "async"))
+    assert exact.proved
+    assert exact.learning.finding is Finding.SAME
+    other = dataclasses.replace(exact, runs=(*runs[:3], run("async", 1, weights="ab")))
+    assert [(one.schedule, one.seed, one.equal) for one in other.identities] == [
+        ("async", 0, True),
+        ("async", 1, False),
+    ]
+    assert not other.proved
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings", "exact"),
+    [
+        ("pendulum-td3", {}, ("lockstep",)),
+        ("cartpole-ppo", {}, ("lockstep", "async")),
+        ("cartpole-ppo", {"rollout.max_policy_lag": 1}, ("lockstep",)),
+        ("cartpole-ppo", {"rollout.order": "arrival"}, ("lockstep",)),
+    ],
+)
+def test_what_learns_strictly_on_policy_is_the_same_under_every_schedule(preset, settings, exact):
+    assert exact_schedules(load_config(preset, settings)) == exact
 
 
 def test_learning_is_compared_by_seed_whatever_the_order():

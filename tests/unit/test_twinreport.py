@@ -153,6 +153,17 @@ def test_the_report_has_every_part():
     assert told.index("must be equal") < told.index("may differ") < told.index("speed\n") < told.index("verdict\n")
 
 
+def test_what_is_equal_bit_for_bit_needs_no_statistics():
+    exact = dataclasses.replace(twins(differences=(0.0,)), exact=("lockstep", "async"))
+    assert verdict(exact) == (
+        "lockstep comes to the weights of inline, bit for bit (seed 0); async comes to the weights of inline, bit for bit (seed 0)"
+    )
+    told = in_words(exact, MARKS, None)
+    assert "cannot tell" not in told
+    assert "may differ" not in told
+    assert "    seed  inline            async\n       0  aaaaaaaaaaaaaaaa  aaaaaaaaaaaaaaaa  equal\n" in told
+
+
 def test_a_difference_stands_beneath_the_hashes():
     told = in_words(twins(weights="b" * 64), MARKS, {"seed": 0, "sentence": "chunk 12 of group 0 differs"})
     assert "bbbbbbbbbbbbbbbb  DIFFERENT\n  first difference, seed 0: chunk 12 of group 0 differs\n" in told

@@ -77,7 +77,7 @@ def test_sound_run_is_verified(small, kind, frame_stack, group_size, normalize):
 
 
 def test_policy_of_the_users_own_network_is_verified(small):
-    run = small(algorithm__actor__factory="acting_support:network")
+    run = small(algorithm__actor__factory="acting_support:network", algorithm__actor__hidden=[256, 256])
     run.publish()
     run.round(2)
     assert verify_run(run.end()).rows == 32

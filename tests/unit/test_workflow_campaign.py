@@ -153,6 +153,20 @@ def test_what_was_written_is_read_back_and_not_trained_again(example, tmp_path):
     assert (tmp_path / "search.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--red", "bline"], "invalid choice: 'bline'"),
+        (["--total-episodes", "10"], "nothing would be trained: --total-episodes 10 is less than --every-episodes 500"),
+        (["--max-episodes", "499"], "nothing would be trained: --max-episodes 499 is less than --every-episodes 500"),
+    ],
+)
+def test_arguments_of_which_nothing_can_come_are_refused(example, capsys, arguments, said):
+    with pytest.raises(SystemExit):
+        example.parsed(arguments)
+    assert said in capsys.readouterr().err
+
+
 def test_fixed_episodes_are_the_same_for_every_policy(example):
     from cage2.trainer import Rules, measure
 

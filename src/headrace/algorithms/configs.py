@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -20,10 +20,31 @@ def refuse_ignored(*cases: _Ignored) -> None:
             raise ConfigError(f"{key} would be ignored: {why}", fix=fix)
 
 
+Units = Annotated[int, Field(ge=1)]
+"""Of one layer."""
+LAYERS = ("hidden", "activation", "layer_norm")
+"""Keys of a perceptron, which a network of the user's own does not read."""
+
+
+def refuse_layers_beside_factory(network: Section, factory: str | None) -> None:
+    """Raise a `ConfigError` if a network of the user's own is given layers that it would not read."""
+    refuse_ignored(
+        *(
+            (
+                key,
+                factory is not None and getattr(network, key) != type(network).model_fields[key].default,
+                f"the network is the one that {factory} returns",
+                "remove it, or factory",
+            )
+            for key in LAYERS
+        )
+    )
+
+
 class NetworkConfig(Section):
     """A multilayer perceptron, or a network of the user's own."""
 
-    hidden: list[int] = Field(default=[256, 256], min_length=1)
+    hidden: list[Units] = Field(default=[256, 256], min_length=1)
     """Units of each hidden layer."""
     activation: Literal["relu", "tanh", "elu", "silu"] = "relu"
     """Between the layers."""
@@ -33,6 +54,11 @@ class NetworkConfig(Section):
     """``module:function(inputs, outputs) -> torch.nn.Module`` instead of the perceptron; collectors then act in torch.
     It returns raw outputs (TD3 and SAC squash the actor's themselves; SAC asks for two per number of an action, DQN for one
     more where it is dueling) and uses neither batch statistics nor dropout."""
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        refuse_layers_beside_factory(self, self.factory)
+        return self
 
 
 class ExplorationConfig(Section):
@@ -194,7 +220,7 @@ class MapConfig(Section):
     leaf: str | None = None
     """Part of the observation that is the map, [C, H, W] with as many cells as there are actions, e.g. ``obs``; not
     set: a perceptron sees the whole observation. Collectors act in torch where it is set."""
-    channels: list[int] = Field(default=[32, 64, 64], min_length=1)
+    channels: list[Units] = Field(default=[32, 64, 64], min_length=1)
     """Channels after each 3x3 convolution; with ``residual`` after the first one, and after each block."""
     residual: bool = False
     """Blocks of two convolutions with a way around them, instead of single convolutions."""

@@ -6,7 +6,13 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from headrace.algorithms.configs import ActionsConfig, NetworkConfig, refuse_ignored
+from headrace.algorithms.configs import (
+    ActionsConfig,
+    NetworkConfig,
+    Units,
+    refuse_ignored,
+    refuse_layers_beside_factory,
+)
 from headrace.core.config import Section
 from headrace.core.errors import ConfigError
 
@@ -14,7 +20,7 @@ from headrace.core.errors import ConfigError
 class PolicyNetworkConfig(Section):
     """A multilayer perceptron that begins orthogonal, or a network of the user's own."""
 
-    hidden: list[int] = Field(default=[64, 64], min_length=1)
+    hidden: list[Units] = Field(default=[64, 64], min_length=1)
     """Units of each hidden layer."""
     activation: Literal["relu", "tanh", "elu", "silu"] = "tanh"
     """Between the layers."""
@@ -25,11 +31,16 @@ class PolicyNetworkConfig(Section):
     torch. It returns raw outputs (scores of choices, or the means of continuous actions; one value for the critic), and
     initialises itself."""
 
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        refuse_layers_beside_factory(self, self.factory)
+        return self
+
     def network(self) -> NetworkConfig:
         """As every other algorithm's."""
-        return NetworkConfig(
-            hidden=self.hidden, activation=self.activation, layer_norm=self.layer_norm, factory=self.factory
-        )
+        if self.factory is not None:
+            return NetworkConfig(factory=self.factory)
+        return NetworkConfig(hidden=self.hidden, activation=self.activation, layer_norm=self.layer_norm)
 
 
 class ActorCriticConfig(Section):

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli import early
-from headrace.core.config import nearest
 from headrace.core.errors import ConfigError
+from headrace.core.refusals import nearest
 
 if TYPE_CHECKING:
     from headrace.benchmarks.report import Row

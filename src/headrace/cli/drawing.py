@@ -16,6 +16,7 @@ from rich.text import Text
 
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.runtime.progress import EvaluationPoint, Progress
+from headrace.telemetry.wording import amount
 
 CURVE_CELLS = 40
 CURVE_ROWS = 12
@@ -165,7 +166,7 @@ def curve(points: Sequence[EvaluationPoint], baseline: EvaluationPoint | None = 
 def mean(point: EvaluationPoint) -> str:
     """A mean return with its interval and the number of episodes."""
     interval = f" ({number(point.interval[0])} to {number(point.interval[1])})" if point.interval else ""
-    return f"mean return {number(point.mean_reward)}{interval} over {point.episodes} episodes"
+    return f"mean return {number(point.mean_reward)}{interval} over {amount(point.episodes, 'episode')}"
 
 
 def number(value: float) -> str:

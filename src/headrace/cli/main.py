@@ -123,7 +123,7 @@ def _exit_code(command: Callable[[], Any]) -> int:
 
 def _unknown_option(error: click.NoSuchOption) -> ConfigError:
     """As click's own message, but with the nearest option first instead of an alphabetical choice."""
-    from headrace.core.config import nearest  # pydantic takes long, and is needed for a mistake only
+    from headrace.core.refusals import nearest  # pydantic takes long, and is needed for a mistake only
 
     command = error.ctx.command_path if error.ctx is not None else "headrace"
     known = [name for parameter in error.ctx.command.params for name in parameter.opts] if error.ctx is not None else []

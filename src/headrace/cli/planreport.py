@@ -181,8 +181,9 @@ def _measured(report: Report) -> Iterator[str]:
     )
     busy = [report.busy_cores, *(one.busy_cores for one in report.judged if one.busy_cores is not None)]
     if max(busy) > _NOTED:
+        told = " to ".join(dict.fromkeys(f"{cores:.1f}" for cores in (min(busy), max(busy))))
         yield (
-            f"  note         other work had {min(busy):.1f} to {max(busy):.1f} cores meanwhile; what is predicted is for what it "
+            f"  note         other work had {told} cores meanwhile; what is predicted is for what it "
             f"left of them. Measure again with nothing beside it"
         )
 

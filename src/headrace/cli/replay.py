@@ -76,6 +76,22 @@ def in_words(found: Replayed) -> str:
     return "\n".join(lines)
 
 
+def banner_of(moment: Moment, *, on_policy: bool) -> str:
+    """What is at hand at the prompt, and what may be done so that the replay can still go on."""
+    made = (
+        "  learner.update()             makes the next update, of the rollout that is open or else of the next one\n"
+        if on_policy
+        else "  batch = learner.batch()      draws the batch of the next update, which can be drawn once\n"
+        "  algorithm.update(batch)      makes that update; nothing goes on without it once the batch is drawn\n"
+    )
+    return (
+        f"replay stands {moment}; everything so far is identical\n"
+        "replay, learner, algorithm, block (the lanes) and config are at hand:\n"
+        f"{made}"
+        "  replay.run('update:420')     goes on, and still compares"
+    )
+
+
 def _prompt(replayer: Replayer, moment: Moment) -> None:
     """A Python prompt with the live objects."""
     import code
@@ -87,13 +103,7 @@ def _prompt(replayer: Replayer, moment: Moment) -> None:
         "block": replayer.block,
         "config": replayer.config,
     }
-    banner = (
-        f"replay stands {moment}; everything so far is identical\n"
-        "replay, learner, algorithm, block (the lanes) and config are at hand:\n"
-        "  batch = learner.batch()      draws the batch of the next update, which can be drawn once\n"
-        "  algorithm.update(batch)      makes that update; nothing goes on without it once the batch is drawn\n"
-        "  replay.run('update:420')     goes on, and still compares"
-    )
+    banner = banner_of(moment, on_policy=replayer.config.on_policy)
     former = signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C ends what was typed, not the session
     try:
         code.interact(banner=banner, local=names, exitmsg="")

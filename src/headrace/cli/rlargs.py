@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.core.config import nearest
 from headrace.core.errors import ConfigError
+from headrace.core.refusals import nearest
 from headrace.llm.config import COMPONENTS
 from headrace.llm.loading import SECTIONS, Source
 

@@ -30,6 +30,7 @@ from headrace.runtime.twin import (
     Twins,
     bands,
     evaluation_marks,
+    exact_schedules,
     first_other_evaluation,
     plan_twins,
 )
@@ -64,8 +65,8 @@ DIFFERENT = 4
 def twin(config: str, out: Path | None, as_json: bool, quiet: bool, **given: Any) -> int:
     """Train the same under inline, lockstep and async, and say whether parallel learns what sequential learns.
 
-    CONFIG is a preset's name or a TOML file. Runs follow each other. Exit code 4: inline and lockstep came to other weights;
-    0: they did not, whatever the learning curves say. A run that fails ends the report with its own error and code.
+    CONFIG is a preset's name or a TOML file. Runs follow each other. Exit code 4: a schedule that has to come to the weights of
+    inline did not; 0: all did, whatever the learning curves say. A run that fails ends the report with its own error and code.
     """
     import_from_here()
     flags = {name: given[name] for name in ("steps", "collectors")}
@@ -85,7 +86,8 @@ def twin(config: str, out: Path | None, as_json: bool, quiet: bool, **given: Any
     runs = list(_runs(planned, folder, quiet=quiet or as_json))
     if runs[-1].summary["outcome"] != "completed":
         return _failed(runs[-1], folder / planned[len(runs) - 1].name, as_json=as_json)
-    twins = Twins(experiment.run.steps, tuple(runs), given["margin"], experiment.run.collectors, _cores())
+    exact = exact_schedules(experiment)
+    twins = Twins(experiment.run.steps, tuple(runs), given["margin"], experiment.run.collectors, _cores(), exact)
     return _report(twins, experiment, folder, title, as_json=as_json)
 
 
@@ -146,24 +148,25 @@ def _report(twins: Twins, config: ExperimentConfig, folder: Path, title: str, *,
 
 
 def _difference(twins: Twins, folder: Path) -> dict[str, Any] | None:
-    """Where ``inline`` and ``lockstep`` part, of the first seed in which they do."""
+    """Where ``inline`` and a schedule that has to equal it part, of the first seed in which they do."""
     from headrace.runtime.twinrecords import first_difference_of
 
-    seed = next((one.seed for one in twins.identities if not one.equal), None)
-    if seed is None:
+    other = next((one for one in twins.identities if not one.equal), None)
+    if other is None:
         return None
-    records = [folder / f"{schedule}-{seed}" / "record" for schedule in (REFERENCE, "lockstep")]
+    seed, names = other.seed, (REFERENCE, other.schedule)
+    records = [folder / f"{schedule}-{seed}" / "record" for schedule in names]
     try:
-        found = first_difference_of(records[0], records[1], (REFERENCE, "lockstep"))
+        found = first_difference_of(records[0], records[1], names)
     except RecordDamaged as error:
-        return {"seed": seed, "sentence": f"{_by_evaluations(twins, seed)}; {error.what}"}
+        return {"seed": seed, "sentence": f"{_by_evaluations(twins, seed, names)}; {error.what}"}
     if found is None:
-        return {"seed": seed, "sentence": f"{_by_evaluations(twins, seed)}; the records of both hold the same"}
+        return {"seed": seed, "sentence": f"{_by_evaluations(twins, seed, names)}; the records of both hold the same"}
     return {"seed": seed, "sentence": found.sentence + _restarted(twins, seed), **found.facts}
 
 
-def _by_evaluations(twins: Twins, seed: int) -> str:
-    curves = [run.curve for schedule in (REFERENCE, "lockstep") for run in twins.of(schedule) if run.seed == seed]
+def _by_evaluations(twins: Twins, seed: int, names: tuple[str, str]) -> str:
+    curves = [run.curve for schedule in names for run in twins.of(schedule) if run.seed == seed]
     at = first_other_evaluation(curves[0], curves[1])
     return "no evaluation differs" if at is None else f"evaluations differ from {at:,} steps on"
 
@@ -177,7 +180,9 @@ def _restarted(twins: Twins, seed: int) -> str:
 def _draw(twins: Twins, marks: list[int], path: Path, title: str) -> bool:
     from headrace.cli.twinplot import DrawnCurve, png, render
 
-    schedules = [REFERENCE, "async"] + ["lockstep"] * any(not one.equal for one in twins.identities)
+    schedules = [REFERENCE, "async"] + ["lockstep"] * any(
+        not one.equal for one in twins.identities if one.schedule == "lockstep"
+    )
     curves = [
         DrawnCurve(schedule, list(bands([run.curve for run in twins.of(schedule)], marks)), len(twins.of(schedule)))
         for schedule in schedules

@@ -17,12 +17,13 @@ _SHORT = 16
 
 
 def identity_sentence(identities: Sequence[Identity]) -> str:
-    """Whether ``lockstep`` came to the weights of ``inline``."""
+    """Whether the one schedule that all of these are of came to the weights of ``inline``."""
+    schedule = identities[0].schedule
     seeds = _seeds([one.seed for one in identities])
     other = [one.seed for one in identities if not one.equal]
     if not other:
-        return f"lockstep comes to the weights of inline, bit for bit ({seeds})"
-    return f"lockstep does NOT come to the weights of inline ({_seeds(other)}), and has to, bit for bit"
+        return f"{schedule} comes to the weights of inline, bit for bit ({seeds})"
+    return f"{schedule} does NOT come to the weights of inline ({_seeds(other)}), and has to, bit for bit"
 
 
 def learning_sentence(found: Comparison, steps: int) -> str:
@@ -64,10 +65,7 @@ def speed_parts(twins: Twins, speed: Speed) -> list[str]:
 
 def verdict(twins: Twins) -> str:
     """The whole report in one sentence: whether parallel learns what sequential learns."""
-    parts = [identity_sentence(twins.identities)] if twins.identities else []
-    if twins.learning is not None:
-        parts.append(learning_sentence(twins.learning, twins.steps))
-    return "; ".join(parts)
+    return "; ".join(_findings(twins))
 
 
 def in_words(twins: Twins, marks: Sequence[int], difference: Mapping[str, Any] | None) -> str:
@@ -83,8 +81,9 @@ def in_words(twins: Twins, marks: Sequence[int], difference: Mapping[str, Any] |
         parts.append(["must be equal: the weights", *_hashes(twins.identities)])
         if difference is not None:
             parts[-1].append(f"  first difference, seed {difference['seed']}: {difference['sentence']}")
-    parts.append(["may differ: mean return, with the lowest and the highest of all seeds", *_curves(twins, marks)])
-    if twins.learning is not None and twins.learning.difference is not None:
+    told = "mean return, with the lowest and the highest of all seeds"
+    parts.append([told if "async" in twins.exact else f"may differ: {told}", *_curves(twins, marks)])
+    if twins.learning is not None and twins.learning.difference is not None and not twins.proved:
         parts.append(["score: the mean of the evaluations in the last third of the steps", *_scores(twins)])
     parts.append(["speed", *_speeds(twins)])
     time = list(_times(twins))
@@ -129,21 +128,30 @@ def _run_json(run: TwinRun, steps: int) -> dict[str, Any]:
 
 
 def _verdict_lines(twins: Twins) -> Iterator[str]:
-    if twins.identities:
-        yield f"  {identity_sentence(twins.identities)}"
-    if twins.learning is not None:
-        yield f"  {learning_sentence(twins.learning, twins.steps)}"
+    yield from (f"  {sentence}" for sentence in _findings(twins))
     if twins.speed is not None:
         head, *reasons = speed_parts(twins, twins.speed)
         yield f"  {head}"
         yield from (f"    {reason}" for reason in reasons)
 
 
+def _findings(twins: Twins) -> Iterator[str]:
+    yield from (identity_sentence(found) for found in _by_schedule(twins.identities))
+    if twins.learning is not None and not twins.proved:
+        yield learning_sentence(twins.learning, twins.steps)
+
+
+def _by_schedule(identities: Sequence[Identity]) -> list[list[Identity]]:
+    names = dict.fromkeys(one.schedule for one in identities)
+    return [[one for one in identities if one.schedule == name] for name in names]
+
+
 def _hashes(identities: Sequence[Identity]) -> Iterator[str]:
-    yield f"  {'seed':>6}  {'inline':<{_SHORT}}  lockstep"
-    for one in identities:
-        told = "equal" if one.equal else "DIFFERENT"
-        yield f"  {one.seed:>6}  {one.reference[:_SHORT]}  {one.other[:_SHORT]}  {told}"
+    for found in _by_schedule(identities):
+        yield f"  {'seed':>6}  {'inline':<{_SHORT}}  {found[0].schedule}"
+        for one in found:
+            told = "equal" if one.equal else "DIFFERENT"
+            yield f"  {one.seed:>6}  {one.reference[:_SHORT]}  {one.other[:_SHORT]}  {told}"
 
 
 def _curves(twins: Twins, marks: Sequence[int]) -> Iterator[str]:
@@ -212,7 +220,7 @@ def _limits(twins: Twins, speed: Speed) -> Iterator[str]:
         cores = amount(twins.cores, "core")
         yield (
             f"inline spends {speed.learning:.0%} of its time learning, so {amount(twins.collectors, 'collector')} on "
-            f"{cores} make it {speed.possible:.2f} times as fast by overlapping alone"
+            f"{cores} {'makes' if twins.collectors == 1 else 'make'} it {speed.possible:.2f} times as fast by overlapping alone"
         )
     if speed.ratio >= _FASTER:
         return
@@ -249,7 +257,7 @@ def _without_scores(found: Comparison) -> str:
 
 
 def _apart(difference: Estimate) -> str:
-    side = "better" if difference.mean > 0.0 else "worse"
+    side = "better" if difference.mean > 0.0 else "worse" if difference.mean < 0.0 else "apart"
     if difference.low is None or difference.high is None:
         return f"{number(abs(difference.mean))} {side}"
     return f"{number(difference.mean)} apart ({number(difference.low)} to {number(difference.high)})"

@@ -15,8 +15,9 @@ from pydantic import Field, field_validator, model_validator
 
 from headrace.commands.ordering import ring
 from headrace.core import toml
-from headrace.core.config import Section, nearest
+from headrace.core.config import Section
 from headrace.core.errors import ConfigError
+from headrace.core.refusals import nearest
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}")
 _TAKEN = frozenset({"supervisor", "forkserver"})

@@ -58,7 +58,7 @@ class Cast:
             if number not in self.policy_of:
                 raise ConfigError(
                     f"agents.policies.{policy} fits no agent, so it would never be trained",
-                    agents=", ".join(self.agents),
+                    agents=", ".join(map(str, self.agents)),
                     fix="correct its names, or remove it",
                 )
         return self

@@ -6,15 +6,13 @@ The file format is TOML; `headrace.runtime.config` puts the sections together.
 
 from __future__ import annotations
 
-import difflib
-import reprlib
-from collections.abc import Callable, Container, Iterable, Iterator
-from typing import Annotated, Any, Literal, Self, get_args, get_origin
+from collections.abc import Callable
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic.fields import FieldInfo
 
 from headrace.core.errors import ConfigError
+from headrace.core.refusals import refusal
 
 
 class Section(BaseModel):
@@ -33,7 +31,7 @@ class Section(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise refusal(type(self), error) from None
+            raise refusal(type(self), error, values) from None
 
     # A section inside a section must not come through the `__init__` above: it would raise with a path that
     # starts in the middle. pydantic skips an `__init__` that carries this mark, as its own does.
@@ -45,7 +43,7 @@ class Section(BaseModel):
         try:
             return super().model_validate(obj, **options)
         except ValidationError as error:
-            raise refusal(cls, error) from None
+            raise refusal(cls, error, obj) from None
 
 
 class RunConfig(Section):
@@ -145,17 +143,6 @@ class ReplayConfig(Section):
     """Rewards summed before the bootstrap; derived when a batch is gathered."""
     slack_steps: int | None = Field(default=None, ge=1)
     """async only: environment steps collection may be ahead of the ratio; not set: two rounds of chunks."""
-
-    @model_validator(mode="after")
-    def _would_wait_for_ever(self) -> Self:
-        if self.learning_starts > self.capacity:
-            raise ConfigError(
-                "the learner would wait for ever: it starts after more steps than the replay can hold",
-                learning_starts=self.learning_starts,
-                capacity=self.capacity,
-                fix="lower replay.learning_starts or raise replay.capacity",
-            )
-        return self
 
 
 class RolloutConfig(Section):
@@ -358,137 +345,3 @@ class CheckpointConfig(Section):
     restore_episodes: bool = True
     """On resume, bring every environment back into its running episode by repeating the stored actions; what it returns
     is compared bit for bit. false: running episodes are cut, for environments that are slow or not deterministic."""
-
-
-# What a user reads when a section refuses a value.
-
-_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-
-
-def refusal(section: type[BaseModel], error: ValidationError) -> ConfigError:
-    """The error a user reads when ``section`` refused what it was given.
-
-    Args:
-        section: The outermost section; dotted keys start below it.
-        error: What pydantic found. The first problem is told in full, the others in one line each.
-    """
-    problems = [_Problem(section, found) for found in error.errors(include_url=False)]
-    first, *others = problems
-    facts = dict(first.facts)
-    if others:
-        facts["also"] = "; ".join(problem.what for problem in others)
-    return ConfigError(first.what, fix=first.fix, **facts)
-
-
-def keys(section: type[BaseModel], prefix: str = "", kinds: Container[object] | None = None) -> Iterator[str]:
-    """Every dotted key of ``section`` and of the sections inside it, in the order of the file.
-
-    Args:
-        section: The outermost one.
-        prefix: Before each key.
-        kinds: Names of the sections that are meant where there are several to choose from; None: all of them.
-    """
-    for name, field in section.model_fields.items():
-        inner = _sections(field)
-        if kinds is not None and len(inner) > 1:
-            inner = [one for one in inner if _kind(one) in kinds] or inner
-        if inner:
-            for one in inner:
-                yield from keys(one, f"{prefix}{name}.", kinds)
-        else:
-            yield f"{prefix}{name}"
-
-
-def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """The candidate a user most likely meant by ``word``, or None if nothing comes close."""
-    matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
-    return matches[0] if matches else None
-
-
-class _Problem:
-    """One thing pydantic found, in our words."""
-
-    def __init__(self, section: type[BaseModel], found: Any) -> None:
-        self.path, self.field = _locate(section, found["loc"])
-        self.facts: dict[str, object] = {}
-        if found["type"] == "extra_forbidden":
-            self._unknown(section, found["loc"])
-        else:
-            self._unfit(found)
-
-    def _unknown(self, section: type[BaseModel], loc: tuple[str | int, ...]) -> None:
-        self.what = f"unknown key {self.path}"
-        known = list(dict.fromkeys([*keys(section, kinds=loc), *section.model_fields]))
-        leaf = self.path.rpartition(".")[2]
-        # A right name in the wrong section is likelier than a misspelt one in the right section.
-        same_name = [key for key in known if key.rpartition(".")[2] == leaf and "." in key]
-        meant = same_name[0] if same_name else nearest(self.path, known)
-        self.fix = "remove it: nothing reads it"
-        if meant is not None:
-            self.facts["nearest"] = meant
-            self.fix = f"write {meant}, or remove it"
-
-    def _unfit(self, found: Any) -> None:
-        if found["type"] == "missing":
-            self.what, self.fix = f"{self.path} is missing", f"set {self.path}"
-            return
-        expected = _expected(found)
-        value = found["input"]
-        if found["type"] == "union_tag_invalid":
-            self.path, value = f"{self.path}.name", value["name"]
-        self.what = f"{self.path} must be {expected}"
-        self.facts["value"] = reprlib.repr(value)
-        if self.field is not None and self.field.description:
-            self.facts["meaning"] = " ".join(self.field.description.split())
-        self.fix = f"give {self.path} a value that is {expected}"
-        if isinstance(value, float) and value.is_integer() and found["type"].startswith("int"):
-            self.fix = f"write {int(value)}: whole numbers have neither point nor exponent"
-
-
-def _expected(found: Any) -> str:
-    for bound, words in _BOUNDS.items():
-        if bound in found.get("ctx", {}):
-            number = found["ctx"][bound]
-            return f"{words} {int(number) if isinstance(number, float) and number.is_integer() else number}"
-    match found["type"]:
-        case "int_type":
-            return "a whole number"
-        case "union_tag_invalid":
-            return f"one of {found['ctx']['expected_tags']}"
-        case "model_type" | "model_attributes_type" | "dict_type" | "union_tag_not_found":
-            return "a section with keys of its own"
-        case "too_short":
-            return f"a list of {found['ctx']['min_length']} or more"
-    text: str = found["msg"]
-    return text.removeprefix("Input should be ")
-
-
-def _locate(section: type[BaseModel], loc: tuple[str | int, ...]) -> tuple[str, FieldInfo | None]:
-    """The dotted key, without the tags that pydantic adds for unions, and the field it leads to."""
-    current: type[BaseModel] | None = section
-    field: FieldInfo | None = None
-    path: list[str] = []
-    parts = iter(loc)
-    for part in parts:
-        path.append(str(part))
-        if current is None:
-            continue
-        field = current.model_fields.get(str(part))
-        inner = _sections(field) if field is not None else []
-        current = inner[0] if len(inner) == 1 else None
-        if len(inner) > 1:
-            tag = next(parts, None)
-            current = next((one for one in inner if _kind(one) == tag), None)
-    return ".".join(path), field
-
-
-def _kind(section: type[BaseModel]) -> object:
-    """What a section among several to choose from calls itself."""
-    return section.model_fields["name"].default
-
-
-def _sections(field: FieldInfo) -> list[type[BaseModel]]:
-    """The sections a field may hold: one, or several where it is discriminated by ``name``."""
-    choices = get_args(field.annotation) or (field.annotation,)
-    choices = tuple(get_args(choice)[0] if get_origin(choice) is Annotated else choice for choice in choices)
-    return [choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel)]

@@ -6,7 +6,7 @@ others go on; it may come back; the episode of the copy is over when nobody is l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,7 +53,7 @@ class ParallelCopy:
         max_turns: Steps after which every agent that is left is truncated, on top of the environment's own limit.
 
     Raises:
-        UnsupportedSpace: There is no agent, or their spaces are not all the same.
+        UnsupportedSpace: There is no agent, one is named twice, or their spaces are not all the same.
     """
 
     def __init__(self, env: Any, name: str, max_turns: int | None = None) -> None:
@@ -151,9 +151,7 @@ class ParallelCopy:
     def _listed(self) -> frozenset[str]:
         listed = frozenset(self.env.agents)
         if not listed <= self._number.keys():
-            raise self._broken(
-                "agents", f"only such as possible_agents has: {', '.join(self.agents)}", ", ".join(sorted(listed))
-            )
+            raise self._broken("agents", f"only such as possible_agents has: {_names(self.agents)}", _names(listed))
         return listed
 
     def _of(self, agents: frozenset[str], values: Any, what: str) -> dict[int, Any]:
@@ -163,24 +161,24 @@ class ParallelCopy:
         if missing:
             raise self._broken(
                 what,
-                f"a value for {', '.join(missing)}",
-                f"values for {', '.join(map(str, held)) or 'nobody'}",
+                f"a value for {_names(missing)}",
+                f"values for {_names(held) or 'nobody'}",
             )
         return {number: held[agent] for number, agent in enumerate(self.agents) if agent in agents}
 
     def _refuse_ghosts(self, acted: frozenset[str], ended: set[str], listed: frozenset[str]) -> None:
-        staying, gone = sorted(ended & listed), sorted(acted - ended - listed)
+        staying, gone = sorted(ended & listed, key=str), sorted(acted - ended - listed, key=str)
         if staying:
             raise self._broken(
                 "agents after step()",
                 f"no agent that was terminated or truncated, as {staying[0]} was",
-                ", ".join(sorted(listed)),
+                _names(listed),
             )
         if gone and listed:
             raise self._broken(
                 "agents after step()",
                 f"{gone[0]}, which was neither terminated nor truncated",
-                ", ".join(sorted(listed)),
+                _names(listed),
             )
         if gone:
             raise self._broken(
@@ -218,10 +216,21 @@ class Seat(gymnasium.Env[Any, Any]):
             self.copy.close()
 
 
+def _names(agents: Iterable[object]) -> str:
+    """Of agents, which may be numbers; a set in the order of the alphabet."""
+    names = [str(agent) for agent in agents]
+    return ", ".join(sorted(names) if isinstance(agents, frozenset) else names)
+
+
 def _common(space_of: Any, agents: Sequence[str], which: str, name: str) -> Space:
     """The one space that all agents have."""
     if not agents:
         raise UnsupportedSpace(f"possible_agents of {name} is empty", fix="name every agent there may be in it")
+    twice = next((agent for place, agent in enumerate(agents) if agent in agents[:place]), None)
+    if twice is not None:
+        raise UnsupportedSpace(
+            f"possible_agents of {name} names {twice} twice", found=_names(agents), fix="name each agent once"
+        )
     found: dict[str, Space] = {agent: space_of(agent) for agent in agents}
     first = found[agents[0]]
     other = next((agent for agent, space in found.items() if space != first), None)

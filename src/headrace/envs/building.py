@@ -12,8 +12,9 @@ import gymnasium
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
-from headrace.core.config import EnvConfig, factory_name, nearest
+from headrace.core.config import EnvConfig, factory_name
 from headrace.core.errors import ConfigError, EnvironmentNotBuilt, HeadraceError
+from headrace.core.refusals import nearest
 from headrace.envs import registration
 from headrace.envs.agents import ParallelCopy, is_parallel, takes_turns
 

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from headrace.algorithms.configs import EpsilonConfig, ExplorationConfig, OptimiserConfig, TargetConfig
 from headrace.algorithms.exploration import decay_of
+from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
 from headrace.core.config import (
     CheckpointConfig,
     CollectConfig,
@@ -112,7 +113,8 @@ def _given(section: Section, key: str) -> bool:
 
 def _at_once(config: Sections) -> int:
     """Environment steps that are taken over between two moments at which something may be done."""
-    return config.env.group_size * config.collect.chunk_steps if config.run.schedule == "async" else round_steps(config)
+    whole = config.run.schedule != "async" or config.on_policy  # a rollout is as much as a round
+    return round_steps(config) if whole else config.env.group_size * config.collect.chunk_steps
 
 
 def _steps(config: Sections) -> int:
@@ -193,6 +195,22 @@ def _rate(config: Sections) -> Iterator[str]:
         )
 
 
+def _schedule(config: Sections) -> Iterator[str]:
+    """What on-policy algorithms change over a run."""
+    algorithm, steps = config.algorithm, _steps(config)
+    if not isinstance(algorithm, PPOConfig | VTraceConfig) or (decay := algorithm.schedule.decay_steps) is None:
+        return
+    for key, start, final in (
+        ("final_lr", algorithm.lr, algorithm.schedule.final_lr),
+        ("final_clip", algorithm.clip, algorithm.schedule.final_clip),
+    ):
+        if start is not None and final is not None and final != start and decay > steps:
+            yield (
+                f"algorithm.schedule.{key} {final:g} is never reached: decay_steps {decay:,} is longer than the {steps:,} "
+                f"environment steps of the run, which end at {start + steps / decay * (final - start):.3g}"
+            )
+
+
 def _too_fine(config: Sections) -> Iterator[str]:
     """Intervals in environment steps that are shorter than what is taken over at once."""
     at_once = _at_once(config)
@@ -236,6 +254,7 @@ def _exploration(config: Sections) -> Iterator[str]:
 _RULES: tuple[Callable[[Sections], Iterator[str]], ...] = (
     _in_updates,
     _rate,
+    _schedule,
     _evaluation,
     _too_fine,
     _checkpoint,

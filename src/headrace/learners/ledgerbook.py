@@ -78,6 +78,8 @@ class LedgerBook:
         self._config = config
         self._owners = tuple(owners)
         self._rounds = config.run.schedule != "async"
+        self._sets = config.on_policy and not self._rounds
+        """Whether nothing is done between the updates of an epoch set, however long it takes."""
         self._window = 1 if self._rounds else config.chunks_ahead
         self._evaluations = _Due(config.evaluation.every_steps)
         self._told: set[str] = set()
@@ -136,7 +138,7 @@ class LedgerBook:
 
     def published(self, version: int, updates: int, env_steps: int, policy_arrays: Mapping[str, NDArray[Any]]) -> None:
         """A policy became the newest one; of its arrays only ``exploration_scale`` [1] is read, if it is there."""
-        self._settle(updates)
+        self._settle(updates, published=True)
         self._version = version
         self._publications.done += 1
         scale = policy_arrays.get("exploration_scale")
@@ -149,6 +151,8 @@ class LedgerBook:
     def frozen(self) -> None:
         """A policy was frozen for evaluation."""
         self._evaluations.done += 1
+        if self._sets and self._due_since is not None:  # after a rollout without a step, so nothing was published since
+            self._pass_due()
 
     def checkpointed(self, updates: int, env_steps: int, now_s: float, *, written: bool = True) -> None:
         """A checkpoint was written whole, or could not be."""
@@ -191,13 +195,17 @@ class LedgerBook:
         return [one.plain() for one in told]
 
     # Evaluations, by the rule of the schedule: in a free run a policy is frozen with the first update after a multiple of
-    # the interval has been passed, in rounds at the end of a round, if there are weights that were not frozen before.
+    # the interval has been passed (after the whole epoch set, which ends with a publication, where there are such), in rounds
+    # at the end of a round, if there are weights that were not frozen before.
 
-    def _settle(self, updates: int) -> None:
-        if self._due_since is not None and updates > self._due_since:
-            self._due_since = None
-            self._evaluations.declared += 1
-            self._evaluations.pass_by(self._env_steps)
+    def _settle(self, updates: int, *, published: bool = False) -> None:
+        if self._due_since is not None and updates > self._due_since and (published or not self._sets):
+            self._pass_due()
+
+    def _pass_due(self) -> None:
+        self._due_since = None
+        self._evaluations.declared += 1
+        self._evaluations.pass_by(self._env_steps)
 
     def _pass_evaluation(self, updates: int) -> None:
         if not updates or not self._evaluations.reached(self._env_steps):

@@ -183,7 +183,7 @@ def same_in_lanes(w: Window, _: History, __: Expected) -> Iterator[Finding]:
     shared = np.not_equal(lane[first], lane[last])[group]
     # By chance a value meets its like in another lane as much oftener than in its own as there are more of the others.
     by_chance = (1.0 - pairs / len(digest)) * (len(w.lanes) - 1)
-    if shared.mean() < max(0.1, 2.0 * by_chance):
+    if shared.mean() < max(0.1, 2.0 * by_chance) or _shared_runs(w) < 0.1:
         return
     lanes = sorted({int(number) for number in lane[shared]})
     text = (
@@ -192,6 +192,22 @@ def same_in_lanes(w: Window, _: History, __: Expected) -> Iterator[Finding]:
     )
     facts = {"lanes": lanes, "shared": int(shared.sum()), "observations": len(digest)}
     yield Finding("same_in_lanes", "warning", text, facts, (*lanes,))
+
+
+def _shared_runs(w: Window) -> float:
+    """Share of sequences of observations that another lane has as well.
+
+    Where an observation tells the time, none comes twice in a lane, and lanes that are in step still meet by chance as
+    often as there are few others at that time; what follows by chance is soon another.
+    """
+    count = w.rows - RUN_ROWS + 1
+    last = slice(RUN_ROWS - 1, None)
+    judged = (w.lane[:count] == w.lane[last]) & (w.t[last] - w.t[:count] == RUN_ROWS - 1) & ~w.still[:count]
+    if not judged.any():
+        return 1.0  # episodes are too short to tell
+    which = np.unique(_runs(w.digest, count)[judged], return_inverse=True)[1]
+    pairs = np.unique(np.stack([which, w.lane[:count][judged]]), axis=1)[0]
+    return float(np.greater(np.bincount(pairs), 1)[which].mean())
 
 
 def same_starts(w: Window, h: History, _: Expected) -> Iterator[Finding]:

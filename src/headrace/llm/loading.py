@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.core import toml
-from headrace.core.config import nearest
 from headrace.core.errors import ConfigError
 from headrace.core.files import write_whole
+from headrace.core.refusals import nearest
 from headrace.llm.config import COMPONENTS, RLConfig
 from headrace.runtime.config import LANGUAGE_SECTIONS, ExperimentConfig, dump_toml
 from headrace.runtime.presets import resolve

@@ -114,6 +114,11 @@ def _share(flow: Flow, view: SlotView) -> Share:
     )
 
 
+_TOO_SHORT = (
+    "training was over before it could be looked at twice, so what limits it is not known: give it more run.steps"
+)
+
+
 def diagnose_stretch(snapshot: Snapshot) -> Diagnosis:
     """The verdict over a stretch of a run, from many looks: what held it up for half of the time or more.
 
@@ -122,6 +127,9 @@ def diagnose_stretch(snapshot: Snapshot) -> Diagnosis:
     if snapshot.summary is not None and snapshot.summary.get("error"):
         return diagnose(snapshot)
     training = tuple(look for look in snapshot.looks if _trains(look))
+    if len(training) < 2 and snapshot.summary is not None:  # its start says nothing of what limits it
+        ended = diagnose(snapshot)
+        return replace(ended, evidence=(*ended.evidence, _TOO_SHORT))
     looks = training if len(training) >= 2 else tuple(snapshot.looks)
     whole = replace(snapshot, looks=looks, summary=None, live=True)
     if len(looks) < 2:

@@ -62,7 +62,8 @@ def _check_schedule(config: ExperimentConfig) -> None:
             "some collectors would have nothing to do: there are more of them than groups of lanes",
             collectors=run.collectors,
             groups=f"{config.env.groups} ({config.env.lanes} lanes in groups of {config.env.group_size})",
-            fix=f"set run.collectors to {config.env.groups} or less, or raise env.lanes",
+            fix=f"set run.collectors to {config.env.groups}{' or less' if config.env.groups > 1 else ''}, raise env.lanes, or "
+            "lower env.group_size",
         )
     if run.schedule == "async":
         return
@@ -205,6 +206,13 @@ def _check_ratio(config: ExperimentConfig) -> None:
 def _check_replay(config: ExperimentConfig) -> None:
     if config.on_policy:
         return
+    if config.replay.learning_starts > config.replay.capacity:
+        raise ConfigError(
+            "the learner would wait for ever: it starts after more steps than the replay can hold",
+            learning_starts=config.replay.learning_starts,
+            capacity=config.replay.capacity,
+            fix="lower replay.learning_starts or raise replay.capacity",
+        )
     rows = config.replay.capacity // config.env.lanes
     # A chunk may hold twice chunk_steps rows, because an episode of a single step has a FINAL row too. The
     # shortest thing to sample is one n-step transition with its stack of frames behind it.

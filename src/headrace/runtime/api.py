@@ -81,7 +81,7 @@ def train(
             fix="give any other key of the configuration by its dotted name in settings",
         )
     overrides: dict[str, object] = {_SHORT[name]: value for name, value in short.items()}
-    factory = None if env is None or isinstance(env, str) else env
+    factory = _factory(env, algorithm)
     if isinstance(env, str):
         overrides["env.id"] = env
     elif factory is not None:
@@ -91,6 +91,23 @@ def train(
     with _session(config, {**overrides, **(settings or {})}, run_dir, resume, factory is not None) as session:
         summary = run_experiment(session.config, session.place, on_progress, factory, session.resume)
         return Run(session.place.path, summary)
+
+
+def _factory(env: str | EnvFactory | None, algorithm: object) -> EnvFactory | None:
+    """The callable environment, if it is one; refuses what was handed over for something else."""
+    if env is not None and not isinstance(env, str) and not callable(env):
+        raise ConfigError(
+            "env is neither a Gymnasium id nor something that can be called",
+            found=f"{type(env).__name__}: {env!r}"[:200],
+            fix=f"hand over the class, or a function that builds one: every lane has its own (env={type(env).__name__})",
+        )
+    if algorithm is not None and not isinstance(algorithm, AlgorithmConfig):
+        raise ConfigError(
+            "algorithm holds no hyperparameters",
+            found=f"{type(algorithm).__name__}: {algorithm!r}"[:200],
+            fix='give e.g. headrace.PPO(lr=1e-3); a name alone belongs into settings={"algorithm.name": "ppo"}',
+        )
+    return None if isinstance(env, str) else env
 
 
 def _session(

@@ -26,7 +26,7 @@ from headrace.record.rows import RowReader
 from headrace.record.trace import Trace
 from headrace.runtime.assembly import build_learner, suspicion
 from headrace.runtime.checkpointing import Keeper
-from headrace.runtime.inheritance import HEADER_KEY, begin_with, beginning_of
+from headrace.runtime.inheritance import HEADER_KEY, begin_with, beginning_of, require_spaces
 from headrace.runtime.payloads import LearnerPayload, attach_lanes, attach_snapshots, group_lanes
 from headrace.runtime.recording import TRACE_FILE, Inherited, header_facts, new_record, record_goes_on
 from headrace.runtime.refill import refill
@@ -99,6 +99,7 @@ class _Desk:
             for path in self._payload.record.glob("*.bin"):
                 path.unlink()
         beginning = beginning_of(self._config)
+        require_spaces(beginning, self._payload.spaces)
 
         def record() -> Recorder:
             folder, kept = self._payload.record, {}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from headrace.algorithms.configs import DQNConfig, IQNConfig, SACConfig, TD3Config
+from headrace.algorithms.configs import LAYERS, DQNConfig, IQNConfig, SACConfig, TD3Config
 from headrace.algorithms.on_policy_configs import ON_POLICY, PPOConfig, VTraceConfig
 from headrace.core import toml
 from headrace.core.agents import AgentsConfig
@@ -202,7 +202,11 @@ def _named(source: object) -> dict[str, object]:
 
 
 def _make_way(table: dict[str, Any], overrides: Mapping[str, object]) -> None:
-    """Whoever names another environment means it instead of the one in the file."""
+    """Whoever names another environment, or a network of their own, means it instead of the one in the file."""
+    for key in overrides:
+        section, _, last = key.rpartition(".")
+        if last == "factory" and section.startswith("algorithm."):
+            _drop(table, section, [layer for layer in LAYERS if f"{section}.{layer}" not in overrides])
     env = table.get("env")
     if not isinstance(env, dict):
         return
@@ -211,6 +215,15 @@ def _make_way(table: dict[str, Any], overrides: Mapping[str, object]) -> None:
             env.pop(other, None)
             if env.get(given) != overrides[f"env.{given}"]:
                 env.pop("kwargs", None)
+
+
+def _drop(table: dict[str, Any], section: str, names: Iterable[str]) -> None:
+    found: Any = table
+    for part in section.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    if isinstance(found, dict):
+        for name in names:
+            found.pop(name, None)
 
 
 def _put(table: dict[str, Any], key: str, value: object) -> None:

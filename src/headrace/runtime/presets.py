@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.core.config import nearest
 from headrace.core.errors import ConfigError
+from headrace.core.refusals import nearest
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class Replayer:
     """A run once more, in one process.
 
     Its public attributes are the live objects, so that a run can be looked at where something happened:
-    ``learner`` (``.algorithm``, ``.batch()``, ``.update()``), ``block`` (the lanes), ``config``.
+    ``learner`` (``.algorithm``, ``.update()``, and ``.batch()`` where it learns from a replay), ``block`` (the lanes), ``config``.
 
     Args:
         run: The run directory; the run may be live (what it has recorded by now is replayed), dead or finished.

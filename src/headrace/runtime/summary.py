@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -79,6 +79,7 @@ def summarize(
         "updates": outcome["updates"],
         "books": dict(books) if books is not None else None,
         **_told_by(learner),
+        "warnings": [*learner.get("warnings", []), *_nothing_learned(config, outcome, env_steps)],
         "replay_ratio": _ratio(config, learner),
         "faults": {kind: count for kind, count in faults.items() if kind != "restarts"},
         "restarts": faults.get("restarts", 0),
@@ -96,13 +97,23 @@ def summarize(
 def _told_by(learner: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "episodes": learner.get("episodes"),
-        "warnings": learner.get("warnings", []),
         "ledger": learner.get("ledger", []),
         "policy_lag": learner.get("lag"),
         "policy_version": learner.get("version"),
         "first_update_at": learner.get("first_update_at"),
         "weights_sha256": learner.get("weights_sha256"),
     }
+
+
+def _nothing_learned(config: ExperimentConfig, outcome: Mapping[str, Any], env_steps: int) -> Iterator[dict[str, Any]]:
+    """What to tell of a run that ended as declared and has learned nothing; as `headrace.learners.evidence.Finding`."""
+    if outcome["outcome"] != "completed" or outcome["updates"] or not env_steps:
+        return
+    why = "make the run longer"
+    if config.rollout.whole_episodes:
+        why = "rollout.whole_episodes trains on episodes that are over, and none was; make the run longer, or set it to false"
+    text = f"no update was made in {env_steps:,} environment steps: {why}"
+    yield {"kind": "no_update", "severity": "warning", "text": text, "facts": {"env_steps": env_steps}}
 
 
 def _ratio(config: ExperimentConfig, learner: Mapping[str, Any]) -> dict[str, float | None]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.core.errors import ConfigError
-from headrace.runtime.comparing import Comparison, Curve, compare
+from headrace.runtime.comparing import Comparison, Curve, Finding, compare
 from headrace.runtime.config import IN_TURN, ExperimentConfig, load_config
 from headrace.telemetry.board import Activity
 from headrace.telemetry.timeuse import Spent
@@ -74,7 +74,8 @@ class Identity:
     reference: str
     """SHA-256 of the learned arrays of ``inline``."""
     other: str
-    """Of ``lockstep``."""
+    """Of ``schedule``."""
+    schedule: str = "lockstep"
 
     @property
     def equal(self) -> bool:
@@ -106,6 +107,8 @@ class Twins:
     """Of the gain over random play, up to which a difference counts as none."""
     collectors: int
     cores: int
+    exact: tuple[str, ...] = ("lockstep",)
+    """Schedules that have to come to the weights of ``inline``; see `exact_schedules`."""
 
     def of(self, schedule: str) -> list[TwinRun]:
         """Runs of one schedule, in the order of their seeds."""
@@ -113,13 +116,20 @@ class Twins:
 
     @property
     def identities(self) -> list[Identity]:
-        """Of every seed that was run under ``inline`` and ``lockstep``."""
+        """Of every seed that was run under ``inline`` and under a schedule that has to equal it."""
         inline = {run.seed: run for run in self.of(REFERENCE)}
         return [
-            Identity(run.seed, inline[run.seed].summary["weights_sha256"], run.summary["weights_sha256"])
-            for run in self.of("lockstep")
+            Identity(run.seed, inline[run.seed].summary["weights_sha256"], run.summary["weights_sha256"], schedule)
+            for schedule in self.exact
+            for run in self.of(schedule)
             if run.seed in inline
         ]
+
+    @property
+    def proved(self) -> bool:
+        """Whether equal weights say all there is to say of what ``async`` learned."""
+        found = [one.equal for one in self.identities if one.schedule == "async"]
+        return bool(found) and all(found)
 
     @property
     def learning(self) -> Comparison | None:
@@ -127,7 +137,8 @@ class Twins:
         if not self.of("async"):
             return None
         inline, other = ([run.curve for run in self.of(schedule)] for schedule in (REFERENCE, "async"))
-        return compare(inline, other, self.steps, self.share)
+        found = compare(inline, other, self.steps, self.share)
+        return replace(found, finding=Finding.SAME) if self.proved else found
 
     @property
     def speed(self) -> Speed | None:
@@ -141,6 +152,13 @@ class Twins:
         held_up = cpu is not None and learning is not None and cpu < _UNDISTURBED * learning
         possible = possible_speedup(learning, self.collectors, self.cores)
         return Speed(other / inline, learning, possible, cpu if held_up else None)
+
+
+def exact_schedules(config: ExperimentConfig) -> tuple[str, ...]:
+    """Schedules under which a configuration has to come to the weights of ``inline``, bit for bit."""
+    rollout = config.rollout
+    strictly = config.on_policy and rollout.max_policy_lag == 0 and rollout.order == "chunk"
+    return ("lockstep", "async") if strictly else ("lockstep",)
 
 
 def plan_twins(

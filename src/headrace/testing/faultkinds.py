@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from headrace.core.config import nearest
 from headrace.core.errors import ConfigError
+from headrace.core.refusals import nearest
 from headrace.runtime.config import ExperimentConfig, load_config
 from headrace.runtime.payloads import groups_of
 from headrace.testing import provoke

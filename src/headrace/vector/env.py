@@ -11,8 +11,8 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.config import nearest
 from headrace.core.errors import ConfigError, VectorMisused
+from headrace.core.refusals import nearest
 from headrace.vector.engine import Engine, Ids
 from headrace.vector.fastlane import FastLane
 from headrace.vector.faults import Fault

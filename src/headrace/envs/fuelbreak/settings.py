@@ -6,8 +6,9 @@ from typing import Any, Literal, TypedDict
 
 from pydantic import Field, model_validator
 
-from headrace.core.config import Section, nearest
+from headrace.core.config import Section
 from headrace.core.errors import ConfigError
+from headrace.core.refusals import nearest
 
 WindSide = Literal["north", "east", "south", "west"]
 SIDES: tuple[WindSide, ...] = ("north", "east", "south", "west")

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from headrace.core.config import nearest
 from headrace.core.errors import ConfigError, EnvironmentFault, EnvironmentNotBuilt, HeadraceError
+from headrace.core.refusals import nearest
 from headrace.envs.text.answers import judgement_of, reply_of
 from headrace.envs.text.asking import (
     RETURN_A_TRANSCRIPT,

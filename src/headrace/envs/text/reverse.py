@@ -8,8 +8,8 @@ import string
 from collections.abc import Sequence
 
 from headrace.core import seeding
-from headrace.core.config import nearest
 from headrace.core.errors import ConfigError
+from headrace.core.refusals import nearest
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, Split, Transcript
 
 _LETTERS = string.ascii_lowercase

@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from headrace.core.config import nearest
 from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.refusals import nearest
 from headrace.envs.checks import checked_render_mode, checked_seed
 from headrace.envs.rendering import require_render_mode
 from headrace.envs.treasurehunt.draws import Draws

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headrace.core import seeding
-from headrace.core.config import nearest
 from headrace.core.errors import ConfigError
+from headrace.core.refusals import nearest
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, Split, Transcript
 from headrace.envs.text.wordle import game as rules_of_game
 from headrace.envs.text.wordle import players
