@@ -111,6 +111,14 @@ def test_a_collector_that_dies_in_a_rollout_costs_an_episode_and_no_step(runs, t
     assert_replays(run)
 
 
+def test_a_collector_that_dies_before_the_first_step_of_a_round_holds_nobody_up(runs, tmp_path):
+    kwargs = {"fault": "fail", "at": 1, "marker": str(tmp_path / "marker")}
+    run = trained(runs, schedule("async"), SEES, kwargs=kwargs)
+    assert (run.summary["faults"], run.summary["restarts"]) == ({"died": 1}, 1)
+    assert run.summary["books"]["salvaged"] == 0
+    assert_replays(run)
+
+
 @pytest.mark.table
 @pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.table)])
 def test_who_is_frozen_is_blamed_and_nobody_who_waits_for_the_same_rollout(runs, tmp_path, lag):
