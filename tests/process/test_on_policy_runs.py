@@ -14,7 +14,7 @@ import pytest
 
 from headrace.core.errors import ReplayDiffers
 from headrace.lanes.layout import STEP
-from headrace.record.events import ChunkCommitted, StepsLost
+from headrace.record.events import ChunkCommitted, GroupSalvaged, StepsLost
 from headrace.record.rows import segment_name
 from headrace.record.trace import Trace, TraceWriter
 from headrace.runtime.api import Run
@@ -111,6 +111,14 @@ def test_a_collector_that_dies_in_a_rollout_costs_an_episode_and_no_step(runs, t
     assert_replays(run)
 
 
+def test_a_collector_that_dies_before_the_first_step_of_a_round_holds_nobody_up(runs, tmp_path):
+    kwargs = {"fault": "fail", "at": 1, "marker": str(tmp_path / "marker")}
+    run = trained(runs, schedule("async"), SEES, kwargs=kwargs)
+    assert (run.summary["faults"], run.summary["restarts"]) == ({"died": 1}, 1)
+    assert run.summary["books"]["salvaged"] == 0
+    assert_replays(run)
+
+
 @pytest.mark.table
 @pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.table)])
 def test_who_is_frozen_is_blamed_and_nobody_who_waits_for_the_same_rollout(runs, tmp_path, lag):
@@ -155,6 +163,16 @@ def test_of_whole_episodes_one_that_is_cut_is_trained_on_too(runs, tmp_path):
         assert (
             run.summary["books"]["lanes"][lane]["resident"] == len(rows) - 1 - np.flatnonzero(rows["kind"] != STEP)[-1]
         )
+    assert_replays(run)
+
+
+@pytest.mark.parametrize("name", ["async", pytest.param("lockstep", marks=pytest.mark.table)])
+def test_of_a_chunk_that_was_begun_and_no_more_the_replay_knows_too(runs, tmp_path, name):
+    """What was kept back of its lane goes into another rollout than that of lanes whose chunk was not begun."""
+    kwargs = {"fault": "kill", "at": 17, "limit": 11, "marker": str(tmp_path / "marker")}
+    run = trained(runs, schedule(name, 2), SEES, {"rollout.whole_episodes": True}, kwargs=kwargs)
+    assert run.summary["books"]["salvaged"] == 0
+    assert len({event.chunk for event in recorded(run) if isinstance(event, GroupSalvaged)}) == 2
     assert_replays(run)
 
 

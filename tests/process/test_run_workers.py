@@ -55,6 +55,7 @@ FAULTS = {
 MORE = {
     "crash": "environment_died", "leave": "environment_died", "freeze": "environment_hung",
     "nan_reward": "environment_not_finite", "wrong_shape": "environment_contract", "wrong_reward": "environment_contract",
+    "wrong_dtype": "environment_contract",
 }  # fmt: skip
 
 

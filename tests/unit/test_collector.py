@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.algorithms.base import Actor
+from headrace.algorithms.choices import nothing_to_choose
 from headrace.collectors.collector import Collector
 from headrace.collectors.stepping import Group, raised
 from headrace.core import seeding
@@ -96,6 +97,20 @@ def test_chunk_is_what_happened(bench):
         assert rows["truncated"].tolist() == [False] * 4 + [True] + [False] * 4
         np.testing.assert_allclose(rows["action"][:5, 0], [0, 0.01, 0.02, 0.03, 0.04], rtol=1e-6)
     assert b.actor.episodes == 2 * LANES
+
+
+def test_an_observation_that_leaves_nothing_to_choose_is_its_lane_s(bench, monkeypatch):
+    b = bench(limit=5)
+    b.take(b.collector.collect(0, 7))
+
+    def refuse(obs, noise=None):
+        raise nothing_to_choose(1)
+
+    monkeypatch.setattr(b.actor, "act", refuse)
+    with pytest.raises(ObservationMismatch) as caught:
+        b.collector.collect(1, 4)
+    assert list(caught.value.facts.items())[:3] == [("environment", "park"), ("lane", 1), ("step", 7)]
+    assert "row" not in caught.value.facts
 
 
 def test_a_step_that_does_not_return_leaves_its_action_and_its_chunk(bench):

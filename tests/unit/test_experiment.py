@@ -228,6 +228,19 @@ def test_spent_budget_is_told_also_after_a_single_restart(scene):
     )
 
 
+@pytest.mark.parametrize("settings", [{"supervision.when_spent": "degrade"}])
+def test_both_last_times_are_told_where_an_environment_s_own_budget_was_spent_first(scene):
+    scene.supervisor.instruction = GiveUp("collector-1", "it ended again after 1 restart within 300 s", spent=True)
+    error = EnvironmentLost("lane 3 failed 2 times", last_time="lane 3 raised", lane=3, fix="mend it")
+    scene.happen(died("collector-1", error=error), salvaged(1))
+    assert scene.summary["error"] == (
+        "[SUP-003] collector-1 ended and is not started again: it ended again after 1 restart within 300 s\n"
+        "  last time: lane 3 failed 2 times; lane 3 raised\n"
+        "  lane: 3\n"
+        "  fix: read the last lines of logs/collector-1.log; mend it"
+    )
+
+
 def test_learner_is_done_while_a_collector_is_being_salvaged(scene):
     scene.happen(died("collector-1"))
     assert scene.happen(LEARNER_DONE) == ["stop collector-0"]

@@ -644,6 +644,22 @@ def test_updates_that_salvaged_steps_pay_for_belong_to_the_round_that_makes_them
     assert "policies_published" not in wrong(book.facts({}, 3, 11, 3, 0.0))
 
 
+@pytest.mark.parametrize("salvages", [True, False])
+def test_what_was_salvaged_may_be_a_rollout_of_its_own_and_nothing_else_may(salvages):
+    settings = {"env.id": "Pendulum-v1", "algorithm.name": "ppo", "run.schedule": "lockstep", "run.collectors": 1}
+    book = LedgerBook(load_config(None, settings), OWNERS)
+    book.begin(0, 0, 1)
+    for number in range(4):
+        steps, updates = 4 * number + 4, 2 * number
+        book.committed(chunk(number), updates)
+        book.stored(steps, updates)
+        if salvages:
+            book.stored(steps, updates)
+        book.published(2 * number + 2, updates + 1, steps, {})
+        book.published(2 * number + 3, updates + 2, steps, {})
+    assert ("policies_published" in wrong(book.facts({}, 8, 16, 8, 0.0))) is not salvages
+
+
 def test_a_multiple_that_is_passed_by_salvaged_steps_may_belong_to_either_round():
     book = LedgerBook(config(run__schedule="lockstep", evaluation__every_steps=10), OWNERS)
     book.begin(0, 0, 1)

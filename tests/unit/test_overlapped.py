@@ -288,15 +288,27 @@ def test_what_a_lost_collector_had_committed_comes_before_what_is_salvaged(bench
 def test_nobody_there_is_waited_for(bench):
     b = bench(run__steps=16)
     b.groups.gone = {0, 1}
-
-    def come() -> None:
-        b.groups.gone = {0}
-        b.tell(JOINED)
-
-    b.groups.then = [come]
+    b.groups.then = [partial(b.tell, JOINED)]
     Overlapped(b.training).run()
     assert b.groups.busy[0] == []
     assert b.log("train")[0] == everybody(0, (1, 3))
+
+
+@pytest.mark.parametrize(("order", "lag"), [("chunk", 0), ("chunk", 1), ("arrival", 1)])
+def test_who_is_replaced_before_the_first_step_of_a_round_is_granted_the_next_one(bench, order, lag):
+    b = bench(run__steps=8, rollout__max_policy_lag=lag, rollout__order=order)
+    b.groups.gone, b.groups.mute = {0}, {1, 3}
+
+    def comes_back() -> None:
+        b.groups.mute = set()
+        b.tell(JOINED)
+
+    b.groups.then = [partial(b.tell, LOST), comes_back]
+    Overlapped(b.training).run()
+    assert b.groups.busy[:2] == [[1, 3], []]
+    granted = [(group, chunk) for group, chunk, _, _ in b.groups.granted]
+    assert granted == [(1, 0), (3, 0), (1, 1), (3, 1)]
+    assert b.learner.env_steps == 8
 
 
 # Stopped
@@ -324,7 +336,7 @@ def test_what_a_stop_finds_unfinished_is_taken_over_and_left_to_the_next_session
     Overlapped(b.training).run()
     assert not b.log("train")
     assert [(one.group, one.chunk) for one in b.learner.arrived] == [(g, chunk) for g in range(3) for chunk in (0, 1)]
-    assert b.groups.busy == [[3]]  # and for that one nobody waited once it was to stop
+    assert b.groups.busy == [[0, 1, 2, 3], [3]]  # and for that one nobody waited once it was to stop
 
 
 @pytest.mark.parametrize("driver", [Overlapped, Rounds])

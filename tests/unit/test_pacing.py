@@ -37,7 +37,6 @@ def test_strictly_on_policy_a_round_begins_when_the_one_before_was_trained_on():
     there += arrived((0, 0, 1), (2, 0, 1))
     assert p.complete(1, there, EVERYBODY)
     assert p.grant(1, 1000, there, EVERYBODY) == []
-    p.taken(0)
     assert p.grant(2, 1000, [], EVERYBODY) == [Grant(0, 1, 2), Grant(1, 1, 2), Grant(2, 1, 2)]
 
 
@@ -46,7 +45,6 @@ def test_with_a_lag_the_next_rounds_are_granted_at_once():
     assert p.grant(1, 1000, [], EVERYBODY) == [Grant(group, 0, 3) for group in EVERYBODY]
     for group in EVERYBODY:
         p.on_commit(group)
-    p.taken(0)
     assert p.grant(2, 1000, [], EVERYBODY) == [Grant(group, 1, 4) for group in EVERYBODY]
 
 
@@ -64,12 +62,19 @@ def test_who_is_lost_is_not_awaited_and_who_joins_begins_with_the_others():
     p.on_commit(1)
     there = arrived((0, 0, 1), (1, 0, 1), (2, 0, 1))  # the last one salvaged
     assert p.complete(1, there, (0, 1))
-    p.taken(0)
     assert p.grant(2, 1000, [], (0, 1)) == [Grant(0, 1, 2), Grant(1, 1, 2)]
     for group in (0, 1):
         p.on_commit(group)
-    p.taken(1)
     assert p.grant(3, 1000, [], EVERYBODY) == [Grant(group, 2, 3) for group in EVERYBODY]
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_a_round_that_everybody_was_lost_in_before_its_first_step_is_waited_for_by_nobody(lag):
+    p = pace(lag)
+    p.grant(1, 1000, [], EVERYBODY)
+    for group in EVERYBODY:
+        p.on_lost(group)
+    assert p.grant(1, 1000, [], EVERYBODY) == [Grant(group, lag + 1, 2 * lag + 2) for group in EVERYBODY]
 
 
 def test_nobody_there_is_granted_nothing():
@@ -84,7 +89,6 @@ def test_by_arrival_the_slow_are_not_waited_for_until_the_lag_is_reached():
             p.on_commit(group)
     there = arrived((0, 0, 1), (1, 0, 1), (0, 1, 1), (1, 1, 1))
     assert p.complete(1, there, EVERYBODY)  # group 2 has sent nothing
-    p.taken(0)
     there = there[3:]
     p.grant(2, 1000, there, EVERYBODY)
     for group in (0, 1):
@@ -132,7 +136,6 @@ def test_nothing_is_trained_on_later_than_declared_and_nobody_waits_for_ever(ord
 
 def _trained(p: Pace, there: list[Arrived], version: int, lag: int, *, ordered: bool) -> list[Arrived]:
     lowest = min(one.chunk for one in there)
-    p.taken(lowest)
     key: Callable[[Arrived], int] = (lambda one: one.chunk) if ordered else (lambda one: one.version)
     taken = sorted(there, key=key)
     taken = [one for one in there if one.chunk == lowest] if ordered else taken[: len(EVERYBODY)]

@@ -12,7 +12,7 @@ from headrace.collectors.collector import Collector, followed
 from headrace.collectors.remote import RemoteEnvs
 from headrace.collectors.stepping import Group
 from headrace.core import seeding
-from headrace.core.errors import ComponentError, EnvironmentLost, EnvironmentRaised
+from headrace.core.errors import ComponentError, EnvironmentLost, EnvironmentNotBuilt, EnvironmentRaised
 from headrace.core.specs import leaves
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.layout import FINAL, LOST, STEP, Geometry
@@ -168,6 +168,15 @@ def test_who_was_lost_is_told_with_its_place_while_its_lane_is_as_it_was(bench):
     assert error.facts["error"] == "ValueError: tile 7"
     assert written[1] == 2
     assert found[2][0].what == "the environment of lane 2 took its process down in step()"
+
+
+def test_facts_of_an_error_that_are_named_as_ours_are_not_in_the_way(bench):
+    env = bench().collectors[0].remote.env(1)
+    error = EnvironmentNotBuilt(
+        "environment 1 has no model", problem="no file", kind="odd", file="m.bin", fix="copy it"
+    )
+    found = env.lost(Fault(1, FaultKind.RAISED, "construct", 0, error))
+    assert found.facts == {"kind": "raised", "problem": "the environment of lane 1 has no model", "file": "m.bin"}
 
 
 def test_a_reset_that_fails_is_asked_of_the_replacement(bench):

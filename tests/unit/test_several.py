@@ -12,12 +12,13 @@ import pytest
 from gymnasium import spaces
 
 from headrace.algorithms.base import Transitions
+from headrace.algorithms.choices import nothing_to_choose
 from headrace.algorithms.configs import DQNConfig, SACConfig, TD3Config
 from headrace.algorithms.many_actors import ManyActors
 from headrace.algorithms.registry import build_actor, build_algorithm
 from headrace.algorithms.several import Several
 from headrace.core import seeding
-from headrace.core.errors import NonFiniteValue, SnapshotCorrupt
+from headrace.core.errors import NonFiniteValue, ObservationMismatch, SnapshotCorrupt
 from headrace.learners.ledger import Facts, entries
 from headrace.runtime.config import load_config
 from iqn_support import ACTION, OBS, batch, config, joined
@@ -186,6 +187,20 @@ def test_every_row_is_acted_by_its_agents_policy(name):
             np.testing.assert_array_equal(found[of == policy], expected)
     assert len(found) == 12
     assert any(not np.array_equal(members[0].act(obs)["action"], member.act(obs)["action"]) for member in members[1:])
+
+
+def test_a_row_that_leaves_nothing_to_choose_is_named_by_its_number_among_all(monkeypatch):
+    algorithm = build("dqn", 2)
+    actor = build_actor(replace(algorithm.policy, policy_of=(1, 0, 1)))
+    actor.load(algorithm.policy_arrays())
+
+    def refuse(obs, noise=None):
+        raise nothing_to_choose(1)
+
+    monkeypatch.setattr(actor._members[1], "act", refuse)
+    with pytest.raises(ObservationMismatch) as caught:
+        actor.act({"obs": batch(0, 3).obs["obs"]})
+    assert caught.value.facts["row"] == 2
 
 
 def test_noise_goes_with_its_row_and_the_scale_is_for_all():

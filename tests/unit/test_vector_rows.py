@@ -22,8 +22,8 @@ from vector_envs import SPACES, plain
 BOX = spaces.Box(-1, 1, (2,), np.float32)
 
 
-def rows_of(space: Any = BOX, *, count: int = 3, finals: bool = False, check_finite: bool = True) -> Rows:
-    rows = Rows.private(Layout(space, "obs"), count, check_finite=check_finite)
+def rows_of(space: Any = BOX, *, count: int = 3, finals: bool = False, **how: bool) -> Rows:
+    rows = Rows.private(Layout(space, "obs"), count, **{"check_finite": True, **how})
     rows.finals = finals
     return rows
 
@@ -101,6 +101,39 @@ def test_dtypes_of_the_same_kind_are_converted_as_gymnasium_does(value: Any, kep
     rows = rows_of()
     assert not settle(rows, range(1), [(value, 1.0, False, False, {})]).problems
     assert rows.arrays[0][0].tolist() == kept
+
+
+ONE = spaces.Box(-1, 1, (), np.float32)
+STRICT = [
+    (BOX, [0.5, 0.25], "list [0.5, 0.25]"),
+    (BOX, np.array([0.5, 0.25]), "float64 of shape (2,)"),
+    (spaces.MultiBinary(2), np.array([1, 0]), "int64 of shape (2,)"),
+    (ONE, 0.5, "float 0.5"),
+    (spaces.Discrete(3), True, "bool True"),
+    (spaces.Dict({"a": BOX}), {"a": np.zeros(2)}, "float64 of shape (2,)"),
+]
+
+
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize(("space", "value", "found"), STRICT)
+def test_where_nothing_is_to_be_converted_another_dtype_is_a_fault(
+    space: Any, value: Any, found: str, others: int
+) -> None:
+    rows = rows_of(space, cast=False)
+    fitting = [(space.sample(), 1.0, False, False, {})] * others
+    settled = settle(rows, range(others + 1), [*fitting, (value, 1.0, False, False, {})])
+    assert set(settled.problems) == {others}
+    problem = settled.problems[others]
+    assert (problem.kind, problem.error.facts["found"]) == (FaultKind.CONTRACT, found)
+
+
+@pytest.mark.parametrize(
+    ("space", "value"), [(ONE, np.float32(0.5)), (spaces.Discrete(3), np.int32(2)), (BOX, np.ones(2, "f4"))]
+)
+def test_where_nothing_is_to_be_converted_what_was_declared_is_laid_down(space: Any, value: Any) -> None:
+    rows = rows_of(space, cast=False)
+    assert not settle(rows, range(2), [(value, 1.0, False, False, {})] * 2).problems
+    assert rows.arrays[0][1].tolist() == value.tolist()
 
 
 @pytest.mark.parametrize("reward", [np.array([1.5]), np.array(1.5), np.float64(1.5), 1.5])

@@ -104,6 +104,9 @@ class Actor(Protocol):
         Returns:
             Actions of the action space's own dtype and range, [N, ...] per leaf, and beside them what the policy has to
             tell of them; see `headrace.algorithms.registry.told_leaves`.
+
+        Raises:
+            ObservationMismatch: An observation leaves nothing to choose; its fact ``row`` says which of the N it is.
         """
         ...
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from headrace.algorithms.acting import misfit
 from headrace.algorithms.base import Actor, Arrays, LaneNoise, PolicySpec
+from headrace.core.errors import ObservationMismatch
 from headrace.core.specs import leaves
 
 _SHARED = "exploration_scale"
@@ -56,7 +57,12 @@ class ManyActors:
         acted: dict[str, NDArray[Any]] = {}
         for policy, rows in self._rows_of(count):
             own = None if noise is None else [noise[row] for row in rows]
-            found = self._members[policy].act({name: array[rows] for name, array in obs.items()}, own)
+            try:
+                found = self._members[policy].act({name: array[rows] for name, array in obs.items()}, own)
+            except ObservationMismatch as error:  # which counts its own rows
+                if "row" in error.facts:
+                    error.facts["row"] = int(rows[int(str(error.facts["row"]))])
+                raise
             for name, array in found.items():
                 if name not in acted:
                     acted[name] = np.empty((count, *array.shape[1:]), array.dtype)

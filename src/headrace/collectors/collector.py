@@ -20,7 +20,7 @@ from headrace.collectors.restoring import Episodes, bring_back, not_restored
 from headrace.collectors.stepping import Group, SteppedLane, refused
 from headrace.collectors.streams import LaneStreams
 from headrace.core import seeding
-from headrace.core.errors import EnvironmentFault
+from headrace.core.errors import EnvironmentFault, ObservationMismatch
 from headrace.core.specs import handed_over
 from headrace.envs.agents import Seat
 from headrace.envs.contract import ObservationCheck
@@ -243,8 +243,14 @@ class Collector:
         if self._copies:
             stand_in([place for place, lane in enumerate(self._lanes) if not lane.running], self._places, self._t)
         self._slot.enter(Activity.POLICY)
-        # All lanes at once, always: another number of rows may round differently.
-        return self._actor.act(self._observations(), [lane.streams.noise for lane in self._lanes])
+        try:
+            # All lanes at once, always: another number of rows may round differently.
+            return self._actor.act(self._observations(), [lane.streams.noise for lane in self._lanes])
+        except ObservationMismatch as error:  # of a row of what it was shown
+            if "row" in error.facts:
+                lane = self._lanes[int(str(error.facts.pop("row")))]
+                error.place(environment=self.group.environment, lane=lane.number, step=lane.writer.transitions)
+            raise
 
     def _step_copies(self, version: int, wanted: Sequence[bool] | None) -> None:
         """One step of every copy, or of the lanes among theirs that are wanted."""

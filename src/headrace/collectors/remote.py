@@ -131,7 +131,7 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
 
     def lost(self, fault: Fault) -> EnvironmentLost:
         """The error that says what became of the call that was sent."""
-        facts = {name: value for name, value in fault.error.facts.items() if name not in _OF_THE_VECTOR}
+        facts = {name: value for name, value in fault.error.facts.items() if name not in _TOLD_HERE}
         return EnvironmentLost(
             f"the environment of lane {self.lane} {_HOW.get(fault.kind, fault.kind)} in {self._call}()",
             kind=str(fault.kind),
@@ -169,8 +169,8 @@ _HOW = {
     "not-finite": "returned a value that is not finite",
     "lost-with-worker": "was lost with its process",
 }
-_OF_THE_VECTOR = frozenset({"env", "step", "phase"})
-"""Facts of a fault that count as the vector environment does, and are told in lanes here."""
+_TOLD_HERE = frozenset({"env", "step", "phase", "kind", "problem"})
+"""Facts of a fault that count as the vector environment does, and are told in lanes here; or that are told otherwise."""
 _NUMBERED = re.compile(r"\benvironment (\d+)\b")
 
 

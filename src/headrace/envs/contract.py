@@ -6,6 +6,7 @@ refused with environment, field, expected and found.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -145,10 +146,11 @@ class ObservationCheck:
         """
         if type(value) is float:
             return value
-        if isinstance(value, int | float | np.bool_ | np.integer | np.floating):
-            return float(value)
         if isinstance(value, np.ndarray) and value.shape in ((), (1,)) and value.dtype.kind in "fiub":
-            return float(value.item())
+            value = value.item()
+        if isinstance(value, int | float | np.bool_ | np.integer | np.floating):
+            with contextlib.suppress(OverflowError):  # a whole number that no float holds
+                return float(value)
         raise self._mismatch("reward", "a number", _describe(value), lane, step)
 
     def flag(self, field: str, value: Any, lane: int, step: int) -> bool:

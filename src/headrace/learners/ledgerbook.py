@@ -102,6 +102,7 @@ class LedgerBook:
         self._frozen_updates = updates
         self._doubtful = 0
         self._committed_steps, self._commits = env_steps, False
+        self._salvages = 0
         self._newest: Published | None = None
         self._checkpointed = 0
         self._checkpoint: tuple[float, int, int] | None = None
@@ -133,6 +134,8 @@ class LedgerBook:
         self._env_steps = env_steps
         if self._commits:
             self._committed_steps, self._commits = env_steps, False
+        else:
+            self._salvages += 1
         if not self._rounds and self._due_since is None and self._evaluations.reached(env_steps):
             self._due_since = updates
 
@@ -240,8 +243,10 @@ class LedgerBook:
             return None  # after each epoch set, of which nobody else counts how many there were
         book, every = self._publications, self._config.learn.publish_every
         declared = book.rounds if self._rounds else updates // every - book.first_updates // every
-        # What is frozen or saved is published before, and the last weights are at the end.
-        return Tally(book.done, declared, self._evaluations.done + self._checkpointed + 1)
+        # What is frozen or saved is published before, and the last weights are at the end. What was salvaged of episodes
+        # that were kept back may be of an earlier number than the round, and is a rollout of its own then.
+        own = self._salvages if self._config.on_policy else 0
+        return Tally(book.done, declared, self._evaluations.done + self._checkpointed + 1 + own)
 
     def _evaluations_due(self) -> Tally | None:
         due = self._evaluations

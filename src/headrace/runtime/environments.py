@@ -59,6 +59,7 @@ def remote_environments(basics: Basics, spaces: EnvSpaces, lanes: Mapping[int, i
         close_timeout_s=0.5 * limits.stop_s,
         on_fault="raise",  # what follows a fault is decided here, and on record
         autoreset_mode=AutoresetMode.DISABLED,
+        cast_observations=False,  # but by `_Cast`, where it is asked for
     )
     return RemoteEnvs(vector, tuple(lanes), spaces.observation, spaces.action, slot)
 

@@ -66,7 +66,6 @@ class Overlapped:
         training, learner, pace = self._training, self._training.learner, self._pace
         self._train_on_what_was_left()
         while True:
-            self._grant()
             for commit in training.groups.take():
                 self.on_commit(commit)
             training.tick(self)
@@ -74,12 +73,17 @@ class Overlapped:
                 break
             if not pace.busy:
                 self._take_over(range(training.config.env.groups))
-            if pace.complete(learner.version, learner.arrived, training.groups.present()):
+            whole = pace.complete(learner.version, learner.arrived, training.groups.present())
+            if whole:
                 self._train()
-            elif pace.busy or training.collecting:  # or nobody is there to be granted anything
-                training.groups.wait(pace.busy, training.control_fd)
-            else:
+            self._grant()  # also to who joined in this tick: nothing else would wake a learner that waits for nobody
+            if whole:
+                continue
+            if not (pace.busy or training.collecting):
                 break
+            training.groups.wait(
+                pace.busy, training.control_fd
+            )  # for nobody, if nobody is there to be granted anything
         training.leave(self)
         self._take_over(range(training.config.env.groups))  # for whoever goes on with the run
 
@@ -92,7 +96,6 @@ class Overlapped:
 
     def _train(self) -> None:
         training = self._training
-        self._pace.taken(min(one.chunk for one in training.learner.arrived))
         training.learner.round_over()
         training.learn(self)
         training.learner.publish()

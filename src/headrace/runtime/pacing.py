@@ -39,8 +39,6 @@ class Pace:
         """Number of the next chunk that each group is granted."""
         self._out: list[list[tuple[int, int]]] = [[] for _ in range(groups)]
         """(chunk, version when it was granted) of what each group has not committed, oldest first."""
-        self._trained = 0
-        """Ordered: number of the chunks that the next rollout is made of."""
 
     @property
     def busy(self) -> list[int]:
@@ -53,7 +51,7 @@ class Pace:
 
     def go_on(self, chunks: Sequence[int]) -> None:
         """Begin from a `state`."""
-        self._next, self._trained = list(chunks), max(chunks)
+        self._next = list(chunks)
 
     def on_commit(self, group: int) -> None:
         """The oldest outstanding chunk of a group arrived."""
@@ -76,7 +74,8 @@ class Pace:
             One for each group that was granted anything.
         """
         raised: set[int] = set()
-        for group, chunk in self._rounds(room, present) if self._ordered else self._singles(room, arrived, present):
+        wanted = self._rounds if self._ordered else self._singles
+        for group, chunk in wanted(room, arrived, present):
             self._out[group].append((chunk, version))
             self._next[group] = chunk + 1
             raised.add(group)
@@ -97,18 +96,19 @@ class Pace:
         # Whoever comes as number n in the line is trained on n // size rollouts after the next one.
         return all(version + 1 + number // size - since <= self._lag for number, since in enumerate(left))
 
-    def taken(self, chunk: int) -> None:
-        """A rollout is about to be gathered; ``chunk`` is the lowest number that has arrived."""
-        self._trained = max(self._trained, chunk + 1)
-
     def _lowest_is_whole(self, chunk: int) -> bool:
         return not any(number <= chunk for out in self._out for number, _ in out)
 
-    def _rounds(self, room: int, present: Sequence[int]) -> Iterator[tuple[int, int]]:
+    def _rounds(self, room: int, arrived: Sequence[Arrived], present: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Whole rounds: the same number to every group that is there."""
-        while present and (chunk := max(self._next)) <= self._trained + self._lag and room > self._outstanding_steps():
+        known = [*(number for out in self._out for number, _ in out), *(one.chunk for one in arrived)]
+        chunk = max(self._next)
+        # Of a round in which every group was lost before its first step nothing is left, and none waits for it.
+        first = min(known, default=chunk)
+        while present and chunk <= first + self._lag and room > self._outstanding_steps():
             for group in present:
                 yield group, chunk
+            chunk = max(self._next)
 
     def _singles(self, room: int, arrived: Sequence[Arrived], present: Sequence[int]) -> Iterator[tuple[int, int]]:
         """One chunk at a time, to the group that has the fewest; what waits is never more than the lag lets be trained on."""

@@ -168,6 +168,7 @@ class Reenactment:
         for lane, part in zip(lanes, event.lanes, strict=True):
             self.block.episodes_begun[lane] = part.episodes_begun
             self.block.incarnation[lane] = event.incarnation
+            self.block.chunk_begun[lane, 0] = event.chunk  # of which there may be no step that was repeated
         self._witness.saved = []
         self.learner.salvage(event.group)
         found = [

@@ -85,11 +85,11 @@ class Desk:
         # Numbers one by one are several times cheaper to write through a memoryview than into an array.
         self._rewards, self._notes, self._seqs = slab.reward.data, slab.note.data, slab.answered.data
         self._terminated, self._truncated = slab.terminated.data, slab.truncated.data
-        finite = self.given.check_finite
+        finite, cast = self.given.check_finite, self.given.cast
         if self.given.shared:
-            self._rows = Rows(layout, self._slab.rows, check_finite=finite)
+            self._rows = Rows(layout, self._slab.rows, check_finite=finite, cast=cast)
         else:
-            self._rows = Rows.private(layout, size, check_finite=finite)
+            self._rows = Rows.private(layout, size, check_finite=finite, cast=cast)
         self._rows.finals = self.given.mode is AutoresetMode.SAME_STEP
         self.talks = bool(layout.objects or self.given.probes or not self.given.shared)
         self._codec = ActionCodec(action, batch_space(action, 1))

@@ -26,6 +26,7 @@ class Assignment:
     """By environment, pickled one by one, so that one that cannot be read is named."""
     mode: AutoresetMode
     check_finite: bool
+    cast: bool
     shared: bool
     """Whether observations lie in the slab."""
     threaded: bool

@@ -136,7 +136,7 @@ def _open_workers(crew: Crew, factories: Sequence[Factory], options: Options, ch
         if options.shared:
             rows = _rows(layout, slab, options)
         else:
-            rows = Rows.private(layout, count, check_finite=options.check_finite)
+            rows = Rows.private(layout, count, check_finite=options.check_finite, cast=options.cast_observations)
         slots = Slots(count, _policy(options, count))
         pool = Pool(crew, slab, slots)
         backend: Backend = pool
@@ -170,7 +170,7 @@ def _close_once(backend: Backend, owner: int, closed: list[bool], timeout_s: flo
 
 
 def _rows(layout: Layout, slab: Slab, options: Options) -> Rows:
-    rows = Rows(layout, slab.rows, check_finite=options.check_finite)
+    rows = Rows(layout, slab.rows, check_finite=options.check_finite, cast=options.cast_observations)
     rows.finals = options.mode is AutoresetMode.SAME_STEP
     return rows
 
@@ -202,6 +202,7 @@ def _crew_options(data: dict[int, bytes], options: Options, chosen: Plan) -> Cre
         factories=data,
         mode=options.mode,
         check_finite=options.check_finite,
+        cast=options.cast_observations,
         shared=options.shared,
         threaded=chosen.threads > 1,
         probes=dict(options.probes or {}),

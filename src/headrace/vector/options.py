@@ -57,6 +57,7 @@ class Options:
     copy: bool = True
     shared: bool = True
     check_finite: bool = True
+    cast_observations: bool = True
     probes: Mapping[str, Probe] | None = None
     log_path: str | Path | None = None
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from headrace.vector.faults import Problem, broken_contract, not_finite
@@ -46,24 +47,28 @@ class Rows:
         layout: Of the observation space.
         arrays: One per array leaf, [2 * num_envs, ...]; somebody else may share them.
         check_finite: Whether NaN and infinity are faults.
+        cast: Whether another dtype of the same kind, or a list, is converted, as Gymnasium does; otherwise it is a fault.
     """
 
     finals = False
     """Whether infos may hold ``final_obs``, the last observation of an episode, which is checked as well."""
 
-    def __init__(self, layout: Layout, arrays: Sequence[NDArray[Any]], *, check_finite: bool) -> None:
+    def __init__(
+        self, layout: Layout, arrays: Sequence[NDArray[Any]], *, check_finite: bool, cast: bool = True
+    ) -> None:
         self.layout = layout
         self.arrays = list(arrays)
         self.check_finite = check_finite
+        self._cast = cast
         # [2 * num_envs * first, ...]: rows laid end to end, which `np.concatenate` fills fastest.
         self._joined = [array.reshape(-1, *array.shape[2:]) if array.ndim > 1 else array for array in self.arrays]
         self._only = layout.arrays[0] if layout.single and layout.arrays else None
 
     @classmethod
-    def private(cls, layout: Layout, num_envs: int, *, check_finite: bool) -> Rows:
+    def private(cls, layout: Layout, num_envs: int, *, check_finite: bool, cast: bool = True) -> Rows:
         """Rows in this process's own memory."""
         arrays = [np.zeros((2 * num_envs, *part.shape), part.dtype) for part in layout.arrays]
-        return cls(layout, arrays, check_finite=check_finite)
+        return cls(layout, arrays, check_finite=check_finite, cast=cast)
 
     def forget(self) -> None:
         """Give the memory back that others may share; nothing is read or written any more."""
@@ -148,8 +153,10 @@ class Rows:
                 block = self._joined[place][first * shape[0] : (first + count) * shape[0]]
             else:
                 block = np.empty((count * shape[0], *shape[1:]), dtype)
-            np.concatenate(items, out=block, casting="same_kind")
+            np.concatenate(items, out=block, casting="same_kind" if self._cast else "equiv")
         else:
+            if not self._cast and not all(_is_exact(part, item) for item in items):
+                raise _Doubt
             found = np.array(items)
             if found.shape != (count,) or not np.can_cast(found.dtype, dtype, "same_kind"):
                 raise _Doubt
@@ -175,18 +182,27 @@ class Rows:
                 return problem
         for array, part in zip(self.arrays, self.layout.arrays, strict=True):
             assert part.dtype is not None
+            given = part.of(value)
             try:
-                found = np.asarray(part.of(value))
+                found = np.asarray(given)
             except (TypeError, ValueError, RuntimeError):
                 found = np.array(None)
-            if found.shape != part.shape or not np.can_cast(found.dtype, part.dtype, "same_kind"):
+            fits = self._cast or _is_exact(part, given)
+            if not fits or found.shape != part.shape or not np.can_cast(found.dtype, part.dtype, "same_kind"):
                 expected = f"{part.dtype} of shape {part.shape}"
-                described = _describe(part.of(value) if found.dtype == object else found)
+                described = _describe(found if fits and found.dtype != object else given)
                 return broken_contract(phase, part.path, expected, described)
             array[row] = found
             if self.check_finite and part.dtype.kind in "fc" and not np.isfinite(found).all():
                 return not_finite(phase, part.path, _first_non_finite(found))
         return None
+
+
+def _is_exact(part: Part, value: Any) -> bool:
+    """Whether a value has the very dtype of its part, which of a Discrete space any whole number has."""
+    if isinstance(part.space, spaces.Discrete):
+        return np.asarray(value).dtype.kind in "iu"
+    return isinstance(value, np.ndarray | np.generic) and value.dtype == part.dtype
 
 
 def _wrong_node(path: str, keys: tuple[Any, ...], space: Any, value: Any, phase: str) -> Problem | None:
