@@ -81,9 +81,8 @@ class Overlapped:
                 continue
             if not (pace.busy or training.collecting):
                 break
-            training.groups.wait(
-                pace.busy, training.control_fd
-            )  # for nobody, if nobody is there to be granted anything
+            # For nobody, if nobody is there to be granted anything.
+            training.groups.wait(pace.busy, training.control_fd)
         training.leave(self)
         self._take_over(range(training.config.env.groups))  # for whoever goes on with the run
 
