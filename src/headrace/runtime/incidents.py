@@ -197,12 +197,13 @@ class Incidents:
         if not instruction.spent:
             return error
         faults = self.losses.faults(event.lane)
-        lane = {"faults_of_this_lane": faults} if faults > 1 else {}
+        facts = error.facts | ({"faults_of_this_lane": faults} if faults > 1 else {})
         # An environment whose own budget was spent first tells of its last time itself.
-        last_time = "; ".join(str(one) for one in (error.what, error.facts.get("last_time")) if one is not None)
+        earlier = facts.pop("last_time", None)
         return RestartBudgetSpent(
             f"{event.id} ended and is not started again: {instruction.reason}",
-            **{"last_time": "", **error.facts, **lane} | {"last_time": last_time},
+            last_time=error.what if earlier is None else f"{error.what}; {earlier}",
+            **facts,
             fix=f"read the last lines of logs/{event.id}.log; {error.fix}",
         )
 

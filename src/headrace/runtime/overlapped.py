@@ -77,12 +77,11 @@ class Overlapped:
             if whole:
                 self._train()
             self._grant()  # also to who joined in this tick: nothing else would wake a learner that waits for nobody
-            if whole:
-                continue
-            if not (pace.busy or training.collecting):
-                break
-            # For nobody, if nobody is there to be granted anything.
-            training.groups.wait(pace.busy, training.control_fd)
+            if not whole:
+                if not (pace.busy or training.collecting):
+                    break
+                # For nobody, where nobody is there to be granted anything.
+                training.groups.wait(pace.busy, training.control_fd)
         training.leave(self)
         self._take_over(range(training.config.env.groups))  # for whoever goes on with the run
 
