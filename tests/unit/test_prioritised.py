@@ -263,7 +263,7 @@ def test_all_lanes_at_once_are_taken_in_as_one_after_the_other(lanes: int) -> No
         for drawing in drawings:
             drawing.sample(8)
             drawing.learned(np.cos(drawing.places).astype(np.float32))
-    assert drawings[0]._tree._sums.tobytes() == drawings[1]._tree._sums.tobytes()
+    assert drawings[0]._tree._nodes.tobytes() == drawings[1]._tree._nodes.tobytes()
 
 
 @pytest.mark.parametrize("more", [0, 5, 200], ids=["same rows", "some have come", "all are others"])

@@ -56,7 +56,7 @@ def test_numpy_and_numba_are_the_same_bit_for_bit(
         numbers = np.array([number for _, number in change], np.float64)
         for tree in trees:
             tree.set(places, numbers)
-        assert trees[0]._sums.tobytes() == trees[1]._sums.tobytes()
+        assert trees[0]._nodes.tobytes() == trees[1]._nodes.tobytes()
         last = dict(zip(places.tolist(), numbers.tolist(), strict=True))
         assert [trees[0].numbers[place] for place in last] == list(last.values())
         at = np.array(marks) * trees[0].total
@@ -77,9 +77,47 @@ def test_sums_hang_on_the_numbers_alone_and_not_on_the_order_they_came_in(loops:
         places = rng.integers(0, 1000, 8)
         one_by_one.set(places, rng.random(8) * 10.0 ** rng.integers(-6, 6))
     at_once.set(np.arange(1000), one_by_one.numbers.copy())
-    assert one_by_one._sums.tobytes() == at_once._sums.tobytes()
-    every = one_by_one._sums
-    np.testing.assert_array_equal(every[1:1024], every[2::2] + every[3::2])
+    assert one_by_one._nodes.tobytes() == at_once._nodes.tobytes()
+
+
+class Pairs:
+    """The textbook's tree, each sum that of two: what ours sums and finds, eight at a time."""
+
+    def __init__(self, numbers: list[float]) -> None:
+        first = 1 << max(0, len(numbers) - 1).bit_length()
+        self._sums = np.zeros(2 * first)
+        self._sums[first : first + len(numbers)] = numbers
+        for node in range(first - 1, 0, -1):
+            self._sums[node] = self._sums[2 * node] + self._sums[2 * node + 1]
+
+    @property
+    def total(self) -> float:
+        return float(self._sums[1])
+
+    def find(self, mark: float) -> int:
+        node = 1
+        while 2 * node < len(self._sums):
+            node *= 2
+            if mark >= self._sums[node] and self._sums[node + 1] > 0.0:
+                mark, node = mark - self._sums[node], node + 1
+        return node - len(self._sums) // 2
+
+
+@pytest.mark.parametrize("name", list(LOOPS))
+@settings(max_examples=150, deadline=None)
+@given(st.lists(NUMBERS, min_size=1, max_size=600), st.lists(st.floats(0, 1.001), min_size=1, max_size=40))
+def test_sums_and_places_are_those_of_a_tree_of_pairs_bit_for_bit(
+    name: str, numbers: list[float], marks: list[float]
+) -> None:
+    tree, pairs = SumTree(len(numbers), LOOPS[name]), Pairs(numbers)
+    tree.set(np.arange(len(numbers)), np.array(numbers))
+    assert tree.total == pairs.total
+    at = np.array(marks) * tree.total
+    assert tree.find(at).tolist() == [pairs.find(mark) for mark in at]
+
+
+def test_the_eight_below_a_node_lie_in_one_cache_line(loops: Any) -> None:
+    assert all(SumTree(size, loops)._nodes.ctypes.data % 64 == 0 for size in (1, 8, 9, 1000))
 
 
 def test_of_a_place_that_is_set_twice_the_last_number_counts(loops: Any) -> None:
@@ -92,7 +130,7 @@ def test_a_cleared_tree_is_a_new_one(loops: Any) -> None:
     tree = SumTree(5, loops)
     tree.set(np.arange(5), np.ones(5))
     tree.clear()
-    assert tree._sums.tobytes() == SumTree(5, loops)._sums.tobytes()
+    assert tree._nodes.tobytes() == SumTree(5, loops)._nodes.tobytes()
 
 
 def test_without_numba_it_is_numpy() -> None:

@@ -59,6 +59,8 @@ class PrioritisedSampler:
         self._highest = np.ones(1)
         self._leaves = np.zeros(0, np.int64)
         """[B] places of the newest batch in the tree."""
+        self._parts: Float64 = np.zeros(0)
+        """[B] 0 to B - 1."""
         self._drawn_from, self._drawn_at = self._known[:, 0].copy(), -1
         """First row of each lane when it was drawn, and the replay's generation."""
 
@@ -80,8 +82,10 @@ class PrioritisedSampler:
         if not self._tree.total:
             why = "no row of the replay holds a transition" if self.rows else "the replay is empty"
             raise nothing_to_sample(why, self.rows)
+        if len(self._parts) != batch_size:
+            self._parts = np.arange(batch_size, dtype=np.float64)
         part = self._tree.total / batch_size
-        self._leaves = self._tree.find((np.arange(batch_size) + self.generator.random(batch_size)) * part)
+        self._leaves = self._tree.find((self._parts + self.generator.random(batch_size)) * part)
         self._drawn_from, self._drawn_at = self._known[:, 0].copy(), self._generation
         self.places = self._places(self._leaves)
         return self._replay.windows(self.places)
@@ -176,7 +180,9 @@ class PrioritisedSampler:
         return self._leaf(np.repeat(lanes, counts), rows)
 
     def _places(self, leaves: Int64) -> Int64:
-        """Places of the windows that belong to places in the tree."""
+        """Places of the windows that belong to places in the tree; those of the first lane are the same."""
+        if len(self._known) == 1:
+            return leaves
         found: Int64 = leaves + leaves // self._ring * (self._stride - self._ring)
         return found
 

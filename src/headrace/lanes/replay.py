@@ -314,7 +314,7 @@ class Replay:
             [B, W] rows.
         """
         gathered = self._windows[places]
-        return gathered.view(self.geometry.dtype).reshape(len(places), self.geometry.window_rows)
+        return np.ndarray((len(places), self.geometry.window_rows), self.geometry.dtype, gathered.data)
 
     def kinds(self, places: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Kinds of the rows whose windows begin at ``places``, [B]."""
