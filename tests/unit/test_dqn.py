@@ -564,7 +564,7 @@ def test_device_that_is_not_there(device):
 
 @pytest.mark.parametrize("dueling", [False, True], ids=["plain", "dueling"])
 def test_with_rounded_products_it_learns_alike_and_not_the_same(dueling: bool) -> None:
-    given = DQNConfig.model_validate({"network": {"hidden": [16]}, "batch_size": 8, "dueling": dueling})
+    given = DQNConfig.model_validate({"network": {"hidden": [64, 64]}, "batch_size": 8, "dueling": dueling})
     bfloat16, float32 = (DQN(given, OBS, ACTION, 0, precision=name) for name in ("bfloat16", "float32"))
     for step in range(40):
         bfloat16.update(batch(step % 4))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from headrace.algorithms.configs import NetworkConfig
 from headrace.algorithms.flat import FlatParameters
 from headrace.algorithms.networks import build_network
-from headrace.algorithms.passes import Memory, ModulePass, Pass, PerceptronPass, RoundedPass, pass_of
+from headrace.algorithms.passes import Memory, ModulePass, Pass, PerceptronPass, RoundedPass, RoundedProducts, pass_of
 
 ROWS, INPUTS, OUTPUTS = 32, 7, 3
 
@@ -171,9 +171,8 @@ def test_weights_that_move_in_their_vector_are_those_that_are_used() -> None:
 @pytest.mark.parametrize("kind", ["written out", "by autograd"])
 @pytest.mark.parametrize("tanh", [False, True], ids=["plain", "tanh"])
 def test_rounded_products_change_a_gradient_by_some_percent_and_no_weight(kind: str, tanh: bool) -> None:
-    network = _network(
-        tanh, activation="tanh" if kind == "written out" else "silu"
-    )  # smooth: no unit is lost by rounding
+    # Smooth: no unit is lost by rounding.
+    network = _network(tanh, activation="tanh" if kind == "written out" else "silu", hidden=[64, 96])
     flat = FlatParameters(network)
     exact, rounded = pass_of(network, Memory()), pass_of(network, Memory(torch.bfloat16))
     assert isinstance(rounded, RoundedPass if kind == "written out" else ModulePass)
@@ -197,3 +196,24 @@ def test_rounded_products_change_a_gradient_by_some_percent_and_no_weight(kind: 
     assert (
         float((rounded(x) - exact(x)).norm() / exact(x).norm()) < 0.05
     )  # weights that moved are those that are rounded
+
+
+def test_narrow_products_are_not_rounded() -> None:
+    network = _network(hidden=[63, 200])
+    FlatParameters(network)
+    x = _drawn(1, ROWS, INPUTS)
+    assert torch.equal(pass_of(network, Memory(torch.bfloat16))(x), pass_of(network, Memory())(x))
+
+
+def test_outside_of_a_pass_products_are_as_they_were() -> None:
+    network, x = _network(hidden=[64, 64]), _drawn(1, ROWS, INPUTS)
+    FlatParameters(network)
+    rounded = pass_of(network, Memory(torch.bfloat16))
+    other, before = _drawn(2, 64, 64), torch.backends.mkldnn.matmul.fp32_precision
+    right = other @ other
+    rounded.traced(x)
+    rounded.back(_drawn(3, ROWS, OUTPUTS))
+    with pytest.raises(RuntimeError, match="do not fit"), RoundedProducts():
+        raise RuntimeError("they do not fit")
+    assert torch.backends.mkldnn.matmul.fp32_precision == before
+    assert torch.equal(other @ other, right)

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from continuous_support import ACTION, OBS, SMALL, batch
 from headrace.algorithms.base import Transitions
-from headrace.algorithms.configs import ExplorationConfig, TD3Config
+from headrace.algorithms.configs import ExplorationConfig, NetworkConfig, TD3Config
 from headrace.algorithms.continuous import critic_loss, critic_slope
 from headrace.algorithms.flat import FlatAdam
 from headrace.algorithms.registry import build_actor
@@ -434,7 +434,9 @@ def test_device_that_is_not_there(device):
 
 
 def test_with_rounded_products_it_learns_alike_and_not_the_same():
-    bfloat16, float32 = (TD3(config(), OBS, ACTION, 0, precision=name) for name in ("bfloat16", "float32"))
+    wide = NetworkConfig(hidden=[64, 64])
+    given = config(actor=wide, critic=wide)
+    bfloat16, float32 = (TD3(given, OBS, ACTION, 0, precision=name) for name in ("bfloat16", "float32"))
     for step in range(40):
         b = batch(step % 4)
         bfloat16.update(b)
@@ -451,3 +453,10 @@ def test_a_processor_without_instructions_for_it_is_not_asked(monkeypatch):
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     with pytest.raises(ConfigError, match="no instructions for products of bfloat16"):
         TD3(config(), OBS, ACTION, 0, precision="bfloat16")
+
+
+def test_a_torch_that_cannot_round_products_is_not_asked(monkeypatch):
+    monkeypatch.setattr(torch.backends, "mkldnn", object())  # as before 2.9
+    with pytest.raises(ConfigError, match="this torch cannot round") as caught:
+        TD3(config(), OBS, ACTION, 0, precision="bfloat16")
+    assert f"found: torch {torch.__version__}" in str(caught.value)

@@ -29,8 +29,8 @@ def critic_loss(q: Tensor, target: Tensor) -> Tensor:
 
 
 def critic_slope(q: Tensor, target: Tensor) -> Tensor:
-    """Derivative of `critic_loss` by ``q``, of the same shape."""
-    return (q - target) * (2.0 / q.shape[-1])
+    """Derivative of `critic_loss` by ``q``, of the same shape; or of one critic, both as columns [B, 1]."""
+    return (q - target) * (2.0 / len(target))
 
 
 class TwinPass:
@@ -47,17 +47,17 @@ class TwinPass:
     def __call__(self, obs: Tensor, action: Tensor) -> Tensor:
         """Both values [K, B]."""
         pair = torch.cat([obs, action], dim=1)
-        return torch.stack([q(pair).squeeze(1) for q in self._q])
+        return torch.cat([q(pair) for q in self._q]).view(len(self._q), -1)
 
     def fit(self, obs: Tensor, action: Tensor, target: Tensor) -> Tensor:
         """Add the gradient of `critic_loss` to the parameters' gradients; returns both values [K, B]."""
-        pair = torch.cat([obs, action], dim=1)
+        pair, column = torch.cat([obs, action], dim=1), target.unsqueeze(1)
         values = []
         for q in self._q:  # one after the other, because its weights and what it made of the batch are in the cache
-            value = q.traced(pair).squeeze(1)
-            q.back(critic_slope(value, target).unsqueeze(1))
+            value = q.traced(pair)
+            q.back(critic_slope(value, column))
             values.append(value)
-        return torch.stack(values)
+        return torch.cat(values).view(len(values), -1)
 
     def pull(self, obs: Tensor, action: Tensor, *, smaller: bool) -> tuple[Tensor, Tensor]:
         """What an actor is pulled by. Parameters get no gradient.

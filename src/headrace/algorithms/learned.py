@@ -128,7 +128,7 @@ def existing_precision(precision: str, device: str) -> torch.dtype:
         device: Where they are made; it is there.
 
     Raises:
-        ConfigError: The processor has no instructions for it, so that it would only be slower.
+        ConfigError: The processor has no instructions for it, so that it would only be slower, or torch cannot be told.
     """
     dtype = PRECISIONS[precision]
     if dtype == torch.float32:
@@ -140,6 +140,13 @@ def existing_precision(precision: str, device: str) -> torch.dtype:
             f"{device} has no instructions for products of bfloat16",
             expected="avx512_bf16 or AMX" if on_cpu else "a GPU with bfloat16",
             fix='set learn.precision = "float32"',
+        )
+    if on_cpu and not hasattr(torch.backends.mkldnn, "matmul"):
+        raise ConfigError(
+            "this torch cannot round what goes into products on the CPU",
+            expected="torch 2.9 or later",
+            found=f"torch {torch.__version__}",
+            fix='install a later torch, or set learn.precision = "float32"',
         )
     return dtype
 

@@ -10,9 +10,10 @@ Letters in shapes: B batch, I inputs, O outputs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +55,7 @@ class Memory:
     given back last is taken first, because it is still in the cache.
 
     Args:
-        dtype: Of what is inside networks that use it. Parameters, gradients, inputs and outputs are float32 in any case.
+        dtype: What products inside networks that use it round their factors to. Every tensor is float32 in any case.
     """
 
     _MOST = 64
@@ -67,7 +68,7 @@ class Memory:
     def take(self, rows: int, width: int) -> Tensor:
         """One that nobody uses, on the CPU."""
         free = self._free.get((rows, width))
-        return free.pop() if free else torch.empty((rows, width), dtype=self.dtype)
+        return free.pop() if free else torch.empty((rows, width))
 
     def ones(self, rows: int) -> Tensor:
         """[rows] ones, to be read: a product with them costs less than a sum."""
@@ -159,7 +160,7 @@ class ModulePass:
 
 
 def _relu_back(grad: Tensor, out: Tensor) -> None:
-    _aten.threshold_backward.grad_input(grad, out, 0, grad_input=grad)
+    grad.mul_(out.sign_())  # 0 or 1; half the time of torch's own, which is called through its registry
 
 
 def _tanh_back(grad: Tensor, out: Tensor) -> None:
@@ -175,7 +176,7 @@ _ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tens
     "tanh": (torch.tanh_, _tanh_back),
     "elu": (nn.functional.elu_, _elu_back),
 }
-"""In place: the activation, and what a derivative by what came out of it is by what went in."""
+"""In place: the activation; and what a derivative by what came out of it is by what went in, which may overwrite both."""
 
 
 class PerceptronPass:
@@ -216,42 +217,48 @@ class PerceptronPass:
         own: Tensor | None = None
         if self._squashed:
             _tanh_back(grad, self._out)
-        grad = self._rounded(grad)
         for layer in range(len(passed) - 1, -1, -1):
             if weights:
-                self._add(layer, grad, passed[layer])
+                turned = grad.t()
+                self._add(layer, turned, passed[layer])
+                self._bias_grads[layer].addmv_(turned, memory.ones(rows))
             if layer:
-                before = torch.mm(grad, self._weights[layer], out=memory.take(rows, self._widths[layer - 1]))
+                before = self._before(layer, grad, memory.take(rows, self._widths[layer - 1]))
                 self._undo(before, passed[layer])
                 if own is not None:
                     memory.give(own)
                 grad = own = before
-        result = torch.mm(grad, self._weights[0]).float() if inputs else None
+        result = self._before(0, grad) if inputs else None
         if own is not None:
             memory.give(own)
         self._forget()
         return result
 
-    def _add(self, layer: int, grad: Tensor, came_in: Tensor) -> None:
-        turned = grad.t()
+    def _active(self, layer: int, x: Tensor, out: Tensor) -> Tensor:
+        """The activation of a layer's sums [B, O], into ``out``."""
+        bias, turned = self._biases[layer], self._turned[layer]
+        if self._activate is torch.relu_:
+            return torch._addmm_activation(bias, x, turned, out=out)  # noqa: SLF001 - both in one call
+        return self._activate(torch.addmm(bias, x, turned, out=out))
+
+    def _before(self, layer: int, grad: Tensor, out: Tensor | None = None) -> Tensor:
+        """The derivative [B, I] by what went into a layer, into ``out`` or fresh memory."""
+        return torch.mm(grad, self._weights[layer], out=out)
+
+    def _add(self, layer: int, turned: Tensor, came_in: Tensor) -> None:
+        """Add to a layer's gradient; ``turned`` [O, B] is the derivative by what came out."""
         self._weight_grads[layer].addmm_(turned, came_in)
-        self._bias_grads[layer].addmv_(turned, self._memory.ones(grad.shape[0]))
 
     def _hidden(self, x: Tensor) -> list[Tensor]:
         """What goes into each layer, [B, I] each."""
-        x = self._rounded(x)
         memory, rows, passed = self._memory, x.shape[0], [x]
-        for turned, bias, width in zip(self._turned, self._biases, self._widths, strict=False):
-            x = torch.addmm(bias, x, turned, out=memory.take(rows, width))
-            passed.append(self._activate(x))
+        for layer, width in enumerate(self._widths):
+            passed.append(x := self._active(layer, x, memory.take(rows, width)))
         return passed
 
     def _last(self, x: Tensor) -> Tensor:
-        out = torch.addmm(self._biases[-1], x, self._turned[-1]).float()
+        out = torch.addmm(self._biases[-1], x, self._turned[-1])
         return out.tanh_() if self._squashed else out
-
-    def _rounded(self, tensor: Tensor) -> Tensor:
-        return tensor
 
     def _forget(self) -> None:
         for hidden in self._passed[1:]:
@@ -260,26 +267,46 @@ class PerceptronPass:
 
 
 class RoundedPass(PerceptronPass):
-    """As `PerceptronPass`, with products of numbers that were rounded to the memory's type, twice as many at a time.
+    """As `PerceptronPass`, with both factors of its larger products rounded to bfloat16, inside the matrix library.
 
-    Sums inside a product, weights, gradients and optimisers stay float32; a gradient is off by some percent of its length.
+    Sums inside a product and everything outside of it stay float32; a gradient is off by some percent of its length. A
+    product with a side below `NARROW` is float32 too: another library makes it, which calls those in less time.
     """
+
+    NARROW = 64
 
     def __init__(self, network: Perceptron, memory: Memory) -> None:
         super().__init__(network, memory)
-        self._exact = [*self._weights, *self._biases]
-        self._weights = [weight.to(memory.dtype) for weight in self._weights]
-        self._turned = [weight.t() for weight in self._weights]
-        self._biases = [bias.to(memory.dtype) for bias in self._biases]
+        rounded, exact = RoundedProducts(), contextlib.nullcontext()
+        self._kinds = [rounded if min(weight.shape) >= self.NARROW else exact for weight in self._weights]
 
-    def _hidden(self, x: Tensor) -> list[Tensor]:
-        for rounded, exact in zip([*self._weights, *self._biases], self._exact, strict=True):
-            rounded.copy_(exact)  # they may have moved
-        return super()._hidden(x)
+    def _active(self, layer: int, x: Tensor, out: Tensor) -> Tensor:
+        with self._kinds[layer]:
+            return super()._active(layer, x, out)
 
-    def _add(self, layer: int, grad: Tensor, came_in: Tensor) -> None:
-        self._weight_grads[layer].add_(torch.mm(grad.t(), came_in))
-        self._bias_grads[layer].add_(grad.sum(0, dtype=torch.float32))
+    def _last(self, x: Tensor) -> Tensor:
+        with self._kinds[-1]:
+            return super()._last(x)
 
-    def _rounded(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._memory.dtype)
+    def _before(self, layer: int, grad: Tensor, out: Tensor | None = None) -> Tensor:
+        with self._kinds[layer]:
+            return super()._before(layer, grad, out)
+
+    def _add(self, layer: int, turned: Tensor, came_in: Tensor) -> None:
+        with self._kinds[layer]:
+            super()._add(layer, turned, came_in)
+
+
+class RoundedProducts:
+    """Within it torch rounds the factors of products of float32 on the CPU to bfloat16. Not to be nested."""
+
+    def __init__(self) -> None:
+        self._setting: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set by torch at run time
+        self._given = ""
+
+    def __enter__(self) -> None:
+        self._given = self._setting.fp32_precision
+        self._setting.fp32_precision = "bf16"
+
+    def __exit__(self, *_: object) -> None:
+        self._setting.fp32_precision = self._given

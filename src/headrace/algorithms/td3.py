@@ -150,7 +150,7 @@ class TD3:
         self._actor_flat.grad.zero_()
         action = self._actor_pass.traced(obs)
         q, pull = self._critics.pull(obs, action, smaller=self._config.rule == "sbx")
-        self._actor_pass.back(-pull / len(q))
+        self._actor_pass.back(pull / -len(q))
         loss, norm = -float(q.mean()), self._actor_flat.norm()
         require_finite("actor", loss, norm)
         self._adams["actor"].step()
