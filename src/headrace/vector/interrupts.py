@@ -7,8 +7,11 @@ notes that it was called; within `LetThrough` it does what it does outside. What
 
 from __future__ import annotations
 
-import signal
 import threading
+
+# Those of `signal` look every handler up in an enum, which takes longer than a step of a small environment.
+from _signal import SIGINT, getsignal  # type: ignore[import-not-found]
+from _signal import signal as set_handler
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -36,7 +39,7 @@ class _Noting:
 
 
 def _noting() -> _Noting | None:
-    current: Any = signal.getsignal(signal.SIGINT)
+    current: Any = getsignal(SIGINT)
     return current if isinstance(current, _Noting) and _in_main_thread() else None
 
 
@@ -53,16 +56,16 @@ class Held:
     def __enter__(self) -> Self:
         if self._late is not None:
             late, self._late = self._late, None
-            handler: Any = signal.getsignal(signal.SIGINT)
+            handler: Any = getsignal(SIGINT)
             if callable(handler):
                 handler(*late)
         if _in_main_thread():
-            current: Any = signal.getsignal(signal.SIGINT)
+            current: Any = getsignal(SIGINT)
             if callable(current) and not isinstance(
                 current, _Noting
             ):  # another one is outside of this, or nobody cares
                 self._own = _Noting(current)
-                signal.signal(signal.SIGINT, self._own)
+                set_handler(SIGINT, self._own)
         return self
 
     def __exit__(
@@ -70,7 +73,7 @@ class Held:
     ) -> None:
         own, self._own = self._own, None
         if own is not None:
-            signal.signal(signal.SIGINT, own.before)
+            set_handler(SIGINT, own.before)
             self._late = own.noted
 
 
@@ -83,14 +86,14 @@ class LetThrough:
     def __enter__(self) -> Self:
         self._noting = noting = _noting()
         if noting is not None:
-            signal.signal(signal.SIGINT, noting.before)
+            set_handler(SIGINT, noting.before)
             if noting.noted is not None:
                 number, frame = noting.noted
                 noting.noted = None
                 try:
                     noting.before(number, frame)
                 except BaseException:
-                    signal.signal(signal.SIGINT, noting)
+                    set_handler(SIGINT, noting)
                     raise
         return self
 
@@ -98,4 +101,4 @@ class LetThrough:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         if self._noting is not None:
-            signal.signal(signal.SIGINT, self._noting)
+            set_handler(SIGINT, self._noting)
