@@ -147,7 +147,7 @@ class DQN:
         self._q_flat.grad.zero_()
         parts = rows.parts(self._config.optimiser.accumulate)
         seen = [self._differentiated(part, len(rows.reward)) for part in parts]
-        value, target, error = map(torch.cat, zip(*seen, strict=True))
+        value, target, error = seen[0] if len(seen) == 1 else map(torch.cat, zip(*seen, strict=True))
         try:
             self._step(td_loss(error, rows.weight, self._config.loss), value, target)
         except NotFiniteError as problem:
