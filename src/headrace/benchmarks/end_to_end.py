@@ -15,7 +15,7 @@ from pathlib import Path
 from headrace.benchmarks.ours import training
 from headrace.benchmarks.processes import SideFailedError, opened
 from headrace.benchmarks.report import Row, compare, less_is_better
-from headrace.benchmarks.sides import PLAIN, SAMPLE_FACTORY, SBX, ZOO, Found
+from headrace.benchmarks.sides import PLAIN, RLLIB, SAMPLE_FACTORY, SBX, ZOO, Found
 from headrace.benchmarks.tasks import TASKS, Task
 from headrace.core.errors import ConfigError
 
@@ -27,6 +27,7 @@ MODULES = {
     SBX: "headrace.benchmarks.zoo",
     PLAIN: "headrace.benchmarks.plain_training",
     SAMPLE_FACTORY: "headrace.benchmarks.sample_factory",
+    RLLIB: "headrace.benchmarks.rllib",
 }
 _WITH_MUJOCO = "pip install 'headrace[peers,mujoco]'"
 

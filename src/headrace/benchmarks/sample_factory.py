@@ -30,7 +30,7 @@ from signal_slot.signal_slot import EventLoopObject, signal
 
 from headrace.benchmarks.judging import Judge
 from headrace.benchmarks.sides import SAMPLE_FACTORY, Found, Opened, Request, version_of
-from headrace.benchmarks.tasks import TASKS, Task
+from headrace.benchmarks.tasks import TASKS, Task, beginning
 
 WORKERS = 2
 
@@ -160,7 +160,7 @@ def _configuration(task: Task, seed: int, folder: Path) -> Any:
         "num_workers": WORKERS, "num_envs_per_worker": zoo["n_envs"] // WORKERS, "worker_num_splits": 2,
         "rollout": min(zoo["n_steps"], zoo["batch_size"]), "batch_size": zoo["batch_size"], "num_batches_per_epoch": batches,
         "num_epochs": zoo["n_epochs"], "gamma": zoo["gamma"], "gae_lambda": zoo["gae_lambda"],
-        "learning_rate": _beginning(rate), "adam_eps": 1e-5, "ppo_clip_ratio": _beginning(clip),
+        "learning_rate": beginning(rate), "adam_eps": 1e-5, "ppo_clip_ratio": beginning(clip),
         "ppo_clip_value": 1e6, "exploration_loss_coeff": zoo["ent_coef"], "value_loss_coeff": 0.5,
         "max_grad_norm": 0.5, "value_bootstrap": True, "normalize_input": False, "normalize_returns": False, "use_rnn": False,
         "encoder_mlp_layers": (64, 64), "nonlinearity": "tanh", "actor_critic_share_weights": False,
@@ -176,8 +176,3 @@ def _configuration(task: Task, seed: int, folder: Path) -> Any:
     if isinstance(rate, str):
         config.lr_schedule = "linear_decay"  # it has one, and its command line does not let one choose it
     return config
-
-
-def _beginning(value: float | str) -> float:
-    """Where a schedule of rl-zoo begins; a number stays."""
-    return float(value.removeprefix("lin_")) if isinstance(value, str) else value

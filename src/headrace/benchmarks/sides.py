@@ -20,6 +20,7 @@ ZOO = "stable-baselines3"
 SBX = "sbx"
 PLAIN = "cleanrl-style"
 SAMPLE_FACTORY = "sample-factory"
+RLLIB = "rllib"
 
 VERSIONS = {
     "headrace": "headrace",
@@ -27,12 +28,14 @@ VERSIONS = {
     SBX: "sbx-rl",
     PLAIN: "torch",
     SAMPLE_FACTORY: "sample-factory",
+    RLLIB: "ray",
 }
 """Whose version is told of each."""
 INSTALLED_BY = {
     ZOO: "pip install 'headrace[peers]'",
     SBX: "pip install 'headrace[peers]'",
     SAMPLE_FACTORY: "pip install sample-factory==2.1.1, in an environment of its own that --peers DIR names",
+    RLLIB: "pip install torch 'ray[rllib]==2.60.0', in an environment of its own that --peers DIR names",
 }
 """What brings each that does not come with Headrace."""
 

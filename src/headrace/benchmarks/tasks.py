@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from headrace.benchmarks.sides import PLAIN, SAMPLE_FACTORY, SBX, ZOO
+from headrace.benchmarks.sides import PLAIN, RLLIB, SAMPLE_FACTORY, SBX, ZOO
 
 EPISODES = 10
 ASYNC, INLINE = "async, 2 cores", "inline"
@@ -97,10 +97,11 @@ TASKS: Mapping[str, Task] = MappingProxyType({
             "exploration_fraction": 8_000 / _CARTPOLE_STEPS},
         promised=_beside(ZOO, "steps", {ASYNC: 1.0}) | _beside(ZOO, "wall_s", {ASYNC: 1.0})),
     "cartpole-ppo": Task(
-        "CartPole-v1", "ppo", "cartpole-ppo", 475.0, 2_560, 100_000, (*_ZOO_PEERS, PLAIN, SAMPLE_FACTORY), {
+        "CartPole-v1", "ppo", "cartpole-ppo", 475.0, 2_560, 100_000, (*_ZOO_PEERS, PLAIN, SAMPLE_FACTORY, RLLIB), {
             "n_envs": 8, "n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20,
             "ent_coef": 0.0, "learning_rate": "lin_0.001", "clip_range": "lin_0.2"},
-        promised=_beside(ZOO, "wall_s", dict.fromkeys(OURS, 1 / 0.35)) | _beside(PLAIN, "wall_s", dict.fromkeys(OURS, 1.0))),
+        promised=_beside(ZOO, "wall_s", dict.fromkeys(OURS, 1 / 0.35)) | _beside(PLAIN, "wall_s", dict.fromkeys(OURS, 1.0))
+        | _beside(RLLIB, "wall_s", dict.fromkeys(OURS, 1.0))),
     "halfcheetah-sac": Task(
         "HalfCheetah-v5", "sac", "halfcheetah-sac", None, 0, 100_000, _ZOO_PEERS, {
             "learning_rate": 3e-4, "batch_size": 256, "buffer_size": 1_000_000, "learning_starts": 10_000, "gamma": 0.99,
@@ -130,3 +131,8 @@ TASKS: Mapping[str, Task] = MappingProxyType({
 standard deviation of the noise added to actions, of half their range."""
 UNLESS_NAMED = ("lunarlander-dqn", "lunarlander-ppo", "halfcheetah-ppo")
 """What takes long, and nothing is promised of it that the others do not show."""
+
+
+def beginning(value: float | str) -> float:
+    """Where a schedule of rl-zoo begins; a number stays."""
+    return float(value.removeprefix("lin_")) if isinstance(value, str) else value
