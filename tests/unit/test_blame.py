@@ -117,6 +117,21 @@ def test_a_deadlock_is_a_ring_in_which_nobody_moves():
     )
 
 
+def test_a_learner_that_waits_for_nobody_in_particular_needs_those_who_wait_for_it():
+    """Found in an on-policy run whose collectors were all replaced: it was called healthy."""
+    nobody, lately = (component("learner", Activity.WAIT_ROWS, at, env_steps=5_000, updates=9) for at in (88.0, 96.0))
+    found = twice(nobody, credit("collector-0", 88.5), credit("collector-1", 88.0))
+    assert (found.condition, found.culprit) == (Condition.DEADLOCKED, "collector-0")
+    assert found.sentence == (
+        "collector-0 has waited 11.5 s for credit of learner (0 of 1 are there), "
+        "and learner has waited 12.0 s for rows: neither can go on"
+    )
+    assert twice(lately, credit("collector-0", 88.5)).condition is Condition.HEALTHY
+    assert (
+        twice(nobody, credit("collector-0", 88.5), stepping("collector-1", 99.0)).condition is not Condition.DEADLOCKED
+    )
+
+
 def test_a_ring_that_is_a_moment_old_is_no_deadlock():
     found = twice(rows(99.2, env_steps=5_000, updates=9), credit("collector-0", 99.3))
     assert found.condition is Condition.HEALTHY

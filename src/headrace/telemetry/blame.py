@@ -159,8 +159,9 @@ def _nobody_collects(flow: Flow) -> Blame | None:
 
 def _deadlock(flow: Flow) -> Blame | None:
     """A ring of waits in which nothing has moved, while nobody outside it works on what they need."""
-    ring = [flow.views[name] for name in cycle(flow.waits())]
-    if not ring or not all(flow.still(view) and flow.age_s(view) >= _SETTLED_S for view in ring):
+    ring = [flow.views[name] for name in cycle(flow.needs())]
+    settled_s = _SETTLED_S if all(view.waits_on for view in ring) else PATIENCE_S
+    if not ring or not all(flow.still(view) and flow.age_s(view) >= settled_s for view in ring):
         return None
     kinds = {view.kind for view in ring}
     outside = [view for view in flow.alive() if view not in ring and view.kind in kinds]

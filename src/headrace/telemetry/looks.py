@@ -208,6 +208,15 @@ class Flow:
             if view.state in ALIVE and view.activity not in IDLE and view.waits_on in self.views
         }
 
+    def needs(self) -> dict[str, str]:
+        """As `waits`, where a learner that waits for rows and names nobody needs them from the first collector that waits."""
+        graph = self.waits()
+        waiting = [view.id for view in self.of_kind("collector") if view.id in graph]
+        for view in self.of_kind("learner") if waiting else []:
+            if view.state in ALIVE and view.activity is Activity.WAIT_ROWS:
+                graph.setdefault(view.id, waiting[0])
+        return graph
+
     def waiters(self, component: str) -> list[str]:
         """Who waits for it, also through others, in the order of the board."""
         graph = self.waits()

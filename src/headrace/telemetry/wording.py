@@ -68,4 +68,5 @@ def waiting_for(view: SlotView, flow: Flow) -> str:
     """One edge of the wait-for graph: ``learner has waited 12.0 s for rows of collector-0 (0 of 2 are there)``."""
     need = _NEEDS.get(view.activity, view.activity.label)
     have = f" ({view.have:,} of {view.need:,} {'is' if view.have == 1 else 'are'} there)" if view.need > 0 else ""
-    return f"{view.id} has waited {times(view, flow)} for {need} of {view.waits_on}{have}"
+    whose = f" of {view.waits_on}" if view.waits_on else ""
+    return f"{view.id} has waited {times(view, flow)} for {need}{whose}{have}"
