@@ -70,6 +70,55 @@ def test_nearest_key_is_one_of_the_algorithm_that_is_named(key, nearest):
     assert caught.value.facts["nearest"] == nearest
 
 
+@pytest.mark.parametrize(
+    ("preset", "key", "ours"),
+    [
+        ("cartpole-dqn", "algorithm.learning_rate", "algorithm.lr"),
+        ("pendulum-sac", "algorithm.learning_rate", "algorithm.actor_lr"),
+        ("cartpole-dqn", "algorithm.buffer_size", "replay.capacity"),
+        ("cartpole-dqn", "algorithm.target_update_interval", "algorithm.target.every_updates"),
+        ("treasurehunt-iqn-small", "algorithm.target_update_freq", "algorithm.target.every_updates"),
+        ("cartpole-dqn", "algorithm.exploration_fraction", "algorithm.exploration.decay_steps"),
+        ("cartpole-dqn", "train_freq", "replay.ratio"),
+        ("cartpole-dqn", "algorithm.per", "algorithm.priority.enabled"),
+        ("cartpole-ppo", "algorithm.ent_coef", "algorithm.loss.entropy_weight"),
+        ("cartpole-ppo", "algorithm.net_arch", "algorithm.network.actor.hidden"),
+        ("cartpole-ppo", "n_envs", "env.lanes"),
+    ],
+)
+def test_a_key_as_other_libraries_call_it_leads_to_ours(preset, key, ours):
+    with pytest.raises(ConfigError) as caught:
+        load_config(preset, {key: 3})
+    assert (caught.value.facts["nearest"], caught.value.fix) == (ours, f"write {ours}, or remove it")
+
+
+def test_a_key_as_another_library_calls_it_comes_with_what_ours_counts():
+    with pytest.raises(ConfigError) as caught:
+        load_config("cartpole-dqn", {"algorithm.exploration_fraction": 0.1})
+    meaning = "Environment steps, over all lanes, from ``epsilon`` to ``final_epsilon``."
+    assert caught.value.facts["meaning"] == meaning
+    assert "meaning" not in refused({"replay.capasity": 3}).facts
+
+
+def test_a_key_of_another_algorithm_says_that_none_was_named():
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {"env.id": "CartPole-v1", "algorithm.dueling": True})
+    assert str(caught.value) == (
+        "[CFG-001] unknown key algorithm.dueling\n"
+        "  algorithm: td3, the default: algorithm.name is not set\n"
+        "  known to: dqn\n"
+        '  fix: set algorithm.name = "dqn", or remove algorithm.dueling'
+    )
+
+
+def test_a_section_of_another_algorithm_is_not_taken_for_a_misspelt_key():
+    with pytest.raises(ConfigError) as caught:
+        load_config("cartpole-ppo", {"algorithm.exploration": {"epsilon": 0.5}})
+    assert caught.value.facts["known_to"] == "td3, dqn, iqn"
+    assert caught.value.fix == "remove it: ppo does not read it"
+    assert "nearest" not in caught.value.facts
+
+
 @pytest.mark.parametrize("key", ["zzzzzzzzzzzz", "run.zzzzzzzzzzzz"])
 def test_key_that_resembles_nothing_gets_no_suggestion(key):
     error = refused({key: 1})
@@ -98,6 +147,12 @@ def test_where_nothing_resembles_a_key_those_beside_it_are_named():
         ("algorithm.actor.hidden", "[]", "algorithm.actor.hidden must be a list of 1 or more"),
         ("algorithm.name", "td4", "algorithm.name must be one of 'td3', 'sac', 'dqn', 'iqn', 'ppo', 'vtrace'"),
         ("run", "3", "run must be a section with keys of its own"),
+        ("env.kwargs", "3", "env.kwargs must be a table"),
+        ("env.cast_observations", "1", "env.cast_observations must be true or false"),
+        ("algorithm.actor.hidden", "64", "algorithm.actor.hidden must be a list"),
+        ("env.workers", "many", "env.workers must be a whole number, or 'auto'"),
+        ("agents.policies", "independent", "agents.policies must be 'shared' or 'own', or a table"),
+        ("agents.policies", '{wolf = "wolf_*"}', "agents.policies.wolf must be a list"),
     ],
 )
 def test_refused_value_is_told_with_field_and_bound(key, value, what):
@@ -112,6 +167,18 @@ def test_refused_value_is_told_in_full():
         "  configuration: pendulum-td3\n"
         "  fix: give run.seed a value that is at least 0"
     )
+
+
+def test_a_value_of_several_types_is_one_problem():
+    assert "also" not in refused({"agents.policies": 3}).facts
+    error = refused({"agents.policies": {"wolf": "wolf_*", "sheep": "sheep"}})
+    assert error.facts["also"] == "agents.policies.sheep must be a list"
+
+
+def test_a_value_where_a_section_belongs_names_the_keys():
+    error = refused({"algorithm.exploration": 0.1})
+    assert error.facts["keys"] == "kind, scale, final_scale, decay_steps, theta"
+    assert error.fix == "write its keys one by one: algorithm.exploration.kind = …"
 
 
 def test_whole_number_with_an_exponent_is_explained():
