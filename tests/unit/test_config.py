@@ -9,11 +9,13 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from headrace.algorithms.configs import TD3, ExplorationConfig, NetworkConfig
+from headrace.algorithms.configs import TD3, DQNConfig, ExplorationConfig, NetworkConfig
 from headrace.core import toml
 from headrace.core.config import DeadlinesConfig, EnvConfig, RunConfig, Section, factory_name
 from headrace.core.errors import ConfigError
 from headrace.runtime.config import ExperimentConfig, config_sha256, dump_toml, load_config
+
+NETWORK_16 = DQNConfig(network=NetworkConfig(hidden=[16]))
 
 
 def refused(overrides):
@@ -338,6 +340,40 @@ def test_override_reaches_nested_sections():
     config = load_config("pendulum-td3", {"algorithm.actor.hidden": "[8, 8]", "env.kwargs.g": "9.81"})
     assert config.algorithm.actor.hidden == [8, 8]
     assert config.env.kwargs == {"g": 9.81}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"algorithm": {"target": {"tau": 0.5}}},
+        {"algorithm.target": {"tau": 0.5}},
+        {"algorithm.target": "{tau = 0.5}"},
+    ],
+)
+def test_a_table_changes_the_keys_it_states_and_leaves_the_others(overrides):
+    assert load_config("cartpole-dqn", overrides) == load_config("cartpole-dqn", {"algorithm.target.tau": 0.5})
+
+
+def test_tables_of_the_users_own_are_taken_as_they_are(file):
+    path = file(
+        '[run]\ncollectors = 1\n[env]\nfactory = "m:f"\nlanes = 2\ngroup_size = 2\nkwargs = {a = 1}\n'
+        '[agents]\ncount = 2\npolicies = {x = ["*"]}\n'
+    )
+    config = load_config(path, {"env.kwargs": {"b": {"c": 2}}, "agents.policies": {"y": ["*"]}})
+    assert config.env.kwargs == {"b": {"c": 2}}
+    assert config.agents.policies == {"y": ["*"]}
+
+
+def test_another_algorithm_takes_the_place_of_the_files():
+    other = load_config("cartpole-dqn", {"algorithm": {"name": "iqn", "lr": 0.5}}).algorithm
+    assert (other.name, other.lr, other.target.every_updates) == ("iqn", 0.5, 500)
+    assert load_config("cartpole-dqn", {"algorithm": NETWORK_16.model_dump()}).algorithm == NETWORK_16
+
+
+def test_another_environment_in_a_table_makes_way_too(file):
+    path = file('[env]\nfactory = "m:f"\nkwargs = {a = 1}\nlanes = 2\n')
+    env = load_config(path, {"env": {"id": "CartPole-v1"}}).env
+    assert (env.id, env.factory, env.kwargs, env.lanes) == ("CartPole-v1", None, {}, 2)
 
 
 def test_override_below_a_value_is_refused(file):
