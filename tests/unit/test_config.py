@@ -204,6 +204,17 @@ def test_direct_construction_raises_config_error():
     )
 
 
+def test_keys_without_a_name_are_refused():
+    with pytest.raises(ConfigError) as caught:
+        DQNConfig("MlpPolicy", "CartPole-v1")
+    assert str(caught.value) == (
+        "[CFG-001] DQNConfig is given its keys by name\n"
+        "  found: 'MlpPolicy', 'CartPole-v1'\n"
+        "  fix: write name=value; what is trained in, and for how long, goes to "
+        "headrace.train(env=..., algorithm=..., steps=...)"
+    )
+
+
 def test_path_of_a_nested_section_starts_at_the_outermost():
     with pytest.raises(ConfigError, match=re.escape("exploration.scale must be at least 0")):
         TD3.model_validate({"exploration": {"scale": -1}})

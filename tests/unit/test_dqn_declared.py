@@ -173,6 +173,10 @@ def test_an_exploration_that_random_actions_hide_is_told():
     ]
     seen = {**hidden, "algorithm__exploration__decay_steps": 301}
     assert [one for one in never_hit(config(**seen)) if "exploration" in one] == []
+    first_policy = [
+        one for one in never_hit(config(**{**hidden, "replay__learning_starts": 301})) if "exploration" in one
+    ]
+    assert [one.partition(",")[0] for one in first_policy] == ["exploration stays at 1 until step 301"]
 
 
 def test_nothing_is_told_where_the_schedule_begins_with_learning():

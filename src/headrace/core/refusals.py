@@ -98,9 +98,9 @@ class _Problem:
     def _unknown(self, section: type[BaseModel], loc: Sequence[str | int], kinds: set[object]) -> None:
         self.what = f"unknown key {self.path}"
         known = list(keys(section, kinds=kinds | set(loc)))
-        readers = _readers(section, self.path)
+        readers, union = _readers(section, self.path), self.path.partition(".")[0]
+        chosen = loc[1] if readers else None  # pydantic names the section that it tried behind the key
         if readers:
-            union, chosen = self.path.partition(".")[0], loc[1]
             self.facts[union] = chosen if chosen in kinds else f"{chosen}, the default: {union}.name is not set"
             self.facts["known_to"] = ", ".join(readers)
             if chosen not in kinds:
@@ -164,12 +164,12 @@ def _joined(problems: Sequence[_Problem]) -> list[_Problem]:
     return list(joined.values())
 
 
-def _readers(section: type[BaseModel], path: str) -> list[object]:
+def _readers(section: type[BaseModel], path: str) -> list[str]:
     """Names of those sections, of several to choose from, that have the key ``path``; none where there is no choice."""
     outer, _, rest = path.partition(".")
     field = section.model_fields.get(outer)
     inner = _sections(field) if field is not None else []
-    return [_kind(one) for one in inner if rest in keys(one)] if len(inner) > 1 else []
+    return [str(_kind(one)) for one in inner if rest in keys(one)] if len(inner) > 1 else []
 
 
 def _meant(path: str, known: list[str], far: bool = True) -> str | None:
