@@ -9,11 +9,13 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from headrace.algorithms.configs import TD3, ExplorationConfig, NetworkConfig
+from headrace.algorithms.configs import TD3, DQNConfig, ExplorationConfig, NetworkConfig
 from headrace.core import toml
 from headrace.core.config import DeadlinesConfig, EnvConfig, RunConfig, Section, factory_name
 from headrace.core.errors import ConfigError
 from headrace.runtime.config import ExperimentConfig, config_sha256, dump_toml, load_config
+
+NETWORK_16 = DQNConfig(network=NetworkConfig(hidden=[16]))
 
 
 def refused(overrides):
@@ -70,6 +72,55 @@ def test_nearest_key_is_one_of_the_algorithm_that_is_named(key, nearest):
     assert caught.value.facts["nearest"] == nearest
 
 
+@pytest.mark.parametrize(
+    ("preset", "key", "ours"),
+    [
+        ("cartpole-dqn", "algorithm.learning_rate", "algorithm.lr"),
+        ("pendulum-sac", "algorithm.learning_rate", "algorithm.actor_lr"),
+        ("cartpole-dqn", "algorithm.buffer_size", "replay.capacity"),
+        ("cartpole-dqn", "algorithm.target_update_interval", "algorithm.target.every_updates"),
+        ("treasurehunt-iqn-small", "algorithm.target_update_freq", "algorithm.target.every_updates"),
+        ("cartpole-dqn", "algorithm.exploration_fraction", "algorithm.exploration.decay_steps"),
+        ("cartpole-dqn", "train_freq", "replay.ratio"),
+        ("cartpole-dqn", "algorithm.per", "algorithm.priority.enabled"),
+        ("cartpole-ppo", "algorithm.ent_coef", "algorithm.loss.entropy_weight"),
+        ("cartpole-ppo", "algorithm.net_arch", "algorithm.network.actor.hidden"),
+        ("cartpole-ppo", "n_envs", "env.lanes"),
+    ],
+)
+def test_a_key_as_other_libraries_call_it_leads_to_ours(preset, key, ours):
+    with pytest.raises(ConfigError) as caught:
+        load_config(preset, {key: 3})
+    assert (caught.value.facts["nearest"], caught.value.fix) == (ours, f"write {ours}, or remove it")
+
+
+def test_a_key_as_another_library_calls_it_comes_with_what_ours_counts():
+    with pytest.raises(ConfigError) as caught:
+        load_config("cartpole-dqn", {"algorithm.exploration_fraction": 0.1})
+    meaning = "Environment steps, over all lanes, from ``epsilon`` to ``final_epsilon``."
+    assert caught.value.facts["meaning"] == meaning
+    assert "meaning" not in refused({"replay.capasity": 3}).facts
+
+
+def test_a_key_of_another_algorithm_says_that_none_was_named():
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {"env.id": "CartPole-v1", "algorithm.dueling": True})
+    assert str(caught.value) == (
+        "[CFG-001] unknown key algorithm.dueling\n"
+        "  algorithm: td3, the default: algorithm.name is not set\n"
+        "  known to: dqn\n"
+        '  fix: set algorithm.name = "dqn", or remove algorithm.dueling'
+    )
+
+
+def test_a_section_of_another_algorithm_is_not_taken_for_a_misspelt_key():
+    with pytest.raises(ConfigError) as caught:
+        load_config("cartpole-ppo", {"algorithm.exploration": {"epsilon": 0.5}})
+    assert caught.value.facts["known_to"] == "td3, dqn, iqn"
+    assert caught.value.fix == "remove it: ppo does not read it"
+    assert "nearest" not in caught.value.facts
+
+
 @pytest.mark.parametrize("key", ["zzzzzzzzzzzz", "run.zzzzzzzzzzzz"])
 def test_key_that_resembles_nothing_gets_no_suggestion(key):
     error = refused({key: 1})
@@ -98,6 +149,12 @@ def test_where_nothing_resembles_a_key_those_beside_it_are_named():
         ("algorithm.actor.hidden", "[]", "algorithm.actor.hidden must be a list of 1 or more"),
         ("algorithm.name", "td4", "algorithm.name must be one of 'td3', 'sac', 'dqn', 'iqn', 'ppo', 'vtrace'"),
         ("run", "3", "run must be a section with keys of its own"),
+        ("env.kwargs", "3", "env.kwargs must be a table"),
+        ("env.cast_observations", "1", "env.cast_observations must be true or false"),
+        ("algorithm.actor.hidden", "64", "algorithm.actor.hidden must be a list"),
+        ("env.workers", "many", "env.workers must be a whole number, or 'auto'"),
+        ("agents.policies", "independent", "agents.policies must be 'shared' or 'own', or a table"),
+        ("agents.policies", '{wolf = "wolf_*"}', "agents.policies.wolf must be a list"),
     ],
 )
 def test_refused_value_is_told_with_field_and_bound(key, value, what):
@@ -112,6 +169,18 @@ def test_refused_value_is_told_in_full():
         "  configuration: pendulum-td3\n"
         "  fix: give run.seed a value that is at least 0"
     )
+
+
+def test_a_value_of_several_types_is_one_problem():
+    assert "also" not in refused({"agents.policies": 3}).facts
+    error = refused({"agents.policies": {"wolf": "wolf_*", "sheep": "sheep"}})
+    assert error.facts["also"] == "agents.policies.sheep must be a list"
+
+
+def test_a_value_where_a_section_belongs_names_the_keys():
+    error = refused({"algorithm.exploration": 0.1})
+    assert error.facts["keys"] == "kind, scale, final_scale, decay_steps, theta"
+    assert error.fix == "write its keys one by one: algorithm.exploration.kind = …"
 
 
 def test_whole_number_with_an_exponent_is_explained():
@@ -132,6 +201,17 @@ def test_direct_construction_raises_config_error():
         "  value: 0\n"
         "  meaning: Transitions per update.\n"
         "  fix: give batch_size a value that is at least 1"
+    )
+
+
+def test_keys_without_a_name_are_refused():
+    with pytest.raises(ConfigError) as caught:
+        DQNConfig("MlpPolicy", "CartPole-v1")
+    assert str(caught.value) == (
+        "[CFG-001] DQNConfig is given its keys by name\n"
+        "  found: 'MlpPolicy', 'CartPole-v1'\n"
+        "  fix: write name=value; what is trained in, and for how long, goes to "
+        "headrace.train(env=..., algorithm=..., steps=...)"
     )
 
 
@@ -271,6 +351,40 @@ def test_override_reaches_nested_sections():
     config = load_config("pendulum-td3", {"algorithm.actor.hidden": "[8, 8]", "env.kwargs.g": "9.81"})
     assert config.algorithm.actor.hidden == [8, 8]
     assert config.env.kwargs == {"g": 9.81}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"algorithm": {"target": {"tau": 0.5}}},
+        {"algorithm.target": {"tau": 0.5}},
+        {"algorithm.target": "{tau = 0.5}"},
+    ],
+)
+def test_a_table_changes_the_keys_it_states_and_leaves_the_others(overrides):
+    assert load_config("cartpole-dqn", overrides) == load_config("cartpole-dqn", {"algorithm.target.tau": 0.5})
+
+
+def test_tables_of_the_users_own_are_taken_as_they_are(file):
+    path = file(
+        '[run]\ncollectors = 1\n[env]\nfactory = "m:f"\nlanes = 2\ngroup_size = 2\nkwargs = {a = 1}\n'
+        '[agents]\ncount = 2\npolicies = {x = ["*"]}\n'
+    )
+    config = load_config(path, {"env.kwargs": {"b": {"c": 2}}, "agents.policies": {"y": ["*"]}})
+    assert config.env.kwargs == {"b": {"c": 2}}
+    assert config.agents.policies == {"y": ["*"]}
+
+
+def test_another_algorithm_takes_the_place_of_the_files():
+    other = load_config("cartpole-dqn", {"algorithm": {"name": "iqn", "lr": 0.5}}).algorithm
+    assert (other.name, other.lr, other.target.every_updates) == ("iqn", 0.5, 500)
+    assert load_config("cartpole-dqn", {"algorithm": NETWORK_16.model_dump()}).algorithm == NETWORK_16
+
+
+def test_another_environment_in_a_table_makes_way_too(file):
+    path = file('[env]\nfactory = "m:f"\nkwargs = {a = 1}\nlanes = 2\n')
+    env = load_config(path, {"env": {"id": "CartPole-v1"}}).env
+    assert (env.id, env.factory, env.kwargs, env.lanes) == ("CartPole-v1", None, {}, 2)
 
 
 def test_override_below_a_value_is_refused(file):

@@ -156,6 +156,29 @@ def test_what_is_never_reached_is_told(changes, line):
     assert found == [line]
 
 
+def test_random_steps_beside_a_mask_are_refused_for_that_even_in_a_run_shorter_than_them():
+    short = {"env.id": "CartPole-v1", "algorithm.name": "dqn", "algorithm.actions.mask_leaf": "obs", "run.steps": 2000}
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {**short, "replay.learning_starts": 500})
+    assert caught.value.fix.startswith("set collect.random_steps = 0;")
+
+
+def test_an_exploration_that_random_actions_hide_is_told():
+    hidden = {"collect__random_steps": 300, "replay__learning_starts": 300, "algorithm__exploration__decay_steps": 300}
+    assert [one for one in never_hit(config(**hidden)) if "exploration" in one] == [
+        (
+            "algorithm.exploration is over at step 300, before the policy acts for the first time, and it then acts at 0.05: "
+            "actions are random up to step 300 (collect.random_steps); lower that, or raise decay_steps"
+        )
+    ]
+    seen = {**hidden, "algorithm__exploration__decay_steps": 301}
+    assert [one for one in never_hit(config(**seen)) if "exploration" in one] == []
+    first_policy = [
+        one for one in never_hit(config(**{**hidden, "replay__learning_starts": 301})) if "exploration" in one
+    ]
+    assert [one.partition(",")[0] for one in first_policy] == ["exploration stays at 1 until step 301"]
+
+
 def test_nothing_is_told_where_the_schedule_begins_with_learning():
     assert never_hit(config(replay__learning_starts=50, algorithm__exploration__begin_steps=50)) == []
 

@@ -27,7 +27,13 @@ class Section(BaseModel):
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, *positional: Any, **values: Any) -> None:
+        if positional:
+            raise ConfigError(
+                f"{type(self).__name__} is given its keys by name",
+                found=", ".join(map(repr, positional))[:200],
+                fix="write name=value; what is trained in, and for how long, goes to headrace.train(env=..., algorithm=..., steps=...)",
+            )
         try:
             super().__init__(**values)
         except ValidationError as error:

@@ -243,6 +243,12 @@ def _exploration(config: Sections) -> Iterator[str]:
             f"{decay.at(steps):.3g}"
         )
     starts, random = config.replay.learning_starts, config.collect.random_steps
+    over = decay.begin + decay.steps
+    if starts <= random and over <= random and any(_given(exploration, key) for key in type(exploration).model_fields):
+        yield (
+            f"algorithm.exploration is over at step {over:,}, before the policy acts for the first time, and it then acts at "
+            f"{decay.end:g}: actions are random up to step {random:,} (collect.random_steps); lower that, or raise decay_steps"
+        )
     if starts > random and decay.at(starts) != decay.start:
         yield (
             f"exploration stays at {decay.start:g} until step {starts:,}, where algorithm.exploration declares "

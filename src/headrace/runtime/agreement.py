@@ -306,10 +306,10 @@ _CHECKS: tuple[Callable[[ExperimentConfig], None], ...] = (
     _check_on_policy,
     _check_ratio,
     _check_replay,
+    _check_random_steps,
     _check_length,
     _check_exploration,
     _check_evaluation,
-    _check_random_steps,
     _check_checkpoint,
     _check_precision,
 )

@@ -60,7 +60,7 @@ def train(
             instead of the configuration's.
         algorithm: Hyperparameters, e.g. ``headrace.TD3(batch_size=256)``; instead of the configuration's.
         run_dir: Where the run is kept; None makes a new folder under ``run.directory``.
-        settings: Any keys, dotted: ``{"replay.ratio": 0.5}``.
+        settings: Any keys, dotted: ``{"replay.ratio": 0.5}``; or by section: ``{"replay": {"ratio": 0.5}}``.
         on_progress: Called a few times a second; the run ends in order once it returns True. Nobody is supervised meanwhile.
         resume: Go on with the run in ``run_dir``, or begin it if there is none yet. What is not given stays as the run
             had it; a callable environment has to be given again.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Self
@@ -119,6 +119,9 @@ class ExperimentConfig(Section):
         return self
 
 
+_TABLES = ("env.kwargs", "agents.policies")
+"""Values that are tables of the user's own, not sections."""
+
 LANGUAGE_SECTIONS = frozenset({"model", "orchestrator", "inference", "trainer", "sampling", "sft"})
 """Sections that only language-model configurations have; see `headrace.llm.loading`."""
 
@@ -133,16 +136,22 @@ def load_config(
     Args:
         source: A preset's name, a TOML file, a configuration to start from, or None for the defaults.
         overrides: By dotted key (``replay.capacity``). Text is read as a TOML value, and taken as it is where
-            it is none.
+            it is none. A table in the place of a section changes the keys it states and leaves the others; one of
+            ``algorithm`` that names another algorithm takes the place of the whole.
         base: Where a key comes from that neither of the two states; None: from the defaults.
 
     Raises:
         ConfigError: Anything is wrong with it; names file, key, value and bound.
     """
     table = _table(source) if base is None else _laid_over(base, source)
-    _make_way(table, overrides or {})
-    for key, value in (overrides or {}).items():
-        _put(table, key, toml.parse_value(value) if isinstance(value, str) else value)
+    read = {
+        key: toml.parse_value(value) if isinstance(value, str) else value for key, value in (overrides or {}).items()
+    }
+    _replace_algorithm(table, read.get("algorithm"))
+    changes = dict(_dotted(read))
+    _make_way(table, changes)
+    for key, value in changes.items():
+        _put(table, key, value)
     try:
         return ExperimentConfig.model_validate(table)
     except ConfigError as error:
@@ -195,6 +204,27 @@ def _lay(table: dict[str, Any], stated: dict[str, Any]) -> None:
             _lay(below, value)
         else:
             table[key] = value
+
+
+def _dotted(changes: Mapping[str, object], outer: str = "") -> Iterator[tuple[str, object]]:
+    """The same changes, each of a single key: a table that replaced its section would undo what the file says there."""
+    for name, value in changes.items():
+        key = f"{outer}{name}"
+        if isinstance(value, Mapping) and value and not key.startswith(_TABLES):
+            yield from _dotted(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _replace_algorithm(table: dict[str, Any], given: object) -> None:
+    """Whoever hands over another algorithm means it instead of the one in the file, with all its keys."""
+    below = table.get("algorithm")
+    if (
+        isinstance(given, Mapping)
+        and below is not None
+        and given.get("name", _algorithm_name(below)) != _algorithm_name(below)
+    ):
+        del table["algorithm"]
 
 
 def _named(source: object) -> dict[str, object]:

@@ -154,8 +154,8 @@ class KeptPolicies:
 _SMALLEST = 1e-12
 """Tolerance for values that differ in nothing but their bits, such as 0 and -0."""
 _KEEP_MORE = (
-    "policies are kept with every evaluation and every checkpoint: set evaluation.every_steps or "
-    'checkpoint.every_steps, and record.rows = "all", before the next run'
+    "policies are kept with every evaluation and every checkpoint, and in a short run none of them may have acted: "
+    'lower evaluation.every_steps or set checkpoint.every_steps, and record.rows = "all", before the next run'
 )
 
 
