@@ -30,6 +30,14 @@ def file(tmp_path):
     return write
 
 
+def test_a_table_given_for_a_section_changes_the_keys_it_states(file):
+    one = file("a.toml", "[trainer.loss]\nclip_low = 0.1\n[env]\nkwargs = {a = 1, b = 2}\n")
+    given = {"trainer": {"loss": {"clip_high": 0.3}}, "env.kwargs": {"a": 3}}
+    config = load_rl_config([Source(one)], given)
+    assert (config.trainer.loss.clip_low, config.trainer.loss.clip_high) == (0.1, 0.3)
+    assert config.env.kwargs == {"a": 3}
+
+
 def test_later_files_are_laid_over_earlier_ones_key_by_key(file):
     one = file("a.toml", "[run]\nsteps = 7\nseed = 1\n[trainer.loss]\nclip_low = 0.1\n")
     two = file("b.toml", "[run]\nseed = 2\n[trainer.loss]\nclip_high = 0.3\n")

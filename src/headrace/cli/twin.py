@@ -53,7 +53,7 @@ DIFFERENT = 4
 )
 @click.option("--collectors", type=int, metavar="N", help="Collector processes.")
 @click.option(
-    "--margin", type=click.FloatRange(min=0.0, min_open=True), default=0.1, show_default=True, metavar="SHARE",
+    "--margin", type=click.FloatRange(min=0.0, max=1.0, min_open=True), default=0.1, show_default=True, metavar="SHARE",
     help="Of the gain over random play; a difference up to that counts as none.",
 )  # fmt: skip
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key of the configuration; repeatable.")

@@ -39,7 +39,8 @@ def load_rl_config(sources: Sequence[Source], overrides: Mapping[str, object] | 
 
     Args:
         sources: In the order given. A component's file holds that section's own keys, whole sections, or both.
-        overrides: By dotted key (``inference.port``). Text is read as a TOML value, and taken as it is where it is none.
+        overrides: By dotted key (``inference.port``). Text is read as a TOML value, and taken as it is where it is none. A
+            table in the place of a section changes the keys it states.
 
     Raises:
         ConfigError: Anything is wrong with it: names file, key and value, and for an unknown key the nearest. Or files
@@ -198,7 +199,11 @@ def _put(table: _Table, key: str, value: object) -> None:
                 f"unknown key {key}", problem=f"{part} is a value, not a section", fix="remove what follows that name"
             )
         table = inner
-    table[last] = value
+    below = table.get(last)
+    if isinstance(value, dict) and isinstance(below, dict) and key != "env.kwargs":  # which are the user's own
+        _lay(below, value)
+    else:
+        table[last] = value
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
