@@ -155,6 +155,9 @@ class Broken(Leavers):
             "all vanished": self.agents.clear,
             "nan": lambda: rewards.update(a=float("nan")),
             "shape": lambda: obs.update(a=obs["a"][None]),
+            "two flags": lambda: truncated.update(c=np.zeros(2, bool)),
+            "no flag": lambda: terminated.update(b=None),
+            "text": lambda: terminated.update(c="no"),
         }
         change[self._how]()
         return obs, rewards, terminated, truncated, infos

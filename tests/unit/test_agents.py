@@ -78,6 +78,9 @@ def test_a_limit_of_turns_truncates_everybody_who_is_left():
         ("stranger", "only such as possible_agents has: a, b, c"),
         ("all vanished", "nobody is left"),
         ("four parts", "five dicts by agent"),
+        ("two flags", r"field: truncations of step\(\)\n  expected: a bool for c\n  found: array"),
+        ("no flag", r"field: terminations of step\(\)\n  expected: a bool for b\n  found: None"),
+        ("text", r"field: terminations of step\(\)\n  expected: a bool for c\n  found: 'no'"),
     ],
 )
 def test_an_environment_that_breaks_the_interface_is_named(how, told):

@@ -49,7 +49,7 @@ class Bench:
         self.algorithm = FakeAlgorithm()
         layout = SnapshotLayout.of(self.algorithm.policy_arrays())
         replay = Replay(self.block)
-        self.slot = board.slot("learner")
+        self.board, self.slot = board, board.slot("learner")
         self.learner = Learner(
             LearnerParts(
                 replay=replay,
@@ -128,6 +128,12 @@ def test_policy_is_published_once_per_state(bench):
     bench.commit(0, 8)
     bench.learner.update()
     assert bench.learner.publish() == 2
+
+
+def test_a_successor_tells_its_own_updates_not_those_that_died_with_the_other_learner(bench):
+    bench.slot.count("updates", 150)
+    bench.learner.resume(None)
+    assert bench.board.read("learner").counters["updates"] == 0
 
 
 def test_lag_is_weighted_by_transitions(bench):

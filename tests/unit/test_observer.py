@@ -59,6 +59,16 @@ def test_rates_are_over_the_last_seconds_and_unknown_before_two_reports(bench):
     assert bench.observer.rates() == (1100 / 4.0, 110 / 4.0)
 
 
+def test_no_rate_spans_two_learners_of_which_the_second_has_made_fewer_updates(bench):
+    for steps, updates in ((100, 50), (200, 60), (210, 20)):
+        bench.observer.on_facts(facts(steps, updates))
+        bench.clock.advance(1.0)
+    assert bench.observer.rates() == (None, None)
+    bench.observer.on_facts(facts(220, 25))
+    assert bench.observer.rates() == (10.0, 5.0)
+    assert [line.get("headrace/updates_per_s") for line in bench.metrics()] == [None, 10.0, None, 5.0]
+
+
 def test_what_is_not_known_yet_is_not_written(bench):
     bench.observer.on_facts(facts(10, 0))
     (line,) = bench.metrics()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.algorithms.configs import PriorityConfig
-from headrace.core.errors import DataLossError
+from headrace.core.errors import ConfigError, DataLossError
 from headrace.lanes.layout import STEP
 from headrace.lanes.prioritised import PrioritisedSampler
 from headrace.lanes.sumtree import NumpyLoops, fastest_loops
@@ -122,6 +122,27 @@ def test_a_priority_is_the_size_of_the_error_and_the_floor_to_the_power_of_alpha
     drawing = sampler(filled, alpha=0.6, floor=0.01)
     drawing.reprioritise(np.zeros(2, np.int64), np.array([3, 4]), np.array([-2.0, 0.0], np.float32))
     np.testing.assert_allclose(drawing.priorities(np.zeros(2, np.int64), np.array([3, 4])), [2.01**0.6, 0.01**0.6])
+
+
+@pytest.mark.parametrize("alpha", [0.0, 4.0])
+@pytest.mark.parametrize("floor", [1e-30, 1e6])
+def test_no_error_makes_a_priority_of_0_or_a_sum_that_is_not_finite(alpha: float, floor: float) -> None:
+    filled = Filled(1, 100)
+    filled.add(0, 10, 20)
+    config = PriorityConfig(enabled=True, alpha=alpha, floor=floor)
+    drawing, rows = sampler(filled, **config.model_dump()), np.arange(2)
+    drawing.reprioritise(rows * 0, rows, np.array([0.0, np.finfo(np.float32).max], np.float32))
+    priorities = drawing.priorities(rows * 0, rows)
+    assert (priorities > 0.0).all()
+    assert np.isfinite(priorities * 2.0**40).all(), "of very many rows"
+    drawing.sample(8)
+    assert np.isfinite(drawing.weights(0)).all()
+
+
+@pytest.mark.parametrize("beyond", [{"alpha": 4.5}, {"floor": 1e-31}, {"floor": 1e7}])
+def test_exponents_and_floors_that_could_are_refused(beyond: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(beyond))} must be"):
+        PriorityConfig(enabled=True, **beyond)
 
 
 def test_new_transitions_have_the_highest_priority_there_has_been() -> None:

@@ -234,13 +234,13 @@ class PriorityConfig(Section):
 
     enabled: bool = False
     """Otherwise every transition is as likely as any other."""
-    alpha: float = Field(default=0.6, ge=0)
-    """Exponent of the priorities; 0 is uniform."""
+    alpha: float = Field(default=0.6, ge=0, le=4)
+    """Exponent of the priorities; 0 is uniform. With more than 4 they would not all be finite numbers above 0."""
     beta: float = Field(default=0.4, ge=0, le=1)
     """Exponent of the correction at the first update; 1 corrects in full."""
     beta_updates: int = Field(default=100_000, ge=1)
     """Updates in which it rises to 1, linear."""
-    floor: float = Field(default=1e-6, gt=0)
+    floor: float = Field(default=1e-6, ge=1e-30, le=1e6)
     """Added to every TD error, so that no transition is left out for ever."""
 
 

@@ -14,6 +14,7 @@ import gymnasium
 from gymnasium import spaces
 
 from headrace.core.errors import ObservationMismatch, UnsupportedSpace
+from headrace.envs.contract import as_flag
 
 Space = spaces.Space[Any]
 _PARTS = ("observations", "rewards", "terminations", "truncations")
@@ -124,7 +125,11 @@ class ParallelCopy:
             found = {number: (obs, reward, ended, True) for number, (obs, reward, ended, _) in found.items()}
         told = {self._number[agent]: info for agent, info in infos.items() if agent in acted} if infos else {}
         listed = frozenset() if late else self._listed()
-        ended = {self.agents[number] for number, one in found.items() if one[2] or one[3]}
+        ended = {
+            self.agents[number]
+            for number, (_, _, terminated, truncated) in found.items()
+            if not (terminated is False is truncated) and self._ends(number, (terminated, truncated))
+        }
         if not ended and listed == acted:  # the usual case
             return Turn(found, told)
         if ended == acted and ended >= listed:
@@ -165,6 +170,14 @@ class ParallelCopy:
                 f"values for {_names(held) or 'nobody'}",
             )
         return {number: held[agent] for number, agent in enumerate(self.agents) if agent in agents}
+
+    def _ends(self, number: int, flags: Sequence[Any]) -> bool:
+        """Whether an agent was terminated or truncated."""
+        found = [as_flag(flag) for flag in flags]
+        for name, flag, value in zip(_PARTS[2:], found, flags, strict=True):
+            if flag is None:
+                raise self._broken(f"{name} of step()", f"a bool for {self.agents[number]}", f"{value!r}"[:120])
+        return any(found)
 
     def _refuse_ghosts(self, acted: frozenset[str], ended: set[str], listed: frozenset[str]) -> None:
         staying, gone = sorted(ended & listed, key=str), sorted(acted - ended - listed, key=str)

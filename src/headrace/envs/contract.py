@@ -159,13 +159,10 @@ class ObservationCheck:
         Raises:
             ObservationMismatch: Anything else, None included.
         """
-        if value is True or value is False:
-            return bool(value)
-        if isinstance(value, np.ndarray) and value.shape in ((), (1,)):
-            value = value.item()
-        if isinstance(value, bool | np.bool_ | int | np.integer) and value in (0, 1):
-            return bool(value)
-        raise self._mismatch(field, "a bool", _describe(value), lane, step)
+        flag = as_flag(value)
+        if flag is None:
+            raise self._mismatch(field, "a bool", _describe(value), lane, step)
+        return flag
 
     def _check_leaves(self, value: Any, lane: int, step: int) -> Any:
         self._check_structure(self._space, value, "obs", lane, step)
@@ -244,6 +241,15 @@ class ObservationCheck:
             step=step,
             fix=fix,
         )
+
+
+def as_flag(value: Any) -> bool | None:
+    """A bool, 0 or 1, or an array of one such, as a bool; None: it is anything else."""
+    if value is True or value is False:
+        return bool(value)
+    if isinstance(value, np.ndarray) and value.shape in ((), (1,)):
+        value = value.item()
+    return bool(value) if isinstance(value, bool | np.bool_ | int | np.integer) and value in (0, 1) else None
 
 
 def first_non_finite(array: NDArray[Any]) -> tuple[int, ...] | None:

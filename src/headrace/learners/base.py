@@ -297,6 +297,7 @@ class BaseLearner(ABC):
             stop = int(self.replay.books.row[lane])
             if stop > start:
                 self._take_in([Stretch(lane, self.replay.block.pieces(lane, start, stop))])
+        self._parts.slot.count("updates", self.updates)  # not those that died with the other one
         return missed
 
     def release(self) -> None:

@@ -89,6 +89,8 @@ class Observer:
         """The learner told its counts."""
         self.learner = dict(facts)
         now_s = self._clock.now()
+        if self._history and facts["updates"] < self._history[-1][2]:  # a successor, which makes some again
+            self._history.clear()
         self._history.append((now_s, facts["env_steps"], facts["updates"]))
         while len(self._history) > 2 and now_s - self._history[0][0] > _WINDOW_S:
             self._history.popleft()

@@ -280,7 +280,7 @@ class _Verifier:
             "no chunk of this record can be verified",
             chunks=survey.chunks,
             skipped="; ".join(why) or "none",
-            policies_kept=", ".join(map(str, self._policies.versions)),
+            versions_kept=", ".join(map(str, self._policies.versions)),
             fix=_KEEP_MORE,
         )
 
