@@ -232,7 +232,7 @@ def test_debug_run(tmp_path):
         out, err = process.communicate(timeout=90.0)
     assert (process.returncode, err) == (0, "")
     found = json.loads(out)
-    assert (found["outcome"], found["state"], found["culprit"]) == ("completed", "healthy", None)
+    assert (found["outcome"], found["state"], found["culprit"]) == ("completed", "healthy", None), found
     assert found["verdict"].startswith("the run gets on: ")
     table = {share["component"]: share for share in found["time"]}
     assert list(table) == ["probe", "learner", "collector-0", "collector-1"]
