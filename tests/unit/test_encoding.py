@@ -11,9 +11,9 @@ from headrace.algorithms.encoding import (
     ActionBox,
     ObservationEncoder,
     RunningMoments,
-    aligned,
     normalize,
 )
+from headrace.core.arrays import aligned
 from headrace.core.errors import UnsupportedSpace
 
 

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from headrace.algorithms.base import Arrays, LaneNoise, PolicySpec
 from headrace.algorithms.configs import ExplorationConfig, NetworkConfig
-from headrace.algorithms.encoding import ActionBox, ObservationEncoder, aligned, normalize
+from headrace.algorithms.encoding import ActionBox, ObservationEncoder, normalize
 from headrace.algorithms.exploration import ActionNoise, lane_noise
+from headrace.core.arrays import aligned
 from headrace.core.errors import SnapshotCorrupt
 from headrace.core.specs import leaves
 

@@ -12,8 +12,9 @@ from headrace.algorithms.acting import Network, misfit
 from headrace.algorithms.base import Arrays, LaneNoise, PolicySpec
 from headrace.algorithms.choices import Choices, Mask
 from headrace.algorithms.configs import DQNConfig, IQNConfig
-from headrace.algorithms.encoding import Float32, ObservationEncoder, aligned
+from headrace.algorithms.encoding import Float32, ObservationEncoder
 from headrace.algorithms.exploration import RandomChoice
+from headrace.core.arrays import aligned
 from headrace.core.specs import leaves
 
 

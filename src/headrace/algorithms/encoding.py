@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from headrace.algorithms.base import Arrays
+from headrace.core.arrays import aligned
 from headrace.core.errors import UnsupportedSpace
 from headrace.core.specs import Leaf, leaves
 
@@ -25,14 +26,6 @@ OBSERVATION_CLIP = np.float32(10.0)
 """Largest normalised observation. A value that hardly ever moved has a tiny deviation; one move must not swamp the rest."""
 
 _VARIANCE_FLOOR = 1e-8  # keeps the deviation of a constant away from zero
-
-
-def aligned(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
-    """Zeros on a 64-byte boundary, so that vector code takes the same path in every process."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    raw = np.zeros(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size].view(dtype).reshape(shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ import numpy as np
 
 from headrace.algorithms.acting import misfit
 from headrace.algorithms.configs import IQNConfig, QuantileNetworkConfig
-from headrace.algorithms.encoding import Float32, aligned
+from headrace.algorithms.encoding import Float32
+from headrace.core.arrays import aligned
 
 _ZERO = np.zeros((), np.float32)
 

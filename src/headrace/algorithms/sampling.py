@@ -12,9 +12,10 @@ from headrace.algorithms.acting import Network, misfit
 from headrace.algorithms.base import Arrays, LaneNoise, PolicySpec
 from headrace.algorithms.choices import Mask
 from headrace.algorithms.configs import ActionsConfig
-from headrace.algorithms.encoding import Float32, ObservationEncoder, aligned, normalize
+from headrace.algorithms.encoding import Float32, ObservationEncoder, normalize
 from headrace.algorithms.heads import Draws, GaussianHead, Head, head_of
 from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
+from headrace.core.arrays import aligned
 from headrace.core.errors import UnsupportedSpace
 from headrace.core.specs import leaves
 

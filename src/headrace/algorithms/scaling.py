@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.algorithms.base import Arrays, Rollout
-from headrace.algorithms.encoding import Float32, Float64, ObservationEncoder, RunningMoments, aligned, normalize
+from headrace.algorithms.encoding import Float32, Float64, ObservationEncoder, RunningMoments, normalize
 from headrace.algorithms.on_policy_configs import NormalizeConfig
+from headrace.core.arrays import aligned
 
 _LEAST_LANES = 64
 

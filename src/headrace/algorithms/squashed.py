@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from headrace.algorithms.acting import Network, misfit
 from headrace.algorithms.base import Arrays, LaneNoise, PolicySpec
 from headrace.algorithms.configs import SACConfig
-from headrace.algorithms.encoding import ActionBox, Float32, ObservationEncoder, aligned, normalize
+from headrace.algorithms.encoding import ActionBox, Float32, ObservationEncoder, normalize
 from headrace.algorithms.heads import Draws
+from headrace.core.arrays import aligned
 from headrace.core.specs import leaves
 
 LOG_STD_RANGE = (-20.0, 2.0)

@@ -12,6 +12,8 @@ from typing import Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core.arrays import aligned
+
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 Uint64 = NDArray[np.uint64]
@@ -108,7 +110,9 @@ class SumTree:
         while WIDTH**self._depth < size:
             self._depth += 1
         first = first_of(self._depth)
-        self._nodes: Float64 = _on_cache_lines(first + -(-size // WIDTH) * WIDTH + WIDTH)  # the last eight stay 0
+        self._nodes: Float64 = aligned(
+            (first + -(-size // WIDTH) * WIDTH + WIDTH,), np.float64
+        )  # the last eight stay 0
         self.numbers = self._nodes[first : first + size]
         """To be read; `set` changes them."""
 
@@ -128,10 +132,3 @@ class SumTree:
     def clear(self) -> None:
         """Make all numbers 0."""
         self._nodes[:] = 0.0
-
-
-def _on_cache_lines(count: int) -> Float64:
-    """Zeros, of which each eight that begin at a multiple of eight lie in one cache line."""
-    zeros = np.zeros(count + WIDTH)
-    start = -zeros.ctypes.data // zeros.itemsize % WIDTH
-    return zeros[start : start + count]

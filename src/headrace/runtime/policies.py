@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.weights.snapshot import SnapshotLayout, aligned_bytes
+from headrace.core.arrays import aligned
+from headrace.weights.snapshot import SnapshotLayout
 
 Arrays = Mapping[str, NDArray[Any]]
 _NEWEST = 8
@@ -37,7 +38,7 @@ class Policies:
 
     def keep(self, version: int, layout: SnapshotLayout, arrays: Arrays) -> None:
         """Copy a policy that has just been published."""
-        views = layout.views(aligned_bytes(layout.payload_bytes))
+        views = layout.views(aligned((layout.payload_bytes,), np.uint8))
         for name, view in views.items():
             np.copyto(view, arrays[name], casting="no")
         self._kept[version] = views

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.algorithms.registry import build_actor, build_algorithm
+from headrace.core.arrays import aligned
 from headrace.core.errors import RecordDamaged, ReplayDiffers, RunDirectoryError
 from headrace.record.diff import ROUNDING, Divergence, RowDifference, first_difference, relative_difference
 from headrace.record.machine import differences, fingerprint, limited_threads
@@ -28,7 +29,7 @@ from headrace.runtime.suspects import cause_of_actions, close
 from headrace.runtime.verifiable import Candidate, Skipped, StoredRows, Survey
 from headrace.telemetry.wording import amount
 from headrace.weights.policy_file import load_policy_arrays, policy_versions
-from headrace.weights.snapshot import SnapshotLayout, aligned_bytes
+from headrace.weights.snapshot import SnapshotLayout
 
 Arrays = Mapping[str, NDArray[Any]]
 OnProgress = Callable[[int, int], None]
@@ -142,7 +143,7 @@ class KeptPolicies:
             found, _ = load_policy_arrays(self._folder, version)
         except RunDirectoryError:
             return None, 0
-        payload = aligned_bytes(self._layout.payload_bytes)
+        payload = aligned((self._layout.payload_bytes,), np.uint8)
         views = self._layout.views(payload)
         for name, view in views.items():
             if name not in found or (found[name].dtype, found[name].shape) != (view.dtype, view.shape):

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core.arrays import CACHE_LINE, aligned
 from headrace.core.errors import SnapshotCorrupt
 
 PLACES = 4
-_ALIGNMENT = 64
 _HEADER_BYTES = 64
 _RETRIES = 100
 
@@ -37,7 +37,7 @@ class SnapshotLayout:
         entries, end = [], 0
         for name, array in arrays.items():
             entries.append((name, array.dtype.str, array.shape, end))
-            end = -(-(end + array.nbytes) // _ALIGNMENT) * _ALIGNMENT
+            end = -(-(end + array.nbytes) // CACHE_LINE) * CACHE_LINE
         return cls(tuple(entries), end)
 
     @property
@@ -56,13 +56,6 @@ class SnapshotLayout:
             name: np.ndarray(shape, np.dtype(dtype), payload.data, offset)
             for name, dtype, shape, offset in self.entries
         }
-
-
-def aligned_bytes(nbytes: int) -> NDArray[np.uint8]:
-    """Zeros that begin at a multiple of 64 bytes, so that matrix products take the same path in every process."""
-    raw = np.zeros(nbytes + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + nbytes]
 
 
 class Snapshots:
@@ -151,8 +144,8 @@ class SnapshotReader:
 
     def __init__(self, snapshots: Snapshots) -> None:
         self._snapshots = snapshots
-        self._payload = aligned_bytes(snapshots.layout.payload_bytes)
-        self._spare = aligned_bytes(snapshots.layout.payload_bytes)
+        self._payload = aligned((snapshots.layout.payload_bytes,), np.uint8)
+        self._spare = aligned((snapshots.layout.payload_bytes,), np.uint8)
         self.arrays = snapshots.layout.views(self._payload)
         """Views of the copy; replaced by `refresh` when it copies."""
         self.version = 0
