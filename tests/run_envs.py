@@ -127,11 +127,15 @@ class Traced(gymnasium.Env[Any, Any]):
 
 
 class StuckAfter(Traced):
-    """The first step of what replaces the one that failed does not return while there is no file ``marker.over``."""
+    """The first step of what replaces the one that failed does not return while there is no file ``marker.over``.
+
+    That it is there ``marker.stuck`` says: by then the step that was lost is written down.
+    """
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         marker = Path(str(self._marker))
         if not self._total and marker.exists() and not marker.with_suffix(".over").exists():
+            marker.with_suffix(".stuck").touch()
             self.hang()
         return super().step(action)
 

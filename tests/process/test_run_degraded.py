@@ -40,9 +40,9 @@ def test_a_poisonous_lane_is_left_out_alone(runs: Runs, schedule, fault):
     produced = [lane["produced"] for lane in run.summary["books"]["lanes"]]
     assert produced[3] == 6  # two steps of each of three incarnations
     assert min(produced[:3] + produced[4:]) > 20  # its neighbours in the same collector went on
-    newest = json.loads((run.path / "metrics.jsonl").read_text().splitlines()[-1])
-    assert newest["headrace/lanes_lost"] == 1.0
-    assert newest["headrace/rss_bytes/learner"] > 1e6
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["headrace/lanes_lost"] == 1.0
+    assert max(line.get("headrace/rss_bytes/learner", 0.0) for line in lines) > 1e6  # the last one may be after its end
 
 
 @pytest.mark.parametrize("schedule", ["async", "lockstep"])

@@ -189,8 +189,16 @@ def test_the_collector_is_killed_with_all_its_workers(runs, tmp_path, blows):
 
 @pytest.mark.table
 def test_the_collector_is_killed_in_a_chunk_in_which_it_has_lost_an_environment(runs, tmp_path, blows):
-    marker = tmp_path / "marker"
-    blows.on_report("collector-0", signal.SIGKILL, "environment_lost", marker.with_suffix(".over").touch)
+    marker, clock = tmp_path / "marker", MonotonicClock()
+
+    def once_it_is_written() -> None:
+        end_s = clock.now() + 60.0
+        while not marker.with_suffix(".stuck").exists():
+            assert clock.now() < end_s
+            select.select([], [], [], 0.01)
+        marker.with_suffix(".over").touch()
+
+    blows.on_report("collector-0", signal.SIGKILL, "environment_lost", once_it_is_written)
     kwargs = {"fault": "fail", "at": 66, "marker": str(marker)}
     run = runs.train("run_envs:stuck_after", kwargs=kwargs, run__steps=1200, collect__chunk_steps=64, **WORKERS)
     assert_sound(runs, run)
