@@ -19,7 +19,7 @@ from torch.distributions.categorical import Categorical
 from headrace.benchmarks.judging import Judge
 from headrace.benchmarks.plain import AGENTS, DQN, Agent
 from headrace.benchmarks.sides import PLAIN, Found, Opened, Request, version_of
-from headrace.benchmarks.tasks import TASKS, Task
+from headrace.benchmarks.tasks import TASKS, Task, one_training
 
 
 def open_side(request: Request) -> Opened:
@@ -27,12 +27,11 @@ def open_side(request: Request) -> Opened:
     task = TASKS[request["task"]]
     torch.set_num_threads(1)
 
-    def turn(question: Mapping[str, Any]) -> Found:
-        shorter = replace(task, most_steps=question["steps"]) if question.get("steps") else task
-        torch.manual_seed(question["seed"])
-        return (train_ppo if task.algorithm == "ppo" else train_off_policy)(shorter, question["seed"])
+    def train(shorter: Task, seed: int) -> Found:
+        torch.manual_seed(seed)
+        return (train_ppo if task.algorithm == "ppo" else train_off_policy)(shorter, seed)
 
-    return Opened(version_of(PLAIN), turn)
+    return Opened(version_of(PLAIN), one_training(task, train))
 
 
 class Replay:

@@ -8,8 +8,6 @@ longer where an iteration has a few hundred steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import replace
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -21,18 +19,12 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
 from headrace.benchmarks.judging import Judge
 from headrace.benchmarks.sides import RLLIB, Found, Opened, Request, version_of
-from headrace.benchmarks.tasks import TASKS, Task, beginning
+from headrace.benchmarks.tasks import TASKS, Task, beginning, one_training
 
 
 def open_side(request: Request) -> Opened:
     """See `sides`; a turn is one training, with ``seed`` and, to end earlier, ``steps``."""
-    task = TASKS[request["task"]]
-
-    def turn(question: Mapping[str, Any]) -> Found:
-        shorter = replace(task, most_steps=question["steps"]) if question.get("steps") else task
-        return train(shorter, question["seed"])
-
-    return Opened(version_of(RLLIB), turn)
+    return Opened(version_of(RLLIB), one_training(TASKS[request["task"]], train))
 
 
 def train(task: Task, seed: int) -> Found:

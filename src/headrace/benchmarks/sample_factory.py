@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,20 +28,14 @@ from signal_slot.signal_slot import EventLoopObject, signal
 
 from headrace.benchmarks.judging import Judge
 from headrace.benchmarks.sides import SAMPLE_FACTORY, Found, Opened, Request, version_of
-from headrace.benchmarks.tasks import TASKS, Task, beginning
+from headrace.benchmarks.tasks import TASKS, Task, beginning, one_training
 
 WORKERS = 2
 
 
 def open_side(request: Request) -> Opened:
     """See `sides`; a turn is one training, with ``seed`` and, to end earlier, ``steps``."""
-    task = TASKS[request["task"]]
-
-    def turn(question: Mapping[str, Any]) -> Found:
-        shorter = replace(task, most_steps=question["steps"]) if question.get("steps") else task
-        return train(shorter, question["seed"])
-
-    return Opened(version_of(SAMPLE_FACTORY), turn)
+    return Opened(version_of(SAMPLE_FACTORY), one_training(TASKS[request["task"]], train))
 
 
 class Evaluation(AlgoObserver, EventLoopObject):

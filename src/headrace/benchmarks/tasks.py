@@ -6,12 +6,12 @@ of 1e-3, a batch of 256 and one update a step, after 1,000 random steps, of SAC 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from headrace.benchmarks.sides import PLAIN, RLLIB, SAMPLE_FACTORY, SBX, ZOO
+from headrace.benchmarks.sides import PLAIN, RLLIB, SAMPLE_FACTORY, SBX, ZOO, Found
 
 EPISODES = 10
 ASYNC, INLINE = "async, 2 cores", "inline"
@@ -136,3 +136,13 @@ UNLESS_NAMED = ("lunarlander-dqn", "lunarlander-ppo", "halfcheetah-ppo")
 def beginning(value: float | str) -> float:
     """Where a schedule of rl-zoo begins; a number stays."""
     return float(value.removeprefix("lin_")) if isinstance(value, str) else value
+
+
+def one_training(task: Task, train: Callable[[Task, int], Found]) -> Callable[[Mapping[str, Any]], Found]:
+    """A turn of one training of ``task``, with ``seed`` and, to end earlier, ``steps``."""
+
+    def turn(question: Mapping[str, Any]) -> Found:
+        shorter = replace(task, most_steps=question["steps"]) if question.get("steps") else task
+        return train(shorter, question["seed"])
+
+    return turn

@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 from headrace.benchmarks.judging import Judge, greedy
 from headrace.benchmarks.sides import SBX, Found, Opened, Request, version_of
-from headrace.benchmarks.tasks import TASKS, Task
+from headrace.benchmarks.tasks import TASKS, Task, one_training
 
 _DECIDED = {"td3": {}, "sac": {"ent_coef": "auto"}, "dqn": {}}
 _HIDDEN = {"net_arch": [256, 256]}
@@ -24,11 +23,7 @@ def open_side(request: Request) -> Opened:
         importlib.import_module(module)
     importlib.import_module("sbx" if library == SBX else "stable_baselines3")
 
-    def turn(question: Mapping[str, Any]) -> Found:
-        shorter = replace(task, most_steps=question["steps"]) if question.get("steps") else task
-        return train(shorter, question["seed"], library)
-
-    return Opened(version_of(library), turn)
+    return Opened(version_of(library), one_training(task, lambda shorter, seed: train(shorter, seed, library)))
 
 
 def train(task: Task, seed: int, library: str) -> Found:
