@@ -49,6 +49,10 @@ SAC: Mapping[str, object] = {
     "algorithm.temperature.lr": 1e-3,
 }
 """Settings of a small run of SAC, for what `SMALL` says of TD3."""
+FIXED_SAC: Mapping[str, object] = {key: SAC[key] for key in SAC if key != "algorithm.temperature.lr"} | {
+    "algorithm.temperature.kind": "fixed"
+}
+"""As `SAC`, with a temperature that is not learned."""
 SBX: Mapping[str, object] = {"algorithm.rule": "sbx", "algorithm.policy_delay": 3}
 """TD3 by another rule: its targets move in two updates of three without the actor."""
 

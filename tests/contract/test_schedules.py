@@ -9,7 +9,7 @@ import pytest
 
 import choice_envs
 from headrace.runtime.api import Run
-from run_support import SAC, SBX, Runs, assert_books, assert_gapless
+from run_support import FIXED_SAC, SAC, SBX, Runs, assert_books, assert_gapless
 
 pytestmark = [pytest.mark.process, pytest.mark.thin(2)]
 
@@ -65,7 +65,7 @@ def test_eviction_correlated_noise_and_normaliser(runs):
     "settings",
     [
         pytest.param({**SAC, "algorithm.normalize_observations": True, "replay.n_step": 3}, id="sac"),
-        pytest.param({**SAC, "env.group_size": 2, "algorithm.temperature": {"kind": "fixed"}}, id="sac, groups of two"),
+        pytest.param({**FIXED_SAC, "env.group_size": 2}, id="sac, groups of two"),
         pytest.param(SBX, id="td3 by the rule of sbx"),
     ],
 )

@@ -10,20 +10,20 @@ import pytest
 from headrace.algorithms.sac import SAC
 from headrace.runtime.replayer import Replayer
 from record_here import record_here
+from run_support import FIXED_SAC
 from run_support import SAC as SMALL
 
 CASES: dict[str, dict[str, Any]] = {
-    "plain": {"replay.n_step": 2, "algorithm.normalize_observations": True},
-    "async": {"run.schedule": "async", "algorithm.temperature.target_entropy": 0.0},
-    "fixed": {"env.group_size": 2, "algorithm.temperature.kind": "fixed", "algorithm.temperature.value": 0.2},
+    "plain": {**SMALL, "replay.n_step": 2, "algorithm.normalize_observations": True},
+    "async": {**SMALL, "run.schedule": "async", "algorithm.temperature.target_entropy": 0.0},
+    "fixed": {**FIXED_SAC, "env.group_size": 2, "algorithm.temperature.value": 0.2},
 }
 
 
 @pytest.mark.thin(2)
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_is_recorded_and_replayed_bit_for_bit(tmp_path: Path, case: str) -> None:
-    small = {key: value for key, value in SMALL.items() if case != "fixed" or key != "algorithm.temperature.lr"}
-    run = record_here(tmp_path / "run", **small, **CASES[case])
+    run = record_here(tmp_path / "run", **CASES[case])
     with Replayer(run) as replayer:
         assert replayer.run() is None
         algorithm = replayer.learner.algorithm
