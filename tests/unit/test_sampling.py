@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from headrace.algorithms.base import Actor, PolicySpec
 from headrace.algorithms.distributions import likelihood
-from headrace.algorithms.heads import CategoricalHead, Draws, GaussianHead, head_of
+from headrace.algorithms.heads import CategoricalHead, Draws, GaussianHead, across, head_of
 from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
 from headrace.algorithms.registry import (
     acts_in_torch,
@@ -35,6 +35,15 @@ ALIKE = spaces.MultiDiscrete([[3, 3], [3, 3]])
 CELLS = spaces.MultiBinary(3)
 WIDE = spaces.Box(-np.inf, np.inf, (2, 2), np.float64)
 EVERY = [DISCRETE, SEVERAL, ALIKE, CELLS, BOX, WIDE]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 6, 7, 40])
+def test_functions_across_columns_are_numpys_reductions(width):
+    values = np.random.default_rng(0).normal(0, 2, (5, 3, width)).astype(np.float32)
+    before = values.copy()
+    np.testing.assert_array_equal(across(np.maximum, values), values.max(axis=-1))
+    np.testing.assert_allclose(across(np.add, values), values.sum(axis=-1), rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(values, before)
 
 
 class Fixed:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from headrace.algorithms.choices import Legal
 from headrace.algorithms.encoding import Float32
-from headrace.algorithms.heads import CategoricalHead, GaussianHead, Head, log_density
+from headrace.algorithms.heads import CategoricalHead, GaussianHead, Head, across, log_density
 
 _ENTROPY = 0.5 + 0.5 * math.log(2.0 * math.pi)
 """Of a normal variable with deviation 1."""
@@ -58,7 +58,7 @@ class Categorical:
         if legal is not None or head.absent is not None:
             logs = np.where(self._probability == 0.0, np.float32(0.0), logs)  # 0 times minus infinity is no number
         self._shares = self._probability * logs  # p log p
-        self._entropies = -np.add.reduce(self._shares, axis=1)
+        self._entropies = -across(np.add, self._shares)
         self.logprob, self.entropy = head.of_rows(chosen), head.of_rows(self._entropies)
 
     def back(self, by_logprob: Float32, by_entropy: float) -> tuple[Float32, None]:

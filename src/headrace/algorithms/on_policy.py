@@ -24,7 +24,7 @@ from headrace.algorithms.minibatches import Minibatches
 from headrace.algorithms.on_policy_books import Books
 from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
 from headrace.algorithms.passes import Memory, pass_of
-from headrace.algorithms.policy_losses import mean, standardised, value_loss
+from headrace.algorithms.policy_losses import mean, value_loss
 from headrace.algorithms.rates import Rates
 from headrace.algorithms.returns import fit
 from headrace.algorithms.rollouts import Batch, Inputs, Rows, Steps, require_finite_rollout
@@ -114,6 +114,7 @@ class OnPolicy:
         """See `OnPolicyAlgorithm.pending`."""
         return self._minibatches.pending
 
+    @np.errstate(over="ignore", invalid="ignore")  # what is no number is refused as a whole
     def update(self) -> None:
         """See `OnPolicyAlgorithm.update`."""
         assert self._rows is not None, "no epoch set is open"
@@ -137,7 +138,6 @@ class OnPolicy:
             self._minibatches.give_up()
         self._close_if_done()
 
-    @np.errstate(over="ignore", invalid="ignore")  # what is no number is refused as a whole
     def _policy_gradient(self, batch: Batch) -> dict[str, float]:
         """Add what the actor has to learn to its gradients; returns what is measured."""
         config, clip = self._config.loss, self._clip
@@ -145,8 +145,7 @@ class OnPolicy:
         found = likelihood(self._inputs.head, outputs, self._network.spread_now(), batch.action, batch.legal)
         log_ratio = found.logprob - batch.logprob
         ratio = np.exp(log_ratio)
-        advantage = standardised(batch.advantage) if config.normalize_advantages else batch.advantage
-        loss, by_logprob = self._rule.policy_loss(advantage, found.logprob, ratio, clip)
+        loss, by_logprob = self._rule.policy_loss(batch.advantage, found.logprob, ratio, clip)
         by_outputs, by_log_std = found.back(by_logprob, -config.entropy_weight / len(ratio))
         self._actor.back(self._tensor(by_outputs))
         if by_log_std is not None:
@@ -157,7 +156,6 @@ class OnPolicy:
             measured["clip_fraction"] = np.count_nonzero(np.abs(further) > clip) / len(ratio)
         return measured
 
-    @np.errstate(over="ignore", invalid="ignore")
     def _value_gradient(self, batch: Batch) -> float:
         """As `_policy_gradient`, of the critic; returns its loss."""
         config = self._config.loss
@@ -190,7 +188,7 @@ class OnPolicy:
             self._means.add("importance_weight", float(np.exp(log_ratio[valid]).mean()))
         self._measure(fit(target[valid], steps.value[valid]))
         numbers = np.stack([logprob, advantage[valid], target[valid], steps.value[valid]])
-        return Rows(obs, legal, at, action, numbers.astype(np.float32))
+        return Rows(obs, legal, at, action, numbers.astype(np.float32), self._config.loss.normalize_advantages)
 
     def _close_if_done(self) -> None:
         """Of an epoch set that is done: what has been observed meanwhile counts from now on."""

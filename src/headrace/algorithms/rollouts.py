@@ -20,6 +20,7 @@ from headrace.algorithms.choices import Legal
 from headrace.algorithms.encoding import Float32, Float64, ObservationEncoder
 from headrace.algorithms.heads import CategoricalHead, head_of
 from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
+from headrace.algorithms.policy_losses import standardised
 from headrace.algorithms.sampling import action_mask
 from headrace.algorithms.scaling import Observations, Rewards
 from headrace.core.errors import NonFiniteValue
@@ -53,7 +54,7 @@ class Steps:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rows:
     """Steps without those that are none. Networks' inputs are tensors, on their device; all else is numpy's."""
 
@@ -62,14 +63,25 @@ class Rows:
     at: NDArray[np.int64]  # [S]  place in obs
     action: NDArray[Any]  # int64 [S, k] or float32 [S, A]; see `headrace.algorithms.distributions.likelihood`
     numbers: Float32  # [4, S]  logprob, advantage, target, value
+    standardise: bool
+    """Whether every batch's advantages are."""
+    _whole: Batch | None = None
 
     def batch(self, index: NDArray[np.int64] | None) -> Batch:
         """Some of them; None: all."""
-        at, action, numbers = self.at, self.action, self.numbers
         if index is not None:
-            at, action, numbers = at.take(index), action.take(index, 0), numbers.take(index, 1)
+            return self._batch(self.at.take(index), self.action.take(index, 0), self.numbers.take(index, 1))
+        if self._whole is None:  # the same one in every epoch
+            self._whole = self._batch(self.at, self.action, self.numbers)
+        return self._whole
+
+    def _batch(self, at: NDArray[np.int64], action: NDArray[Any], numbers: Float32) -> Batch:
         obs = self.obs.index_select(0, torch.from_numpy(at).to(self.obs.device))
-        return Batch(obs, None if self.legal is None else self.legal.take(at, 0), action, *numbers)
+        logprob, advantage, target, value = numbers
+        if self.standardise:
+            advantage = standardised(advantage)
+        legal = None if self.legal is None else self.legal.take(at, 0)
+        return Batch(obs, legal, action, logprob, advantage, target, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +92,7 @@ class Batch:
     legal: Legal | None  # [B, n]
     action: NDArray[Any]  # [B, k] or [B, A]
     logprob: Float32  # [B]  when it was drawn
-    advantage: Float32  # [B]
+    advantage: Float32  # [B]  standardised, if that is declared
     target: Float32  # [B]  of the value
     value: Float32  # [B]  when the rollout was begun
 
