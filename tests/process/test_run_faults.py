@@ -101,7 +101,7 @@ def test_collector_is_killed_from_outside_twice(runs, strike):
     assert run.summary["restarts"] == 2
 
 
-def test_environment_that_always_fails_spends_the_budget_and_is_told_in_its_own_words(runs):
+def test_environment_that_always_fails_spends_the_budget_and_is_told_in_its_own_words(runs, caplog):
     run = runs.train(ENV, kwargs={"fault": "fail"}, supervision__max_restarts=1, run__collectors=1, env__lanes=2)
     assert run.summary["outcome"] == "failed"
     assert run.summary["exit_code"] == 1
@@ -113,6 +113,10 @@ def test_environment_that_always_fails_spends_the_budget_and_is_told_in_its_own_
         "  error: ValueError: burn map corrupt, tile 7\n"
         "  lane: 0\n"
     )
+    (told,) = caplog.records  # who does not look at what train() returns shall see it all the same
+    assert (told.name, told.levelname) == ("headrace.train", "ERROR")
+    assert run.summary["error"] in told.getMessage()
+    assert f"headrace doctor {run.path}" in told.getMessage()
     log = (run.path / "logs" / "collector-0.log").read_text()
     assert log.count("ValueError: burn map corrupt, tile 7") >= 2
     first, last = events(run, "fault", "collector-0")

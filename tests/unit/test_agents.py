@@ -234,6 +234,13 @@ def test_every_agent_has_a_policy_and_every_policy_an_agent():
         Cast.of(AgentsConfig(count=2, policies={"all": ["*"], "prey": ["sheep"]}), ["wolf", "sheep"])
 
 
+@pytest.mark.parametrize("name", ["", "red team", "red\n"])
+def test_a_policy_that_cannot_be_named_is_refused(name):
+    with pytest.raises(ConfigError, match="cannot") as caught:
+        load_config(None, {"agents.count": 2, "agents.policies": {name: ["*"]}})
+    assert caught.value.facts["found"] == repr(name)
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [

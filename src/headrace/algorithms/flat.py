@@ -159,13 +159,16 @@ class FlatAdam:
             "exp_avg_sq": torch.zeros_like(value),
             "step": torch.zeros((), dtype=torch.float32, device=value.device),
         }
+        step = self._moments["step"]
+        self._count: Tensor | NDArray[np.float32] = step.numpy() if value.device.type == "cpu" else step
+        """The same memory; numpy adds to it in a fraction of the time."""
         self._kept = [tensor.detach().clone() for tensor in self._mutable()]
         parameters.counts[1] += 1
 
     @property
     def steps(self) -> int:
         """Steps behind its moments, as they correct their bias by: one that was made again has made none."""
-        return int(self._moments["step"])
+        return int(self._count)
 
     @property
     def optimisers(self) -> int:
@@ -181,13 +184,13 @@ class FlatAdam:
         take as much longer for every unit that never fires again.
         """
         moments = self._moments
-        moments["step"] += 1
+        self._count += 1
         torch._fused_adam_(
             [self._parameters.value], [self._parameters.grad], [moments["exp_avg"]], [moments["exp_avg_sq"]], [],
             [moments["step"]], lr=self.lr, beta1=self._betas[0], beta2=self._betas[1], weight_decay=0.0, eps=self._eps,
             amsgrad=False, maximize=False,
         )  # fmt: skip
-        if moments["step"].device.type == "cpu" and self.steps % _SWEPT_EVERY == 0:
+        if isinstance(self._count, np.ndarray) and self.steps % _SWEPT_EVERY == 0:
             for moment in (moments["exp_avg"], moments["exp_avg_sq"]):
                 moment.masked_fill_(moment.abs() < _NOTHING, 0.0)
 

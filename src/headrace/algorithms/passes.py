@@ -66,12 +66,22 @@ class Memory:
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         self.dtype = dtype
         self._free: dict[tuple[int, int], list[Tensor]] = {}
+        self._turned: dict[int, tuple[Tensor, Tensor]] = {}
         self._ones = torch.empty(0)
 
     def take(self, rows: int, width: int) -> Tensor:
         """One that nobody uses, on the CPU."""
         free = self._free.get((rows, width))
-        return free.pop() if free else torch.empty((rows, width))
+        if free:
+            return free.pop()
+        tensor = torch.empty((rows, width))
+        self._turned[id(tensor)] = tensor, tensor.t()
+        return tensor
+
+    def turned(self, tensor: Tensor) -> Tensor:
+        """[width, B] of one [B, width]; of what `take` gave it is made once, as a view costs as much as a small product."""
+        known = self._turned.get(id(tensor))
+        return tensor.t() if known is None else known[1]
 
     def ones(self, rows: int) -> Tensor:
         """[rows] ones, to be read: a product with them costs less than a sum."""
@@ -87,6 +97,7 @@ class Memory:
         if free is None:
             if len(self._free) >= self._MOST:  # of sizes that may never come again
                 self._free.clear()
+                self._turned.clear()
             free = self._free[rows, width] = []
         free.append(tensor)
 
@@ -237,25 +248,26 @@ class PerceptronPass:
 
     def back(self, grad: Tensor, *, weights: bool = True, inputs: bool = False) -> Tensor | None:
         """See `Pass.back`."""
-        passed, memory, rows = self._passed, self._memory, grad.shape[0]
+        memory, rows = self._memory, grad.shape[0]
         own: Tensor | None = None
         if self._squashed:
             _tanh_back(grad, self._out)
-        for layer in range(len(passed) - 1, -1, -1):
+        for layer in range(len(self._passed) - 1, -1, -1):
+            came_in = self._passed.pop()
             if weights:
-                turned = grad.t()
-                self._add(layer, turned, passed[layer])
+                turned = memory.turned(grad)
+                self._add(layer, turned, came_in)
                 self._bias_grads[layer].addmv_(turned, memory.ones(rows))
             if layer:
                 before = self._before(layer, grad, memory.take(rows, self._widths[layer - 1]))
-                self._undo(before, passed[layer])
+                self._undo(before, came_in)
                 if own is not None:
                     memory.give(own)
+                memory.give(came_in)  # while it is in the cache: the next one is made in it
                 grad = own = before
         result = self._before(0, grad) if inputs else None
         if own is not None:
             memory.give(own)
-        self._forget()
         return result
 
     def _active(self, layer: int, x: Tensor, out: Tensor) -> Tensor:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from headrace.core.config import Section
 from headrace.core.errors import ConfigError
@@ -21,6 +21,19 @@ class AgentsConfig(Section):
     policies: Literal["shared", "own"] | dict[str, list[str]] = "shared"
     """Who acts by which policy. shared: all by one. own: each by its own. Or a table, from the name of a policy to the names
     of its agents, in which ``*`` stands for anything; the first policy that fits counts."""
+
+    @model_validator(mode="after")
+    def _policies_can_be_named(self) -> Self:
+        for name in self.policies if isinstance(self.policies, dict) else ():
+            if not name or any(map(str.isspace, name)):
+                raise ConfigError(
+                    "a policy's name stands in the names of its metrics, and this one cannot",
+                    field="agents.policies",
+                    expected="at least one character, and no spaces",
+                    found=repr(name),
+                    fix="name every policy",
+                )
+        return self
 
 
 @dataclass(frozen=True, slots=True)

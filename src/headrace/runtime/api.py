@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from headrace.runtime.progress import OnProgress
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.sessions import Session, resume_or_begin
 
+_LOG = logging.getLogger("headrace.train")
 _SHORT = {
     "schedule": "run.schedule",
     "collectors": "run.collectors",
@@ -67,7 +70,7 @@ def train(
         **short: ``schedule``, ``collectors``, ``seed``, ``steps``, ``run_duration_s``.
 
     Returns:
-        The run; one that failed is returned as well, with ``summary["error"]``.
+        The run; one that failed is returned as well, with ``summary["error"]``, which is logged as ``headrace.train``.
 
     Raises:
         ConfigError: The run was described wrongly, or would learn something else when resumed; nothing was started.
@@ -89,8 +92,10 @@ def train(
     if algorithm is not None:
         overrides["algorithm"] = algorithm.model_dump()
     with _session(config, {**overrides, **(settings or {})}, run_dir, resume, factory is not None) as session:
-        summary = run_experiment(session.config, session.place, on_progress, factory, session.resume)
-        return Run(session.place.path, summary)
+        run = Run(session.place.path, run_experiment(session.config, session.place, on_progress, factory, session.resume))
+    if run.summary["error"] is not None:
+        _LOG.error("the run failed: %s\n  see: headrace doctor %s", run.summary["error"], shlex.quote(str(run.path)))
+    return run
 
 
 def _factory(env: str | EnvFactory | None, algorithm: object) -> EnvFactory | None:
