@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headrace.algorithms.configs import ActionsConfig, DQNConfig
 from headrace.algorithms.on_policy_configs import PPOConfig
 from headrace.core.config import CollectConfig, EnvConfig
 from headrace.core.errors import ConfigError
@@ -73,6 +74,18 @@ def test_without_being_told_nothing_is_done_at_random(name):
     whole = ExperimentConfig.model_validate({"env": {"id": "CartPole-v1"}, "algorithm": {"name": name}})
     assert whole.collect.random_steps == 0
     assert load_config(None, {**PPO, "collect.chunk_steps": 16}).collect.random_steps == 0
+
+
+def test_without_being_told_nothing_is_done_at_random_that_may_be_forbidden():
+    masked = {**CARTPOLE, "algorithm.name": "dqn", "algorithm.actions.mask_leaf": "obs.mask"}
+    assert load_config(None, masked).collect.random_steps == 0
+    assert load_config(load_config(None, masked), {"run.seed": 1}).collect.random_steps == 0
+    whole = ExperimentConfig(
+        env=EnvConfig(id="CartPole-v1"), algorithm=DQNConfig(actions=ActionsConfig(mask_leaf="obs.mask"))
+    )
+    assert whole.collect.random_steps == 0
+    with pytest.raises(ConfigError, match="drawn from the whole action space"):
+        load_config(None, {**masked, "collect.random_steps": 1})
 
 
 def test_a_configuration_says_how_far_collectors_are_ahead():

@@ -92,7 +92,9 @@ def train(
     if algorithm is not None:
         overrides["algorithm"] = algorithm.model_dump()
     with _session(config, {**overrides, **(settings or {})}, run_dir, resume, factory is not None) as session:
-        run = Run(session.place.path, run_experiment(session.config, session.place, on_progress, factory, session.resume))
+        run = Run(
+            session.place.path, run_experiment(session.config, session.place, on_progress, factory, session.resume)
+        )
     if run.summary["error"] is not None:
         _LOG.error("the run failed: %s\n  see: headrace doctor %s", run.summary["error"], shlex.quote(str(run.path)))
     return run

@@ -44,6 +44,15 @@ def _algorithm_name(section: object) -> object:
     return getattr(section, "name", None)
 
 
+def _refuses_random(section: object) -> bool:
+    """Whether a policy would have to have chosen them, or a member of the action space need not be an action."""
+    if _algorithm_name(section) in ON_POLICY:
+        return True
+    actions = section.get("actions") if isinstance(section, dict) else getattr(section, "actions", None)
+    given = actions if isinstance(actions, dict) else vars(actions) if isinstance(actions, Section) else {}
+    return bool(given.get("cells") or given.get("mask_leaf"))
+
+
 AlgorithmConfig = TD3Config | SACConfig | DQNConfig | IQNConfig | PPOConfig | VTraceConfig
 
 
@@ -103,9 +112,9 @@ class ExperimentConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _on_policy_defaults(cls, values: Any) -> Any:
-        """No random actions: a policy that learns from them would have to have chosen them."""
-        if isinstance(values, dict) and _algorithm_name(values.get("algorithm", {})) in ON_POLICY:
+    def _defaults_without_random_actions(cls, values: Any) -> Any:
+        """No random actions where nothing can be learned from them."""
+        if isinstance(values, dict) and _refuses_random(values.get("algorithm", {})):
             collect = values.get("collect", {})
             if isinstance(collect, dict) and "random_steps" not in collect:
                 return {**values, "collect": {**collect, "random_steps": 0}}
