@@ -90,7 +90,7 @@ def test_who_fails_has_no_figures_and_the_others_go_on(monkeypatch):
     sides = [
         learners.Side(name, "bench_sides", ours=name == "fast", further={"precision": "float32"}) for name in names
     ]
-    monkeypatch.setattr(learners, "sides_of", lambda work: sides)
+    monkeypatch.setattr(learners, "sides_of", lambda *_: sides)
     comparison = learners.Comparison([PYTHON], 2, 0.01, lambda text: None)
     (row,) = comparison.rows("td3", 1)
     assert (row.peer, row.ratio) == ("slow", 2.0)
@@ -102,7 +102,7 @@ def test_who_fails_has_no_figures_and_the_others_go_on(monkeypatch):
 @pytest.mark.parametrize("work", ["td3", "dqn", "ppo"])
 def test_our_own_learner_beside_plain_torch(work, monkeypatch, capsys, tmp_path):
     mine = [side for side in learners.sides_of(work) if side.name in (learners.OURS, PLAIN)]
-    monkeypatch.setattr(learners, "sides_of", lambda work: mine)
+    monkeypatch.setattr(learners, "sides_of", lambda *_: mine)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as left:
         main(["bench", "learners", work, "--rounds", "1", "--seconds", "0.2", "--json"])

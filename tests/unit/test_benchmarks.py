@@ -102,6 +102,7 @@ def test_nothing_is_promised_of_several_threads(measured):
 
 def test_where_processor_time_is_unknown_nothing_is_said_of_it():
     ours, zoo, plain = learners.sides_of("ppo")
+    assert learners.AHEAD in [side.name for side in learners.sides_of("ppo", threads=2)]
     found = {ours: [{"rate": 400.0, "cpu_rate": None}], zoo: rates(100.0), plain: rates(100.0)}
     row = next(learners.rows("ppo", 1, found, {ZOO: "1", PLAIN: "1"}))
     assert (row.ratio, row.target, row.unit) == (4.0, 4.0, "steps/s")
@@ -155,7 +156,7 @@ def test_what_this_version_lacks_is_told_and_nobody_is_started(monkeypatch):
         learners.Side(learners.OURS, "nowhere", ours=True, further={"precision": "float3"}),
         learners.Side(ZOO, "nowhere"),
     ]
-    monkeypatch.setattr(learners, "sides_of", lambda work: sides)
+    monkeypatch.setattr(learners, "sides_of", lambda *_: sides)
     comparison = learners.Comparison([], 1, 0.1, told.append)
     assert comparison.rows("td3", 1) == []
     assert list(comparison.absent) == ["headrace, td3"]

@@ -25,6 +25,9 @@ from headrace.core.errors import ConfigError
 
 WORKS = ("td3", "sac", "dqn", "ppo")
 OURS, HALVED = "headrace", f"headrace, {BFLOAT16}"
+AHEAD = "headrace, async, one policy behind"
+ONE_AHEAD: Mapping[str, object] = {"run.schedule": "async", "rollout.max_policy_lag": 1}
+"""Collecting goes on while the policy before is learned from; needs a processor more."""
 ONE_A_CALL, MANY_A_CALL = f"{SBX}, 1 a call", f"{SBX}, 100 a call"
 
 PROMISED: Mapping[tuple[str, str, str], float] = {
@@ -70,13 +73,14 @@ class Side:
     """Of the request it is opened with."""
 
 
-def sides_of(work: str) -> list[Side]:
+def sides_of(work: str, threads: int = 1) -> list[Side]:
     """All there are, whether installed or not; ours first."""
     home = "headrace.benchmarks"
     single = Side(OURS, f"{home}.ours", ours=True, further={"precision": "float32"})
     zoo, plain = Side(ZOO, f"{home}.updates"), Side(PLAIN, f"{home}.plain")
     if work == "ppo":
-        return [single, zoo, plain]
+        ahead = replace(single, name=AHEAD, further={**single.further, "settings": ONE_AHEAD})
+        return [single, *([ahead] if threads > 1 else []), zoo, plain]
     halved = replace(single, name=HALVED, further={"precision": BFLOAT16})
     one, many = (
         Side(name, f"{home}.updates", further={"per_call": calls})
@@ -104,7 +108,7 @@ class Comparison:
         """Each of ours beside each peer; nothing where ours are not there."""
         with ExitStack() as stack:
             ready: dict[Side, SideProcess] = {}
-            for side in sides_of(work):
+            for side in sides_of(work, threads):
                 if not side.ours and not any(one.ours for one in ready):
                     return []
                 if (process := self._open(stack, side, work, threads)) is not None:

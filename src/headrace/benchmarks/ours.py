@@ -101,7 +101,8 @@ def _steps(request: Request) -> Callable[[Mapping[str, Any]], Found]:
         further = {"evaluation.every_steps": 0, "evaluation.episodes": 0, "evaluation.target": None,
                    "run.run_duration_s": question["seconds"]}  # fmt: skip
         config = updating("ppo", request["precision"], request["threads"])
-        told = _run(config, {"run.schedule": "inline", "run.steps": _ENDLESS, **_QUIET, **further})
+        further |= {"run.schedule": "inline", **request.get("settings", {})}
+        told = _run(config, {"run.steps": _ENDLESS, **_QUIET, **further})
         return {"rate": told["throughput"]["env_steps_per_s"], "cpu_rate": None}
 
     return turn
