@@ -55,11 +55,6 @@ class NetworkConfig(Section):
     It returns raw outputs (TD3 and SAC squash the actor's themselves; SAC asks for two per number of an action, DQN for one
     more where it is dueling) and uses neither batch statistics nor dropout."""
 
-    @property
-    def written_out(self) -> bool:
-        """Whether it is differentiated without autograd on the CPU, by `headrace.algorithms.passes.PerceptronPass`."""
-        return self.factory is None and not self.layer_norm and self.activation != "silu"
-
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> Self:
         refuse_layers_beside_factory(self, self.factory)

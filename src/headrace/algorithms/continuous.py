@@ -5,7 +5,7 @@ Letters in shapes: B batch, O observation, A action, K = 2 critics, P parameters
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from headrace.algorithms.encoding import ActionBox, ObservationEncoder, RunningM
 from headrace.algorithms.flat import FlatAdam, FlatParameters, counts
 from headrace.algorithms.learned import Means, counts_of, learned_arrays, load_learned, require_finite, sha256_of
 from headrace.algorithms.networks import TwinCritic
-from headrace.algorithms.passes import Beside, Memory, Pass, pass_of
+from headrace.algorithms.passes import Memory, pass_of
 
 
 def critic_loss(q: Tensor, target: Tensor) -> Tensor:
@@ -39,28 +39,25 @@ class TwinPass:
     Args:
         critic: Its parameters lie in a flat vector already, and stay there.
         memory: Shared by networks that take turns.
-        beside: Where the second one is computed while the first one is; None: one after the other.
     """
 
-    def __init__(self, critic: TwinCritic, memory: Memory, beside: Beside | None = None) -> None:
-        self._beside = beside
-        self._q = [pass_of(critic.q[0], memory), pass_of(critic.q[1], memory if beside is None else beside.memory)]
+    def __init__(self, critic: TwinCritic, memory: Memory) -> None:
+        self._q = [pass_of(q, memory) for q in critic.q]
 
     def __call__(self, obs: Tensor, action: Tensor) -> Tensor:
         """Both values [K, B]."""
         pair = torch.cat([obs, action], dim=1)
-        return torch.cat(self._each(lambda q: q(pair))).view(len(self._q), -1)
+        return torch.cat([q(pair) for q in self._q]).view(len(self._q), -1)
 
     def fit(self, obs: Tensor, action: Tensor, target: Tensor) -> Tensor:
         """Add the gradient of `critic_loss` to the parameters' gradients; returns both values [K, B]."""
         pair, column = torch.cat([obs, action], dim=1), target.unsqueeze(1)
-
-        def fitted(q: Pass) -> Tensor:  # all of it at once: its weights and what it made of the batch are in the cache
+        values = []
+        for q in self._q:  # one after the other, because its weights and what it made of the batch are in the cache
             value = q.traced(pair)
             q.back(critic_slope(value, column))
-            return value
-
-        return torch.cat(self._each(fitted)).view(len(self._q), -1)
+            values.append(value)
+        return torch.cat(values).view(len(values), -1)
 
     def pull(self, obs: Tensor, action: Tensor, *, smaller: bool) -> tuple[Tensor, Tensor]:
         """What an actor is pulled by. Parameters get no gradient.
@@ -73,29 +70,19 @@ class TwinPass:
         Returns:
             That value [B], and its derivative by the action [B, A].
         """
-        pair, start = torch.cat([obs, action], dim=1), obs.shape[1]
+        pair, first, second = torch.cat([obs, action], dim=1), *self._q
+        value = first.traced(pair).squeeze(1)
         if not smaller:
-            value = self._q[0].traced(pair)
-            return value.squeeze(1), _by_inputs(self._q[0], torch.ones_like(value))[:, start:]
-        value, other = self._each(lambda q: q.traced(pair))
+            return value, self._by_action(0, torch.ones_like(value), obs)
+        other = second.traced(pair).squeeze(1)
         counts_first = (value <= other).to(value.dtype)
-        shares = dict(zip(self._q, (counts_first, 1.0 - counts_first), strict=True))
-        slope, further = self._each(lambda q: _by_inputs(q, shares[q]))
-        return torch.minimum(value, other).squeeze(1), slope[:, start:] + further[:, start:]
+        slope = self._by_action(0, counts_first, obs) + self._by_action(1, 1.0 - counts_first, obs)
+        return torch.minimum(value, other), slope
 
-    def _each(self, work: Callable[[Pass], Tensor]) -> list[Tensor]:
-        """What is made of the first and of the second network."""
-        if self._beside is None:
-            return [work(q) for q in self._q]
-        first, second = self._q
-        return self._beside.both(lambda: work(first), lambda: work(second))
-
-
-def _by_inputs(q: Pass, by_value: Tensor) -> Tensor:
-    """Derivative [B, I] by what went in, of one by what came out [B, 1]."""
-    slope = q.back(by_value, weights=False, inputs=True)
-    assert slope is not None, "it was asked for"
-    return slope
+    def _by_action(self, which: int, by_value: Tensor, obs: Tensor) -> Tensor:
+        slope = self._q[which].back(by_value.unsqueeze(1), weights=False, inputs=True)
+        assert slope is not None, "it was asked for"
+        return slope[:, obs.shape[1] :]
 
 
 class Critics(TwinPass):
@@ -106,13 +93,10 @@ class Critics(TwinPass):
         flat: Its parameters.
         adam: Its optimiser.
         memory: See `TwinPass`.
-        beside: See `TwinPass`.
     """
 
-    def __init__(
-        self, critic: TwinCritic, flat: FlatParameters, adam: FlatAdam, memory: Memory, beside: Beside | None = None
-    ) -> None:
-        super().__init__(critic, memory, beside)
+    def __init__(self, critic: TwinCritic, flat: FlatParameters, adam: FlatAdam, memory: Memory) -> None:
+        super().__init__(critic, memory)
         self._flat, self._adam = flat, adam
 
     def step(self, obs: Tensor, action: Tensor, target: Tensor, means: Means) -> None:

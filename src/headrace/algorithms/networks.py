@@ -73,7 +73,7 @@ class Perceptron(nn.Sequential):
         self.activation = config.activation
         self.squashed = isinstance(layers[-1], nn.Tanh)
         """Whether there is a tanh at the end."""
-        self.written_out = config.written_out
+        self.written_out = not config.layer_norm and config.activation != "silu"
         """Whether `headrace.algorithms.passes.PerceptronPass` can do what it does."""
 
     @property

@@ -13,15 +13,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from headrace.algorithms.networks import Perceptron
-
-T = TypeVar("T")
 
 _aten = torch.ops.aten
 
@@ -100,27 +97,6 @@ class Memory:
                 self._turned.clear()
             free = self._free[rows, width] = []
         free.append(tensor)
-
-
-class Beside:
-    """A second thread, for networks that do not depend on each other. Torch must not divide its work over threads meanwhile.
-
-    What comes out is what one thread would have computed, bit for bit: nothing is divided or added up in another order.
-    """
-
-    def __init__(self) -> None:
-        self.memory = Memory()
-        """Of networks that are used in the second thread."""
-        self._pool = ThreadPoolExecutor(1, "beside", functools.partial(torch.set_grad_enabled, False))  # noqa: FBT003
-
-    def both(self, first: Callable[[], T], second: Callable[[], T]) -> list[T]:
-        """What both return; ``second`` is called in the second thread. What they raise is raised when both have ended."""
-        later = self._pool.submit(second)
-        try:
-            now = first()
-        finally:
-            wait([later])
-        return [now, later.result()]
 
 
 def pass_of(network: nn.Module, memory: Memory) -> Pass:

@@ -27,7 +27,7 @@ from headrace.algorithms.quantile_acting import QuantileForward
 from headrace.algorithms.sampling import SamplingActor, UniformActor, action_mask
 from headrace.algorithms.squashed import SquashedActor
 from headrace.core import seeding
-from headrace.core.config import LearnConfig, Section
+from headrace.core.config import Section
 from headrace.core.errors import ConfigError
 from headrace.core.specs import Leaf
 
@@ -44,7 +44,7 @@ class Entry:
     check_spaces: Callable[[Section, Space, Space], None]
     build_actor: Callable[[PolicySpec], Actor]
     build_algorithm: Callable[..., Algorithm | OnPolicyAlgorithm]
-    """Of section, both spaces, seed, device, where it ``rounds`` ``precision``, and with twin critics ``side_by_side``."""
+    """Of section, both spaces, seed, device, and where it ``rounds`` ``precision``."""
     carried_floats: Callable[[Section, Space], int]
     acts_in_torch: Callable[[Section], bool]
     build_random_actor: Callable[[PolicySpec], Actor | None]
@@ -137,30 +137,15 @@ def learns_on_policy(config: Section) -> bool:
     return _entry(config).told is not None
 
 
-def learns_side_by_side(config: Section, learn: LearnConfig) -> bool:
-    """Whether twin critics are computed at once, each with half of the threads. What is learned is the same, bit for bit."""
-    return (
-        learn.threads > 1
-        and learn.device == "cpu"
-        and learn.precision == "float32"
-        and isinstance(config, TD3Config | SACConfig)
-        and config.critic.written_out
-    )
-
-
-def torch_threads(config: Section, learn: LearnConfig) -> int:
-    """How many threads torch may divide its own work over in the learner."""
-    return learn.threads // 2 if learns_side_by_side(config, learn) else learn.threads
-
-
 @overload
 def build_algorithm(
     config: TD3Config | SACConfig | DQNConfig | IQNConfig,
     observation_space: Space,
     action_space: Space,
     seed: int,
-    learn: LearnConfig | None = None,
+    device: str = "cpu",
     policies: int = 1,
+    precision: str = "float32",
 ) -> Algorithm: ...
 
 
@@ -170,8 +155,9 @@ def build_algorithm(
     observation_space: Space,
     action_space: Space,
     seed: int,
-    learn: LearnConfig | None = None,
+    device: str = "cpu",
     policies: int = 1,
+    precision: str = "float32",
 ) -> OnPolicyAlgorithm: ...
 
 
@@ -180,8 +166,9 @@ def build_algorithm(
     observation_space: Space,
     action_space: Space,
     seed: int,
-    learn: LearnConfig | None = None,
+    device: str = "cpu",
     policies: int = 1,
+    precision: str = "float32",
 ) -> Algorithm | OnPolicyAlgorithm:
     """The learning half, freshly initialised.
 
@@ -190,8 +177,9 @@ def build_algorithm(
         observation_space: Of one environment.
         action_space: Of one environment.
         seed: The run's seed; every draw comes from streams derived from it.
-        learn: With which device, precision and threads; of torch's own threads, see `torch_threads`, the caller takes care.
+        device: A torch device.
         policies: How many are learned, alike and apart. The first begins as one that is alone.
+        precision: Of products inside networks, ``float32`` or, of algorithms whose `Entry` allows it, ``bfloat16``.
 
     Raises:
         UnsupportedSpace: As `check_spaces`.
@@ -206,16 +194,13 @@ def build_algorithm(
             found=policies,
             fix="let the agents share a policy, or choose an algorithm that learns several",
         )
-    build, learn = entry.build_algorithm, learn or LearnConfig()
-    device, precision = learn.device, learn.precision
+    build = entry.build_algorithm
     if precision != "float32":
         if not entry.rounds:
             raise ConfigError(
                 f"{entry.name} is not learned in {precision}", expected="float32", fix='set learn.precision = "float32"'
             )
         build = functools.partial(build, precision=precision)
-    if learns_side_by_side(config, learn):
-        build = functools.partial(build, side_by_side=True)
     if policies == 1:
         return build(config, observation_space, action_space, seed, device)
     if entry.build_batched is not None:
@@ -268,14 +253,11 @@ def _acting_network(config: NetworkConfig, inputs: int, outputs: int) -> Network
 
 
 def _td3(
-    config: Section, observation_space: Space, action_space: Space, seed: int, device: str, precision: str = "float32",
-    *, side_by_side: bool = False,
-) -> Algorithm:  # fmt: skip
+    config: Section, observation_space: Space, action_space: Space, seed: int, device: str, precision: str = "float32"
+) -> Algorithm:
     from headrace.algorithms.td3 import TD3  # imports torch
 
-    return TD3(
-        cast("TD3Config", config), observation_space, action_space, seed, device, precision, side_by_side=side_by_side
-    )
+    return TD3(cast("TD3Config", config), observation_space, action_space, seed, device, precision)
 
 
 def _sac_actor(policy: PolicySpec) -> Actor:
@@ -285,14 +267,11 @@ def _sac_actor(policy: PolicySpec) -> Actor:
 
 
 def _sac(
-    config: Section, observation_space: Space, action_space: Space, seed: int, device: str, precision: str = "float32",
-    *, side_by_side: bool = False,
-) -> Algorithm:  # fmt: skip
+    config: Section, observation_space: Space, action_space: Space, seed: int, device: str, precision: str = "float32"
+) -> Algorithm:
     from headrace.algorithms.sac import SAC  # imports torch
 
-    return SAC(
-        cast("SACConfig", config), observation_space, action_space, seed, device, precision, side_by_side=side_by_side
-    )
+    return SAC(cast("SACConfig", config), observation_space, action_space, seed, device, precision)
 
 
 def _check_choices(config: Section, observation_space: Space, action_space: Space) -> None:

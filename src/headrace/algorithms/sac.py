@@ -22,7 +22,7 @@ from headrace.algorithms.continuous import Books, Critics, Inputs, TwinPass
 from headrace.algorithms.flat import FlatAdam, FlatParameters
 from headrace.algorithms.learned import Means, NotFiniteError, existing_device, existing_precision, require_finite
 from headrace.algorithms.networks import TwinCritic, build_network
-from headrace.algorithms.passes import Beside, Memory, pass_of
+from headrace.algorithms.passes import Memory, pass_of
 from headrace.algorithms.tanh_normal import squashed_sample, squashed_slope
 from headrace.core import seeding
 from headrace.core.errors import NonFiniteValue
@@ -82,7 +82,6 @@ class SAC:
         seed: The run's. Streams used: ``initialisation``, ``policy-draws``.
         device: Where networks live and are trained.
         precision: Of products inside networks, ``float32`` or ``bfloat16``; everything else is float32.
-        side_by_side: Whether both critics are computed at once, see `headrace.algorithms.passes.Beside`.
 
     Raises:
         UnsupportedSpace: For spaces it cannot use.
@@ -97,8 +96,6 @@ class SAC:
         seed: int,
         device: str = "cpu",
         precision: str = "float32",
-        *,
-        side_by_side: bool = False,
     ) -> None:
         self.policy = PolicySpec("sac", observation_space, action_space, config)
         self.updates = 0
@@ -125,10 +122,10 @@ class SAC:
         self._adams = {name: FlatAdam(flats[name], lr) for name, lr in self._rates.items()}
         self._books = Books(flats, self._adams, self._inputs.moments)
 
-        memory, beside = Memory(existing_precision(precision, device)), Beside() if side_by_side else None
+        memory = Memory(existing_precision(precision, device))
         self._actor_pass = pass_of(self._actor, memory)
-        self._critics = Critics(self._critic, self._critic_flat, self._adams["critic"], memory, beside)
-        self._target_critics = TwinPass(self._target_critic, memory, beside)
+        self._critics = Critics(self._critic, self._critic_flat, self._adams["critic"], memory)
+        self._target_critics = TwinPass(self._target_critic, memory)
 
         # Drawn on the CPU on every device, so that the stream is the same one.
         self._draws = torch.Generator().manual_seed(seeding.integer(seed, "policy-draws"))

@@ -23,7 +23,7 @@ from headrace.algorithms.exploration import scale_at
 from headrace.algorithms.flat import FlatAdam, FlatParameters
 from headrace.algorithms.learned import Means, NotFiniteError, existing_device, existing_precision, require_finite
 from headrace.algorithms.networks import TwinCritic, build_network
-from headrace.algorithms.passes import Beside, Memory, pass_of
+from headrace.algorithms.passes import Memory, pass_of
 from headrace.core import seeding
 from headrace.core.errors import NonFiniteValue
 
@@ -62,7 +62,6 @@ class TD3:
         seed: The run's. Streams used: ``initialisation``, ``target-smoothing``.
         device: Where networks live and are trained.
         precision: Of products inside networks, ``float32`` or ``bfloat16``; everything else is float32.
-        side_by_side: Whether both critics are computed at once, see `headrace.algorithms.passes.Beside`.
 
     Raises:
         UnsupportedSpace: For spaces it cannot use.
@@ -77,8 +76,6 @@ class TD3:
         seed: int,
         device: str = "cpu",
         precision: str = "float32",
-        *,
-        side_by_side: bool = False,
     ) -> None:
         self.policy = PolicySpec("td3", observation_space, action_space, config)
         self.updates = 0
@@ -105,10 +102,10 @@ class TD3:
         self._adams = {name: FlatAdam(flats[name], lr) for name, lr in self._rates.items()}
         self._books = Books(flats, self._adams, self._inputs.moments)
 
-        memory, beside = Memory(existing_precision(precision, device)), Beside() if side_by_side else None
+        memory = Memory(existing_precision(precision, device))
         self._actor_pass, self._target_actor_pass = pass_of(self._actor, memory), pass_of(self._target_actor, memory)
-        self._critics = Critics(self._critic, self._critic_flat, self._adams["critic"], memory, beside)
-        self._target_critics = TwinPass(self._target_critic, memory, beside)
+        self._critics = Critics(self._critic, self._critic_flat, self._adams["critic"], memory)
+        self._target_critics = TwinPass(self._target_critic, memory)
 
         # Drawn on the CPU on every device, so that the stream is the same one.
         self._smoothing = torch.Generator().manual_seed(seeding.integer(seed, "target-smoothing"))

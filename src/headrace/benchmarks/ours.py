@@ -27,17 +27,17 @@ _QUIET = {"evaluation.random_baseline": False}
 _ENDLESS = 10**9
 
 
-def updating(work: str, precision: str, threads: int = 1) -> ExperimentConfig:
+def updating(work: str, precision: str) -> ExperimentConfig:
     """The configuration of a learner of `learners`.
 
     Raises:
         ConfigError: This version has no such algorithm, or no such precision here.
     """
-    learn = {"learn.threads": threads, "learn.precision": precision}
+    halved = {} if precision == "float32" else {"learn.precision": precision}
     if work == "ppo":
-        return load_config("cartpole-ppo", learn)
+        return load_config("cartpole-ppo", halved)
     given = {"env.id": "Pendulum-v1", "algorithm.name": work, "algorithm.batch_size": BATCH, **SETTINGS[work]}
-    return load_config(None, {**given, **learn})
+    return load_config(None, {**given, **halved})
 
 
 def training(task: Task, ours: Ours) -> ExperimentConfig:
@@ -63,11 +63,8 @@ def open_side(request: Request) -> Opened:
 def _updates(request: Request) -> Callable[[], int]:
     import torch
 
-    from headrace.algorithms.registry import torch_threads
-
-    config = updating(request["work"], request["precision"], request["threads"])
-    torch.set_num_threads(torch_threads(config.algorithm, config.learn))
-    algorithm = _algorithm(config, discrete=request["work"] == "dqn")
+    torch.set_num_threads(request["threads"])
+    algorithm = _algorithm(updating(request["work"], request["precision"]), discrete=request["work"] == "dqn")
     batches = itertools.cycle([_transitions(batch) for batch in ready_batches(request["work"])])
 
     def work() -> int:
@@ -83,7 +80,7 @@ def _algorithm(config: ExperimentConfig, *, discrete: bool) -> Algorithm:
 
     action = spaces.Discrete(ACTIONS) if discrete else spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32)
     observation = spaces.Box(-np.inf, np.inf, (OBSERVATIONS,), np.float32)
-    built: Any = build_algorithm(config.algorithm, observation, action, 0, config.learn)
+    built: Any = build_algorithm(config.algorithm, observation, action, 0, precision=config.learn.precision)
     return cast("Algorithm", built)
 
 
@@ -99,8 +96,8 @@ def _steps(request: Request) -> Callable[[Mapping[str, Any]], Found]:
 
     def turn(question: Mapping[str, Any]) -> Found:
         further = {"evaluation.every_steps": 0, "evaluation.episodes": 0, "evaluation.target": None,
-                   "run.run_duration_s": question["seconds"]}  # fmt: skip
-        config = updating("ppo", request["precision"], request["threads"])
+                   "run.run_duration_s": question["seconds"], "learn.threads": request["threads"]}  # fmt: skip
+        config = updating("ppo", request["precision"])
         further |= {"run.schedule": "inline", **request.get("settings", {})}
         told = _run(config, {"run.steps": _ENDLESS, **_QUIET, **further})
         return {"rate": told["throughput"]["env_steps_per_s"], "cpu_rate": None}

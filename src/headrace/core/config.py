@@ -191,8 +191,7 @@ class LearnConfig(Section):
     publish_every: int = Field(default=50, ge=1)
     """async only: updates between two published policies. The others publish once a round."""
     threads: int = Field(default=1, ge=1, le=256)
-    """Threads of the learner. TD3 and SAC compute their critics at once from two on, if those are plain perceptrons in float32,
-    and the result is that of one thread; else torch divides its work over them, and they are part of the result."""
+    """Threads torch may use in the learner. Part of the result."""
     device: str = "cpu"
     """torch device of the learner, e.g. ``cpu`` or ``cuda``."""
     precision: Literal["float32", "bfloat16"] = "float32"

@@ -9,7 +9,7 @@ import numpy as np
 from headrace.algorithms.base import Learning
 from headrace.algorithms.configs import DQNConfig, IQNConfig
 from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
-from headrace.algorithms.registry import build_algorithm, torch_threads
+from headrace.algorithms.registry import build_algorithm
 from headrace.core import seeding
 from headrace.core.agents import Cast
 from headrace.lanes.lane import LaneBlock
@@ -57,7 +57,7 @@ def build_learner(
     """
     import torch
 
-    torch.set_num_threads(torch_threads(config.algorithm, config.learn))
+    torch.set_num_threads(config.learn.threads)
     cast = spaces.cast(config)
 
     def parts(algorithm: Learning) -> LearnerParts:
@@ -82,7 +82,8 @@ def _learner(
 ) -> BaseLearner:
     """The learner that suits the algorithm."""
     section, policy, cast = config.algorithm, spaces.policy(config), spaces.cast(config)
-    rest = policy.observation_space, policy.action_space, config.run.seed, config.learn, len(cast.policies)
+    learn, spaces_of = config.learn, (policy.observation_space, policy.action_space)
+    rest = *spaces_of, config.run.seed, learn.device, len(cast.policies), learn.precision
     if isinstance(section, PPOConfig | VTraceConfig):
         newest = build_algorithm(section, *rest)
         return OnPolicyLearner(parts(newest), newest, _rollouts(config, replay))

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headrace.algorithms.registry import torch_threads
 from headrace.collectors.restoring import EPISODES_FILE, Episodes, save_episodes
 from headrace.core.clock import MonotonicClock
 from headrace.core.errors import RunDirectoryError
@@ -219,10 +218,9 @@ class _Desk:
     def _header(self) -> Mapping[str, Any]:
         import torch
 
-        config = self._config
-        torch.set_num_threads(torch_threads(config.algorithm, config.learn))  # before it is asked how many there are
-        modules = environment_modules(config.env, self._payload.basics.env_factory)
-        return header_facts(config, self._block, modules)
+        torch.set_num_threads(self._config.learn.threads)  # before it is asked how many there are
+        modules = environment_modules(self._config.env, self._payload.basics.env_factory)
+        return header_facts(self._config, self._block, modules)
 
     def _inherited(self, replay: Replay) -> Inherited | None:
         file = self._payload.record / TRACE_FILE

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.algorithms.registry import build_actor, build_algorithm, torch_threads
+from headrace.algorithms.registry import build_actor, build_algorithm
 from headrace.core.arrays import aligned
 from headrace.core.errors import RecordDamaged, ReplayDiffers, RunDirectoryError
 from headrace.record.diff import ROUNDING, Divergence, RowDifference, first_difference, relative_difference
@@ -104,7 +104,7 @@ class KeptPolicies:
         policy = self.spaces.policy(config)
         policies = len(self.spaces.cast(config).policies)
         algorithm = build_algorithm(
-            config.algorithm, policy.observation_space, policy.action_space, config.run.seed, policies=policies
+            config.algorithm, policy.observation_space, policy.action_space, config.run.seed, "cpu", policies
         )
         self._layout = SnapshotLayout.of(algorithm.policy_arrays())
         self._newest: tuple[int, Arrays | None, int] | None = None
@@ -309,11 +309,10 @@ def _computing_as(config: ExperimentConfig) -> Iterator[Mapping[str, Any]]:
     before = torch.get_num_threads()
     with limited_threads(config.collect.threads):
         try:
-            learning = torch_threads(config.algorithm, config.learn)
-            torch.set_num_threads(learning)  # as where the record's was taken
+            torch.set_num_threads(config.learn.threads)  # as where the record's was taken
             here = fingerprint()
             inline = config.run.schedule == "inline"
-            torch.set_num_threads(learning if inline else config.collect.threads)
+            torch.set_num_threads(config.learn.threads if inline else config.collect.threads)
             yield here
         finally:
             torch.set_num_threads(before)
