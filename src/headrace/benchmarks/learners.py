@@ -26,8 +26,8 @@ from headrace.core.errors import ConfigError
 WORKS = ("td3", "sac", "dqn", "ppo")
 OURS, HALVED = "headrace", f"headrace, {BFLOAT16}"
 AHEAD = "headrace, async, one policy behind"
-ONE_AHEAD: Mapping[str, object] = {"run.schedule": "async", "rollout.max_policy_lag": 1}
-"""Collecting goes on while the policy before is learned from; needs a processor more."""
+ONE_AHEAD: Mapping[str, object] = {"run.schedule": "async", "rollout.max_policy_lag": 1, "learn.threads": 1}
+"""Collecting goes on while the policy before is learned from; it has the other processor."""
 ONE_A_CALL, MANY_A_CALL = f"{SBX}, 1 a call", f"{SBX}, 100 a call"
 
 PROMISED: Mapping[tuple[str, str, str], float] = {
