@@ -76,14 +76,7 @@ def train(
         ConfigError: The run was described wrongly, or would learn something else when resumed; nothing was started.
         RunDirectoryError: The run directory cannot be used, or holds nothing to go on from; or ``learn.begin_from`` names none.
     """
-    unknown = sorted(set(short) - set(_SHORT))
-    if unknown:
-        raise ConfigError(
-            f"train() has no argument {unknown[0]}",
-            known=", ".join(_SHORT),
-            fix="give any other key of the configuration by its dotted name in settings",
-        )
-    overrides: dict[str, object] = {_SHORT[name]: value for name, value in short.items()}
+    overrides = _dotted(short)
     factory = _factory(env, algorithm)
     if isinstance(env, str):
         overrides["env.id"] = env
@@ -98,6 +91,18 @@ def train(
     if run.summary["error"] is not None:
         _LOG.error("the run failed: %s\n  see: headrace doctor %s", run.summary["error"], shlex.quote(str(run.path)))
     return run
+
+
+def _dotted(short: Mapping[str, object]) -> dict[str, object]:
+    """Keys of the configuration that arguments of `train` stand for."""
+    unknown = sorted(set(short) - set(_SHORT))
+    if unknown:
+        raise ConfigError(
+            f"train() has no argument {unknown[0]}",
+            known=", ".join(_SHORT),
+            fix="give any other key of the configuration by its dotted name in settings",
+        )
+    return {_SHORT[name]: value for name, value in short.items()}
 
 
 def _factory(env: str | EnvFactory | None, algorithm: object) -> EnvFactory | None:
