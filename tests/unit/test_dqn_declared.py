@@ -159,7 +159,7 @@ def test_what_is_never_reached_is_told(changes, line):
 def test_random_steps_beside_a_mask_are_refused_for_that_even_in_a_run_shorter_than_them():
     short = {"env.id": "CartPole-v1", "algorithm.name": "dqn", "algorithm.actions.mask_leaf": "obs", "run.steps": 2000}
     with pytest.raises(ConfigError) as caught:
-        load_config(None, {**short, "replay.learning_starts": 500})
+        load_config(None, {**short, "replay.learning_starts": 500, "collect.random_steps": 10_000})
     assert caught.value.fix.startswith("set collect.random_steps = 0;")
 
 

@@ -90,7 +90,9 @@ class CheckpointStore:
         folder, saved = self.folder / str(version), self._next_number()
         try:
             if not folder.exists():
-                folder.mkdir(parents=True)
+                if not self.folder.exists():
+                    self.folder.mkdir()  # not what it lies in: a run that was moved away is not made anew
+                folder.mkdir()
                 sync_folder(self.folder)
             files = {
                 state_name(saved): state.save(folder / state_name(saved)),

@@ -37,7 +37,8 @@ def save_policy(
     """
     path = checkpoints / str(version) / POLICY_FILE
     if not path.parent.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (checkpoints, path.parent):  # not what they lie in: a run that was moved away is not made anew
+            folder.mkdir(exist_ok=True)
         sync_folder(checkpoints)
     if not holds(path, arrays):
         write_policy(path, version, arrays, facts)
