@@ -29,7 +29,7 @@ from headrace.learners.manifest import (
     unseal,
     write_manifest,
 )
-from headrace.weights.policy_file import POLICY_FILE, holds, write_policy
+from headrace.weights.policy_file import POLICY_FILE, holds, made_folder, write_policy
 
 __all__ = ["Checkpoint", "CheckpointStore", "load_checkpoint"]
 
@@ -89,11 +89,7 @@ class CheckpointStore:
         self._tidy_all()
         folder, saved = self.folder / str(version), self._next_number()
         try:
-            if not folder.exists():
-                if not self.folder.exists():
-                    self.folder.mkdir()  # not what it lies in: a run that was moved away is not made anew
-                folder.mkdir()
-                sync_folder(self.folder)
+            made_folder(self.folder, version)
             files = {
                 state_name(saved): state.save(folder / state_name(saved)),
                 POLICY_FILE: _place_policy(folder, saved, version, policy, policy_facts),

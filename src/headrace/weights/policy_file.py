@@ -35,14 +35,21 @@ def save_policy(
     Raises:
         OSError: It cannot be written; the one before is unharmed.
     """
-    path = checkpoints / str(version) / POLICY_FILE
-    if not path.parent.exists():
-        for folder in (checkpoints, path.parent):  # not what they lie in: a run that was moved away is not made anew
-            folder.mkdir(exist_ok=True)
-        sync_folder(checkpoints)
+    path = made_folder(checkpoints, version) / POLICY_FILE
     if not holds(path, arrays):
         write_policy(path, version, arrays, facts)
     return path
+
+
+def made_folder(checkpoints: Path, version: int) -> Path:
+    """The folder of a version, made if it is not there. What ``checkpoints`` lies in is not: that run was moved away."""
+    folder = checkpoints / str(version)
+    if not folder.exists():
+        if not checkpoints.exists():
+            checkpoints.mkdir()
+        folder.mkdir()
+        sync_folder(checkpoints)
+    return folder
 
 
 def write_policy(path: Path, version: int, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, object]) -> FileMark:
