@@ -37,3 +37,9 @@ def test_policy_that_cannot_be_read(tmp_path, content):
     with pytest.raises(RunDirectoryError, match="policy 3 of this run cannot be read") as caught:
         load_policy_arrays(tmp_path, 3)
     assert caught.value.facts["versions"] == ("1" if content is None else "1, 3")
+
+
+def test_a_run_that_was_moved_away_is_not_made_anew(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        save_policy(tmp_path / "run" / "checkpoints", 1, {"w": np.zeros(2, np.float32)}, {})
+    assert not (tmp_path / "run").exists()
