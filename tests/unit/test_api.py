@@ -18,7 +18,8 @@ def started(monkeypatch):
 
     def run_experiment(config, place, on_progress, env_factory, resume):
         runs.append((config, on_progress, env_factory, resume))
-        return {"outcome": "completed" if config.run.seed == 0 else "failed"}
+        error = None if config.run.seed == 0 else "why"
+        return {"outcome": "failed" if error else "completed", "error": error}
 
     monkeypatch.setattr(api, "run_experiment", run_experiment)
     return runs

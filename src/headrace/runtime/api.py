@@ -88,7 +88,7 @@ def train(
         run = Run(
             session.place.path, run_experiment(session.config, session.place, on_progress, factory, session.resume)
         )
-    if run.summary.get("error") is not None:
+    if run.summary["error"] is not None:
         _LOG.error("the run failed: %s\n  see: headrace doctor %s", run.summary["error"], shlex.quote(str(run.path)))
     return run
 
