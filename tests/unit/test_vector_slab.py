@@ -65,6 +65,45 @@ def test_the_parent_is_woken_once_when_enough_have_answered() -> None:
     box.close()
 
 
+def test_a_worker_is_woken_only_while_it_sleeps() -> None:
+    box, slept = mailbox(), []
+
+    def asked() -> bool:
+        return box.ordered > len(slept)
+
+    def wait() -> list[bool]:
+        slept.append(box.order(ids(2)))
+        return slept
+
+    assert not box.order(ids(0))
+    assert box.rest.until(asked, wait) is None  # nobody was going to wake it
+    slept.append(False)
+    assert box.rest.until(asked, wait) == [False, True]
+    assert not box.order(ids(1))
+    box.close()
+
+
+def test_a_worker_that_is_interrupted_in_its_sleep_is_awake() -> None:
+    box = mailbox()
+
+    def wait() -> list[bool]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        box.rest.until(lambda: False, wait)
+    assert not box.order(ids(0))
+    box.close()
+
+
+def test_messages_are_counted() -> None:
+    box = mailbox()
+    assert box.rest.told == 0
+    box.rest.note_told()
+    box.rest.note_told()
+    assert box.rest.told == 2
+    box.close()
+
+
 def test_an_interruption_is_meant_for_one_call_and_taken_once() -> None:
     box = mailbox()
     box.interrupt(17)

@@ -25,6 +25,8 @@ class Barrier:
         self._crew = pool.crew
         self._clock = MonotonicClock()
         self._everybody = np.array(sorted(itertools.chain(*pool.crew.options.groups)), np.int64)
+        self._first = int(self._everybody[0])
+        self._notes = b""
         given = pool.crew.options.template
         self._in_turn = not given.threaded and given.shared and not given.probes
         self._eager = given.eager
@@ -56,7 +58,13 @@ class Barrier:
                     return False
                 crew.wait(pool.look_at_s - now_s)
                 now_s = self._clock.now()
-        return not (pool.slab.note[self._everybody[0] :] == Note.MESSAGE).any()
+        self._notes = pool.slab.note[self._first :].tobytes()
+        return Note.MESSAGE not in self._notes
+
+    @property
+    def silent(self) -> bool:
+        """Whether all have answered without an info."""
+        return self._notes.count(Note.NOTHING) == len(self._notes)
 
     def pass_by(self) -> None:
         """All answers were taken in."""

@@ -5,18 +5,24 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-_LOOP_S = 0.5e-6
+_LOOP_S = 1e-6
 """What a step costs beside the environment's own work."""
-_BATCH_S = 60e-6
+_BATCH_S = 40e-6
 """What a batch costs beside its steps: taking actions apart, putting answers together."""
-_ANSWER_S = 75e-6
-"""More of that, for what this process steps while workers step the rest."""
+_INFOS_HERE_S = 40e-6
+"""More of that where there are infos."""
+_ANSWER_S = 60e-6
+"""More of it for what this process steps while workers step the rest."""
+_AWAKE_S = 90e-6
+"""A worker that waits awake sees a question, and answers; all of them at once."""
+_ASK_AWAKE_S = 10e-6
+"""To ask one such worker, and then the next."""
 _WORKER_S = 210e-6
-"""A worker is woken, answers, and wakes this process; all workers at once."""
+"""A worker that sleeps is woken, answers, and wakes this process; all workers at once."""
 _INFOS_S = 120e-6
 """More of that where infos are to be laid down as well."""
 _ASK_S = 45e-6
-"""To ask one worker, and then the next."""
+"""To wake one worker, and then the next."""
 _COPY_S_PER_BYTE = 0.5e-9
 _WORTH_IT = 1.15
 """Workers have to be so much faster, or they are not worth their memory."""
@@ -154,28 +160,28 @@ def _split(measured: Measured, num_envs: int, workers: int) -> tuple[int, float]
     if not workers:
         return 0, math.inf
     step_s = measured.step_s + _LOOP_S
-    worker_s = _WORKER_S + measured.infos * _INFOS_S
-    ahead_s = worker_s - _ANSWER_S
+    ahead_s = _AWAKE_S - _ANSWER_S
     here = max(0, math.floor((num_envs * step_s / workers + ahead_s) / (step_s + step_s / workers)))
     there = math.ceil((num_envs - here) / workers)
-    longest_s = max(here * step_s + _ANSWER_S, there * step_s + worker_s)
-    return here if here < num_envs else 0, longest_s + workers * _ASK_S + _BATCH_S + _copying_s(measured, num_envs)
+    longest_s = max(here * step_s + _ANSWER_S, there * step_s + _AWAKE_S)
+    return here if here < num_envs else 0, longest_s + workers * _ASK_AWAKE_S + _around_s(measured, num_envs)
 
 
 def _here_s(measured: Measured, num_envs: int) -> float:
     """One batch in this process."""
-    return num_envs * (measured.step_s + _LOOP_S) + _BATCH_S + _copying_s(measured, num_envs)
+    return num_envs * (measured.step_s + _LOOP_S) + _around_s(measured, num_envs)
 
 
 def _workers_s(measured: Measured, num_envs: int, count: int) -> float:
     """One batch in so many workers."""
     longest = math.ceil(num_envs / count) * (measured.step_s + _LOOP_S)
-    around_s = count * _ASK_S + _BATCH_S + _WORKER_S + measured.infos * _INFOS_S
-    return longest + around_s + _copying_s(measured, num_envs)
+    return longest + count * _ASK_S + _WORKER_S + measured.infos * _INFOS_S + _around_s(measured, num_envs)
 
 
-def _copying_s(measured: Measured, num_envs: int) -> float:
-    return num_envs * measured.observation_bytes * _COPY_S_PER_BYTE
+def _around_s(measured: Measured, num_envs: int) -> float:
+    """What a batch costs wherever it is made."""
+    copying_s = num_envs * measured.observation_bytes * _COPY_S_PER_BYTE
+    return _BATCH_S + measured.infos * _INFOS_HERE_S + copying_s
 
 
 def _blocks(measured: Measured) -> bool:

@@ -72,6 +72,9 @@ class Desk:
         self._codec: ActionCodec | None = None
         self.talks = False
         """Whether every answer takes a message."""
+        self._told = b""
+        self._asked: tuple[list[int], slice | list[int]] = [], []
+        """Whom the newest questions were put to, and what picks these out of an array."""
         self._rewards = self._terminated = self._truncated = self._notes = self._seqs = memoryview(b"")
 
     def attach(self, message: Attach) -> None:
@@ -109,16 +112,22 @@ class Desk:
         """Look up what is asked of these."""
         slab, bodies = self._slab, self.bodies
         assert slab is not None
-        ids: list[int] = orders.tolist()
-        place = index(ids)
-        seqs = slab.seq[place]
+        told = orders.tobytes()
+        if told != self._told:  # mostly the same are asked, all together
+            listed: list[int] = orders.tolist()
+            self._told, self._asked = told, (listed, index(listed))
+        ids, place = self._asked
+        seqs: list[int] = slab.seq[place].tolist()
         kinds: list[int] = slab.kind[place].tolist()
         work: list[Work] = [bodies[env].step for env in ids]
         resets = frozenset(at for at, kind in enumerate(kinds) if kind) if any(kinds) else frozenset[int]()
         for at in resets:
             work[at] = self._work(ids[at], kinds[at])
-        where = compact(row_of(orders, seqs, self.given.num_envs).tolist())
-        return Batch(ids, seqs.tolist(), work, self._arguments(ids, place), where, resets)
+        first = row_of(ids[0], seqs[0], self.given.num_envs)
+        where: Sequence[int] = range(first, first + len(ids))
+        if not isinstance(place, slice) or seqs.count(seqs[0]) < len(ids):
+            where = compact(row_of(orders, np.array(seqs), self.given.num_envs).tolist())
+        return Batch(ids, seqs, work, self._arguments(ids, place), where, resets)
 
     def publish(self, ids: list[int], seqs: list[int], where: Sequence[int], settled: Settled) -> bool:
         """Give answers; whether the parent is then to be woken.

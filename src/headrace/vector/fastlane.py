@@ -20,6 +20,8 @@ from headrace.vector.slab import Kind
 from headrace.vector.split import Split
 
 Stepped = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
+_Answered = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], bool, dict[str, Any]]
+"""Rewards, terminations, truncations, whether there are any of these, infos."""
 
 
 class FastLane:
@@ -64,15 +66,19 @@ class FastLane:
             if self._mode is AutoresetMode.DISABLED:
                 return None  # the engine says what is wrong
             resets = np.flatnonzero(engine.ended).tolist()
-        infos = self._infos(common + 1, resets, columns, actions)
-        if infos is None:
+        seq = common + 1
+        if self._barrier is None:
+            answered = self._alone(seq, resets, columns, actions)
+        else:
+            answered = self._together(self._barrier, seq, resets, columns)
+        if answered is None:
             self.asked = True
             return None
-        slab, first = engine.slab, self._first(common + 1)
-        rewards, terminations, truncations = slab.reward.copy(), slab.terminated.copy(), slab.truncated.copy()
+        rewards, terminations, truncations, ended, infos = answered
+        first = self._first(seq)
         engine.went(first, resets)
         # Where the next episode begins within the step, nobody's is over.
-        engine.any_ended = self._mode is not AutoresetMode.SAME_STEP and bool(terminations.any() or truncations.any())
+        engine.any_ended = ended and self._mode is not AutoresetMode.SAME_STEP
         if engine.any_ended:
             np.logical_or(terminations, truncations, out=engine.ended)
         elif resets:
@@ -81,10 +87,8 @@ class FastLane:
         observations = self._rows.layout.batch([array.copy() for array in arrays] if self._copies else arrays, [])
         return observations, rewards, terminations, truncations, infos
 
-    def _infos(
-        self, seq: int, resets: list[int], columns: list[NDArray[Any]], actions: list[Any]
-    ) -> dict[str, Any] | None:
-        """Step everybody, everything else laid down in the slab and in rows; None if the engine has to go on.
+    def _alone(self, seq: int, resets: list[int], columns: list[NDArray[Any]], actions: list[Any]) -> _Answered | None:
+        """Step everybody in this process; observations are laid down in rows. None if the engine has to go on.
 
         Args:
             seq: The number of everybody's next question.
@@ -92,41 +96,75 @@ class FastLane:
             columns: Actions per leaf.
             actions: Actions, if they are objects.
         """
-        barrier, settled, own, all_there = self._barrier, None, None, False
-        if barrier is not None:
-            self._ask(barrier, seq, resets, columns)
+        assert self._serial is not None
         try:
-            settled = self._step_here(seq, resets, columns, actions)
-            if settled is not None and settled.infos:
-                own = columns_of(settled.infos)
+            settled = self._serial.step_all(self._first(seq), resets, columns, actions)
+        except KeyboardInterrupt:
+            self._hand_over(resets, None)
+            self._engine.interrupted()
+            raise
+        infos: dict[str, Any] | None = {}
+        if settled.infos and not settled.problems:
+            infos = self._put_together(settled.infos, columns_of(settled.infos))
+        if settled.problems or infos is None:
+            self._hand_over(resets, settled)
+            return None
+        terminated, truncated = settled.terminated, settled.truncated
+        return (
+            np.array(settled.rewards, np.float64),
+            np.array(terminated, np.bool_),
+            np.array(truncated, np.bool_),
+            any(terminated) or any(truncated),
+            infos,
+        )
+
+    def _together(self, barrier: Barrier, seq: int, resets: list[int], columns: list[NDArray[Any]]) -> _Answered | None:
+        """The same where there are workers, and maybe environments in this process besides."""
+        settled, own, all_there = None, None, False
+        self._ask(barrier, seq, resets, columns)
+        try:
+            settled = self._step_here(seq, resets, columns)
+            if settled is not None:  # now: workers are not ready yet
+                own = columns_of(settled.infos) if settled.infos else None
+                self._lay_down(settled)
             if settled is None or not settled.problems:
-                all_there = barrier is None or barrier.answered()
+                all_there = barrier.answered()
         except KeyboardInterrupt:
             self._hand_over(resets, settled)  # workers go on; their answers have the numbers of these questions
             if settled is None and self._serial is not None:
                 self._engine.interrupted()
             raise
-        if not all_there:
+        infos = None
+        if all_there:
+            infos = self._put_together({} if settled is None else settled.infos, own)
+        if infos is None:
             self._hand_over(resets, settled)
             return None
-        if settled is not None:
-            self._lay_down(settled)
-        try:
-            batch = self._put_together({} if settled is None else settled.infos, own)
-        except Exception:  # noqa: BLE001 - infos that Gymnasium cannot put together either; who takes them raises the same
-            self._hand_over(resets, settled)
-            return None
-        if barrier is not None:
-            barrier.pass_by()
-        return batch
+        barrier.pass_by()
+        slab = self._engine.slab
+        terminated, truncated = slab.terminated.copy(), slab.truncated.copy()
+        ended = b"\1" in terminated.tobytes() or b"\1" in truncated.tobytes()
+        return slab.reward.copy(), terminated, truncated, ended, infos
 
-    def _put_together(self, infos: Mapping[int, Info], own: Columns | None) -> dict[str, Any]:
-        """The infos of a batch.
+    def _put_together(self, infos: Mapping[int, Info], own: Columns | None) -> dict[str, Any] | None:
+        """The infos of a batch; None if Gymnasium cannot put them together either: who takes them raises the same.
 
         Args:
             infos: By environment, of those in this process.
             own: The same, if they are all of one form.
         """
+        barrier = self._barrier
+        if barrier is None:
+            if own is not None and len(own.envs) == self._size:
+                return own.batch()
+        elif barrier.silent and not infos:
+            return {}
+        try:
+            return self._joined(infos, own)
+        except Exception:  # noqa: BLE001 - the rule is Gymnasium's, and the values are anybody's
+            return None
+
+    def _joined(self, infos: Mapping[int, Info], own: Columns | None) -> dict[str, Any]:
         barrier, columns = self._barrier, [] if own is None else [own]
         if barrier is not None:
             form, numbers = barrier.form(), self._engine.slab.numbers
@@ -134,8 +172,6 @@ class FastLane:
             if form is not None and here_as_well and (own is None or own.lay_down(numbers)):
                 return form.batch(numbers)
             columns += barrier.columns()
-        if not infos and not columns:
-            return {}
         batch = Infos(self._size)
         batch.fill({} if own else infos, columns, None)
         return batch.batch
@@ -150,15 +186,12 @@ class FastLane:
             slab.kind[resets] = Kind.AUTORESET
         barrier.ask()
 
-    def _step_here(
-        self, seq: int, resets: list[int], columns: list[NDArray[Any]], actions: list[Any]
-    ) -> Settled | None:
+    def _step_here(self, seq: int, resets: list[int], columns: list[NDArray[Any]]) -> Settled | None:
         if self._serial is None:
             return None
         here = self._here
-        if here < self._size:
-            columns, resets = [column[:here] for column in columns], [env for env in resets if env < here]
-        return self._serial.step_all(self._first(seq), resets, columns, actions)
+        mine = [env for env in resets if env < here]
+        return self._serial.step_all(self._first(seq), mine, [column[:here] for column in columns], [])
 
     def _first(self, seq: int) -> int:
         """The first of the rows for answers of this number."""

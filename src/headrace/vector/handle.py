@@ -102,8 +102,8 @@ class Handle:
         """Ask these; it wakes us when all are answered, unless ``wakes`` is False or `wake_after` says otherwise."""
         self.seats.begin(ids if self.threaded or not self.open else ids[:0], now_s)
         self._set_wake(self.mailbox.ordered + len(ids) if wakes else _NEVER)
-        self.mailbox.order(ids)
-        self.ordered.set()
+        if self.mailbox.order(ids):
+            self.ordered.set()
 
     def wake_after(self, more: int) -> bool:
         """Be woken when there are so many more answers than were taken in; False if there are already."""
@@ -180,6 +180,7 @@ class Handle:
                 self.child.kill()
                 return
             accepted = accepted or control.try_send(message)
+        self.mailbox.rest.note_told()
 
     def give_up(self, late: Late, timeout_s: float) -> None:
         """Tell a worker with threads to leave one of them alone."""

@@ -52,6 +52,10 @@ class Columns:
     arrays: list[NDArray[Any]]
     """Per key one number per environment."""
 
+    def batch(self) -> Info:
+        """The same as the infos of a batch of these environments alone."""
+        return _whole_batch(self.form, self.arrays)
+
     def lay_down(self, numbers: NDArray[np.float64]) -> bool:
         """Write them into memory that is shared; False if they do not fit.
 
@@ -84,19 +88,20 @@ def index(envs: list[int]) -> slice | list[int]:
 def columns_of(infos: Mapping[int, Info]) -> Columns | None:
     """Infos by environment as columns; None if they are not all alike, or hold something else than numbers."""
     keys = set(map(tuple, infos.values()))
-    rows = [tuple(info.values()) for info in infos.values()]
-    types = {tuple(map(type, row)) for row in rows}
-    if len(keys) > 1 or len(types) > 1:
+    if len(keys) > 1:
         return None
-    form = Form(keys.pop(), types.pop())
+    columns = list(zip(*[info.values() for info in infos.values()], strict=True))
+    types = [set(map(type, column)) for column in columns]
+    if any(len(kinds) > 1 for kinds in types):
+        return None
+    form = Form(keys.pop(), tuple(kinds.pop() for kinds in types))
     # Names alone: 1 and True are one key, and what else may be one need not be readable in another process.
     if not all(type(key) is str for key in form.keys):
         return None
     if not all(kind in _PYTHONS_OWN or issubclass(kind, np.number) for kind in form.types):
         return None
     try:
-        columns = zip(form.types, zip(*rows, strict=True), strict=True)
-        arrays: list[NDArray[Any]] = [np.array(column, kind) for kind, column in columns]
+        arrays: list[NDArray[Any]] = [np.array(column, kind) for kind, column in zip(form.types, columns, strict=True)]
     except OverflowError:
         return None  # whole numbers that no array holds; the exact way says what Gymnasium says
     return Columns(list(infos), form, arrays)
@@ -106,7 +111,7 @@ def _whole_batch(form: Form, arrays: Sequence[NDArray[Any]]) -> Info:
     """A batch in which every environment has an info of this form."""
     batch: Info = {}
     for key, array in zip(form.keys, arrays, strict=True):
-        batch[key], batch[f"_{key}"] = array, np.ones(len(array), np.bool_)
+        batch[key], batch[f"_{key}"] = array, ~np.zeros(len(array), np.bool_)  # faster than ones
     return batch
 
 
@@ -156,7 +161,7 @@ class Infos:
     def _fill_columns(self, columns: Sequence[Columns], places: Mapping[int, int] | None) -> None:
         where = [index(one.envs if places is None else [places[env] for env in one.envs]) for one in columns]
         if where == [slice(0, self._count)]:
-            self.batch = _whole_batch(columns[0].form, columns[0].arrays)
+            self.batch = columns[0].batch()
             return
         mask = np.zeros(self._count, np.bool_)
         for own in where:

@@ -125,7 +125,7 @@ class Rows:
             return False
         if not self.check_finite:
             return True
-        return finite and (part.dtype.kind not in "fc" or bool(np.isfinite(observation).all()))
+        return finite and (part.dtype.kind not in "fc" or _all_finite(observation))
 
     def take(self, rows: NDArray[np.int64]) -> list[NDArray[Any]]:
         """Copies of rows, one array per leaf, [B, ...]."""
@@ -163,7 +163,7 @@ class Rows:
             block = found.astype(dtype, copy=False)
             if neighbours:
                 self.arrays[place][first : first + count] = block
-        if self.check_finite and dtype.kind in "fc" and not np.isfinite(block).all():
+        if self.check_finite and dtype.kind in "fc" and not _all_finite(block):
             raise _Doubt
         if not neighbours:
             self.arrays[place][where] = block.reshape(count, *shape)
@@ -196,6 +196,11 @@ class Rows:
             if self.check_finite and part.dtype.kind in "fc" and not np.isfinite(found).all():
                 return not_finite(phase, part.path, _first_non_finite(found))
         return None
+
+
+def _all_finite(array: NDArray[Any]) -> bool:
+    """The same as ``np.isfinite(array).all()``, which takes three times as long for a few numbers."""
+    return b"\0" not in np.isfinite(array).tobytes()
 
 
 def _is_exact(part: Part, value: Any) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.ipc.shm import SharedBlock
+from headrace.vector.rest import Rest
 from headrace.vector.signals import fence
 from headrace.vector.spaces import Layout
 
@@ -119,7 +120,7 @@ class Slab:
         return cls(fields, [np.zeros(field.shape, field.dtype) for field in fields])
 
 
-_HEADER = 8  # numbers
+_HEADER = 6 + Rest.NUMBERS
 _OTHER = 1 << 40
 _ORDERED, _COMPLETED, _WAKE_AT, _TARGET, _HEARD, _PORTION = range(6)
 
@@ -140,6 +141,7 @@ class Mailbox:
         self._num_envs = num_envs
         self.room = 2 * num_envs + 2
         self._numbers = block.buf[: _HEADER * 8].cast("q")
+        self.rest = Rest(self._numbers[6:])
         at = _HEADER * 8
         seats = num_envs + 1
         self.marks = block.buf[at : at + 8 * seats].cast("q")
@@ -163,11 +165,12 @@ class Mailbox:
 
     # The parent's side
 
-    def order(self, ids: NDArray[np.int64]) -> None:
-        """Ask these, in this order; the questions themselves are in the slab."""
+    def order(self, ids: NDArray[np.int64]) -> bool:
+        """Ask these, in this order; the questions themselves are in the slab. Whether the worker has to be woken."""
         ordered = self._numbers[_ORDERED]
         _put(self._orders, ordered, ids)
         self._numbers[_ORDERED] = ordered + len(ids)
+        return self.rest.needs_waking()
 
     def env_of(self, number: int) -> int | None:
         """Which environment a call of a worker that steps in turn belongs to; None for what is no call."""
@@ -252,6 +255,7 @@ class Mailbox:
 
     def close(self) -> None:
         """Give the memory back. Views that somebody else has keep it alive."""
+        self.rest.close()
         for view in (self._numbers, self.marks, self.phases, self.left_alone, self._answer_numbers):
             view.release()
         del self._orders, self._answers

@@ -149,6 +149,8 @@ class _Worker:
         self._confined = _settled_down(self._desk.given)
         self._seats: InTurn | InThreads = InThreads(self._desk) if self._desk.given.threaded else InTurn(self._desk)
         self._taken = 0
+        self._heard = 0
+        """Messages that were looked for."""
         self._leave = False
         self._patience = Patience(most_s=SPIN_S if self._desk.given.eager else 0.0)
         self._waiter = Waiter()
@@ -169,16 +171,23 @@ class _Worker:
         return self._desk.mailbox.ordered != self._taken
 
     def _turn(self) -> None:
-        if not self._patience.lasts(self._has_orders) and not self._waiter.wait(_LOOK_S):
-            self._leave = not self._context.parent_alive()
-            return
+        mailbox = self._desk.mailbox
+        woken: list[Any] | None = None
+        if not self._patience.lasts(self._has_orders):
+            woken = mailbox.rest.until(self._has_orders, lambda: self._waiter.wait(_LOOK_S))
+            if woken == []:
+                self._leave = not self._context.parent_alive()
+                return
         if self._confined is not None:
             self._confined.look()
-        self._desk.ordered.clear()
         # In this order: what belongs to a question was sent before it, so it is there once the question is seen.
-        orders = self._desk.mailbox.orders(self._taken)
-        for message in self._desk.control.receive_all():
-            self._take(message)
+        orders = mailbox.orders(self._taken)
+        told = mailbox.rest.told
+        if woken or told != self._heard:  # a system call costs what ten cheap steps cost
+            self._heard = told
+            self._desk.ordered.clear()
+            for message in self._desk.control.receive_all():
+                self._take(message)
         if len(orders):
             self._taken += len(orders)
             self._seats.run(self._desk.batch(orders))
