@@ -248,7 +248,13 @@ def test_a_round_that_is_ended_before_its_first_step_counts_as_not_begun(bench, 
 
 
 def test_warm_up_is_bounded_by_the_window_alone(bench):
-    b = bench(run__schedule="async", run__steps=200, replay__learning_starts=24, collect__window_chunks=2)
+    b = bench(
+        run__schedule="async",
+        run__steps=200,
+        replay__learning_starts=24,
+        replay__slack_steps=32,
+        collect__window_chunks=2,
+    )
     b.groups.mute = {0, 1, 2, 3}
     free = FreeRun(b.training)
     free._grant()
@@ -287,7 +293,7 @@ def test_last_commit_is_made_without_credit(bench):
 
 
 def test_joined_again_goes_on_where_it_was(bench):
-    b = bench(run__schedule="async", run__steps=64)
+    b = bench(run__schedule="async", run__steps=64, replay__slack_steps=32)
     free = FreeRun(b.training)
     free.on_commit(Commit(0, 1, 0, 1, last=False, lanes=()))
     free.on_lost(b.groups.lost(1))
@@ -322,3 +328,36 @@ def test_free_running_ends_with_collecting(bench):
     FreeRun(b.training).run()
     assert b.learner.env_steps == 16
     assert b.learner.updates == 9  # while more steps were wanted
+
+
+def test_collecting_is_one_round_ahead_while_the_learner_has_something_to_do(bench):
+    b = bench(run__schedule="async", run__steps=400, collect__window_chunks=20)
+    b.groups.mute = {0, 1, 2, 3}
+    free = FreeRun(b.training)
+    free._grant()
+    assert free._book.outstanding_steps == 20  # 16 beyond the first, in whole chunks
+    free._let_ahead()  # it has made no update yet
+    assert free._book.outstanding_steps == 20
+    free._worked = True
+    free._let_ahead()
+    assert free._book.outstanding_steps == 24
+    free._let_ahead()  # it still waits for the same
+    assert free._book.outstanding_steps == 24
+
+
+def test_all_of_the_slack_is_granted_where_nobody_would_collect(bench):
+    b = bench(run__schedule="async", run__steps=400, collect__window_chunks=20, replay__learning_starts=64)
+    b.learner.env_steps = 82
+    free = FreeRun(b.training)
+    free._grant()
+    assert free._book.outstanding_steps == 0
+    free._let_ahead()
+    assert free._book.outstanding_steps == 16  # to 64 and two rounds
+
+
+def test_a_slack_that_was_asked_for_is_kept_to(bench):
+    b = bench(run__schedule="async", run__steps=400, collect__window_chunks=20, replay__slack_steps=40)
+    b.groups.mute = {0, 1, 2, 3}
+    free = FreeRun(b.training)
+    free._grant()
+    assert free._book.outstanding_steps == 44

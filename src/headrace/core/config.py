@@ -148,7 +148,8 @@ class ReplayConfig(Section):
     n_step: int = Field(default=1, ge=1, le=64)
     """Rewards summed before the bootstrap; derived when a batch is gathered."""
     slack_steps: int | None = Field(default=None, ge=1)
-    """async only: environment steps collection may be ahead of the ratio; not set: two rounds of chunks."""
+    """async only: environment steps collection may be ahead of the ratio; not set: as few as keep the learner busy, one
+    round of chunks to two."""
 
 
 class RolloutConfig(Section):

@@ -20,7 +20,7 @@ class RateLimiter:
     ratio: float | None
     """Updates per environment step; None: both sides run free."""
     slack_steps: int
-    """Steps collecting may be granted beyond those the next update waits for."""
+    """Steps collecting may be granted beyond those the next update waits for, at most."""
     target_steps: int
     """Steps after which collecting ends."""
 
@@ -45,15 +45,19 @@ class RateLimiter:
             return 2**62
         return 1 + math.floor((env_steps - self.learning_starts) * self.ratio)
 
-    def steps_allowed(self, updates: int) -> int:
+    def steps_allowed(self, updates: int, lead: int | None = None) -> int:
         """Steps that may be granted in all after so many updates.
 
         Never less than the steps the next update waits for and the slack, so the two sides cannot wait for
         each other.
+
+        Args:
+            updates: That were made.
+            lead: Steps instead of all of the slack.
         """
         if self.ratio is None:
             return self.target_steps
-        ahead = math.ceil(updates / self.ratio) + self.slack_steps
+        ahead = math.ceil(updates / self.ratio) + (self.slack_steps if lead is None else lead)
         return min(self.target_steps, self.learning_starts + ahead)
 
     def measured(self, env_steps: int, updates: int) -> float | None:

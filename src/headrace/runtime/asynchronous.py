@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.lanes.credits import Commit, CreditBook
+from headrace.lanes.lead import Lead
 
 if TYPE_CHECKING:
     from headrace.runtime.training import Training
@@ -23,9 +24,14 @@ class FreeRun:
         self._training = training
         self._endless = config.replay.free_running
         """Whether the next update is always due, so that nothing but the end of collecting ends the updates."""
-        self._book = CreditBook(
-            config.env.groups, config.collect.chunk_steps * config.env.group_size, config.collect.window_chunks
-        )
+        self._chunk_steps = config.collect.chunk_steps * config.env.group_size
+        self._book = CreditBook(config.env.groups, self._chunk_steps, config.collect.window_chunks)
+        most = training.learner.limiter.slack_steps
+        # What is asked for is kept to. Less than one round would leave groups idle.
+        least = most if config.replay.slack_steps else config.env.lanes * config.collect.chunk_steps
+        self._lead = Lead(min(least, most), most)
+        self._worked = False
+        """Whether the learner has made an update since it last had nothing to do."""
         if training.schedule_facts:
             self._book.go_on(training.schedule_facts["committed"])
 
@@ -34,6 +40,7 @@ class FreeRun:
         self._training.learner.commit(commit)
         if not commit.last:  # that one is made without credit
             self._book.on_commit(commit.group)
+            self._lead.arrived(self._chunk_steps)
 
     def on_lost(self, groups: Sequence[int]) -> None:
         """Take their credit back, so that others may use it."""
@@ -64,10 +71,12 @@ class FreeRun:
             self._grant()
             if learner.due and (training.collecting or not self._endless):
                 learner.update()
+                self._worked = True
                 if learner.updates % publish_every == 0 or training.boundary_due:
                     learner.publish()
                     training.boundary(self)
             elif training.collecting:
+                self._let_ahead()
                 training.groups.wait(self._busy(), training.control_fd)
             else:
                 break
@@ -82,9 +91,20 @@ class FreeRun:
         if not training.collecting:
             return
         learner, groups = training.learner, training.groups
-        allowed = learner.limiter.steps_allowed(learner.updates)
+        allowed = learner.limiter.steps_allowed(learner.updates, self._lead.steps)
         for group in book.grant(learner.env_steps, allowed, groups.present()):
             groups.grant(group, book.committed[group], book.limit[group], learner.version)
+
+    def _let_ahead(self) -> None:
+        """The learner has nothing to do: let collecting further ahead, so that this happens less often."""
+        if not self._busy():
+            self._lead.stuck()
+        elif self._worked:
+            self._lead.waited()
+        else:
+            return
+        self._worked = False
+        self._grant()
 
     def _busy(self) -> list[int]:
         """Groups whose commits are awaited."""

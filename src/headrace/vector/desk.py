@@ -72,9 +72,10 @@ class Desk:
         self._codec: ActionCodec | None = None
         self.talks = False
         """Whether every answer takes a message."""
-        self._told = b""
-        self._asked: tuple[list[int], slice | list[int]] = [], []
-        """Whom the newest questions were put to, and what picks these out of an array."""
+        self._asked = b""
+        """Whom the newest questions were put to."""
+        self._listed: tuple[list[int], slice | list[int]] = [], []
+        """The same as numbers, and what picks these out of an array."""
         self._rewards = self._terminated = self._truncated = self._notes = self._seqs = memoryview(b"")
 
     def attach(self, message: Attach) -> None:
@@ -112,11 +113,11 @@ class Desk:
         """Look up what is asked of these."""
         slab, bodies = self._slab, self.bodies
         assert slab is not None
-        told = orders.tobytes()
-        if told != self._told:  # mostly the same are asked, all together
+        asked = orders.tobytes()
+        if asked != self._asked:  # mostly the same, all together
             listed: list[int] = orders.tolist()
-            self._told, self._asked = told, (listed, index(listed))
-        ids, place = self._asked
+            self._asked, self._listed = asked, (listed, index(listed))
+        ids, place = self._listed
         seqs: list[int] = slab.seq[place].tolist()
         kinds: list[int] = slab.kind[place].tolist()
         work: list[Work] = [bodies[env].step for env in ids]
