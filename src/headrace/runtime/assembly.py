@@ -20,6 +20,7 @@ from headrace.lanes.rollouts import Rollouts
 from headrace.lanes.samplers import Sampler, UniformSampler
 from headrace.lanes.several import SeveralSamplers
 from headrace.learners.base import BaseLearner, LearnerParts
+from headrace.learners.intervals import round_steps
 from headrace.learners.learner import Learner
 from headrace.learners.oddities import Expected
 from headrace.learners.on_policy import OnPolicyLearner
@@ -138,10 +139,9 @@ def suspicion(config: ExperimentConfig, spaces: EnvSpaces, block: LaneBlock) -> 
 def rate_limiter(config: ExperimentConfig) -> RateLimiter:
     """The declared replay ratio as a limiter."""
     replay = config.replay
-    round_steps = config.env.lanes * config.collect.chunk_steps
     return RateLimiter(
         learning_starts=1 if config.on_policy else max(1, replay.learning_starts),
         ratio=config.declared_ratio,
-        slack_steps=replay.slack_steps or 2 * round_steps,
+        slack_steps=replay.slack_steps or 2 * round_steps(config),
         target_steps=config.run.steps,
     )

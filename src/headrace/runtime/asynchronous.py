@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.lanes.credits import Commit, CreditBook
 from headrace.lanes.lead import Lead
+from headrace.learners.intervals import round_steps
 
 if TYPE_CHECKING:
     from headrace.runtime.training import Training
@@ -28,8 +29,7 @@ class FreeRun:
         self._book = CreditBook(config.env.groups, self._chunk_steps, config.collect.window_chunks)
         most = training.learner.limiter.slack_steps
         # What is asked for is kept to. Less than one round would leave groups idle.
-        least = most if config.replay.slack_steps else config.env.lanes * config.collect.chunk_steps
-        self._lead = Lead(min(least, most), most)
+        self._lead = Lead(most if config.replay.slack_steps else round_steps(config), most)
         self._worked = False
         """Whether the learner has made an update since it last had nothing to do."""
         if training.schedule_facts:
