@@ -107,6 +107,7 @@ class FastLane:
         if settled.infos and not settled.problems:
             infos = self._put_together(settled.infos, columns_of(settled.infos))
         if settled.problems or infos is None:
+            self._lay_down(settled)
             self._hand_over(resets, settled)
             return None
         terminated, truncated = settled.terminated, settled.truncated
@@ -204,7 +205,12 @@ class FastLane:
         slab.truncated[:here] = settled.truncated
 
     def _hand_over(self, resets: list[int], settled: Settled | None) -> None:
-        """Let the engine believe that all were asked in the ordinary way, and those in this process have answered."""
+        """Let the engine believe that all were asked in the ordinary way, and those in this process have answered.
+
+        Args:
+            resets: Who was reset.
+            settled: These answers, which are laid down; None: there are none.
+        """
         engine = self._engine
         engine.leave_calm()
         engine.slots.send_all()
@@ -212,7 +218,6 @@ class FastLane:
         engine.renewal.count(resets)
         if settled is None:
             return
-        self._lay_down(settled)
         good = np.ones(self._here, np.bool_)
         good[list(settled.problems)] = False
         ids, seqs = np.flatnonzero(good), engine.slots.seq.copy()

@@ -120,9 +120,11 @@ class Slab:
         return cls(fields, [np.zeros(field.shape, field.dtype) for field in fields])
 
 
-_HEADER = 6 + Rest.NUMBERS
+_OWN = 6
+_HEADER = _OWN + Rest.NUMBERS
+"""Numbers at the beginning of a mailbox: its own, and those of its `Rest`."""
 _OTHER = 1 << 40
-_ORDERED, _COMPLETED, _WAKE_AT, _TARGET, _HEARD, _PORTION = range(6)
+_ORDERED, _COMPLETED, _WAKE_AT, _TARGET, _HEARD, _PORTION = range(_OWN)
 
 
 class Mailbox:
@@ -141,7 +143,7 @@ class Mailbox:
         self._num_envs = num_envs
         self.room = 2 * num_envs + 2
         self._numbers = block.buf[: _HEADER * 8].cast("q")
-        self.rest = Rest(self._numbers[6:])
+        self.rest = Rest(self._numbers[_OWN:])
         at = _HEADER * 8
         seats = num_envs + 1
         self.marks = block.buf[at : at + 8 * seats].cast("q")
