@@ -22,6 +22,7 @@ from headrace.runtime.recording import TRACE_FILE
 from headrace.runtime.replayer import Replayer
 from headrace.supervision.spec import Reported
 from headrace.supervision.supervisor import Supervisor
+from run_support import dawdling
 
 SCRIPT = (sys.executable, Path(sys.executable).with_name("headrace"))
 HERE = Path(__file__).resolve().parent
@@ -48,16 +49,26 @@ class Case:
 
 
 class Blows:
-    """Sends signals to components of a run when its learner reports so many updates."""
+    """Sends signals to components of a run when its learner reports so many updates.
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+    A learner reports twice a second, and a small run may be over by then: let its environments dawdle (`env`).
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, gate: Path) -> None:
         self._patch = patch
+        self._gate = gate
         self.sent: list[Blow] = []
+
+    def env(self, inner: str, slow_from: int, kwargs: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """An environment that is slow from this step of its own on until everything planned is sent; see `dawdling`."""
+        return dawdling(self._gate, inner, slow_from, **(kwargs or {}))
 
     def plan(self, blows: Sequence[Blow], send: Callable[[int, signal.Signals], None] = os.kill) -> None:
         """For the next run; ``send`` is given the pid of whom it is meant for, and the signal."""
         poll: Callable[..., list[Any]] = Supervisor.poll
         left = list(blows)
+        if not left:
+            self._gate.touch()
 
         def polled(supervisor: Supervisor, timeout_s: float) -> list[Any]:
             found = poll(supervisor, timeout_s)
@@ -69,6 +80,8 @@ class Blows:
                 if left[0][0] in supervisor.alive():
                     self.sent.append(left.pop(0))
                     send(supervisor.pid(self.sent[-1][0]), self.sent[-1][1])
+                    if not left:
+                        self._gate.touch()
             return found
 
         self._patch.setattr(Supervisor, "poll", polled)
@@ -97,9 +110,9 @@ class Blows:
 
 
 @pytest.fixture
-def blows(monkeypatch: pytest.MonkeyPatch) -> Blows:
+def blows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Blows:
     """Signals to send while a run trains."""
-    return Blows(monkeypatch)
+    return Blows(monkeypatch, tmp_path / "gate")
 
 
 def recorded(run: Run) -> list[Event]:

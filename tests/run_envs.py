@@ -6,6 +6,8 @@ Named by ``run_envs:make`` and the like; the module lies beside the tests, and i
 from __future__ import annotations
 
 import ctypes
+import importlib
+import itertools
 import os
 import random
 import resource
@@ -202,6 +204,30 @@ class Gambler(gymnasium.Env[Any, Any]):
 
 def make(**kwargs: Any) -> Traced:
     return Traced(**kwargs)
+
+
+def dawdling(gate: str, slow_from: int, inner: str, **kwargs: Any) -> Any:
+    """An environment, of one agent or of many, that is slow from its step ``slow_from`` on until the file ``gate`` is there.
+
+    Slow, and not held: where one process steps and learns, it has to go on for its learner to report.
+
+    Args:
+        gate: The file.
+        slow_from: Step of one copy, from 1.
+        inner: A factory, ``module:function``, or an id of Gymnasium.
+        **kwargs: Its arguments.
+    """
+    module, _, function = inner.partition(":")
+    env = getattr(importlib.import_module(module), function)(**kwargs) if function else gymnasium.make(inner, **kwargs)
+    step, number = env.step, itertools.count(1)
+
+    def slow(actions: Any) -> Any:
+        if next(number) >= slow_from and not Path(gate).exists():
+            pause(0.05)
+        return step(actions)
+
+    env.step = slow
+    return env
 
 
 def stuck_after(**kwargs: Any) -> StuckAfter:

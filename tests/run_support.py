@@ -66,6 +66,12 @@ def small(**settings: Any) -> dict[str, object]:
     return {key: value for key, value in SMALL.items() if not key.startswith(tuple(without))} | dotted
 
 
+def dawdling(gate: Path, inner: str, slow_from: int, **kwargs: object) -> dict[str, Any]:
+    """Arguments of `Runs.train`: an environment that is slow from this step of its own on until ``gate`` is there."""
+    told = {"inner": inner, "gate": str(gate), "slow_from": slow_from}
+    return {"env": "run_envs:dawdling", "kwargs": told | kwargs}
+
+
 class LentServer:
     """A fork server that stays when its borrower closes it."""
 

@@ -36,8 +36,6 @@ GROUPED = {"env.group_size": 2}
 VTRACE = {"algorithm.name": "vtrace"}
 SEES = {"algorithm.normalize": {"observations": True}}
 """For `run_envs.Traced`, which observes a random seed."""
-SLOW = {"step_s": 0.002}
-"""Long enough for the learner to report while it trains."""
 
 
 def schedule(name: str, collectors: int = 1, **more: Any) -> dict[str, Any]:
@@ -212,9 +210,8 @@ def test_stopped_and_resumed_it_learns_the_same(runs, chain):
 )
 def test_interrupted_and_resumed(runs, blows, how):
     """In one process it learns the same as one that was not; with a lag every step is trained on all the same."""
-    slow = {"run.steps": 720}
     blows.plan([("learner", SIGTERM, 10)], lambda _, number: os.kill(os.getpid(), number))
-    stopped = runs.train("run_envs:slow_pendulum", kwargs=SLOW, **{**PPO, **how, **SEES, **slow})
+    stopped = runs.train(**blows.env("Pendulum-v1", 30), **{**PPO, **how, **SEES, "run.steps": 720})
     assert blows.sent
     assert stopped.summary["outcome"] == "interrupted"
     assert stopped.summary["env_steps"] < 720
@@ -224,7 +221,7 @@ def test_interrupted_and_resumed(runs, blows, how):
     assert_all_trained_on(run)
     assert_replays(run)
     if how["run.schedule"] == "inline":
-        whole = trained(runs, how, SEES, {**slow, "env.id": "run_envs:slow_pendulum"}, kwargs=SLOW)
+        whole = trained(runs, how, SEES, {"run.steps": 720, "env.id": "Pendulum-v1"})
         assert outcome(run) == outcome(whole)
 
 

@@ -115,7 +115,9 @@ def test_one_that_takes_turns_is_trained(runs: Runs) -> None:
 
 def test_a_killed_collector_is_replaced_and_nothing_is_lost_or_doubled(runs: Runs, blows: Blows) -> None:
     blows.plan([("collector-1", SIGKILL, 50)])
-    run = runs.train("agent_envs:comers", **{**OWN, "run.steps": 900, "supervision.backoff_s": 0.0}, **ASYNC)
+    run = runs.train(
+        **blows.env("agent_envs:comers", 100), **{**OWN, "run.steps": 900, "supervision.backoff_s": 0.0}, **ASYNC
+    )
     assert run.completed, run.summary["error"]
     assert blows.sent
     assert run.summary["faults"] == {"died": 1}

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.ipc.stacks import is_stopped
 from headrace.runtime import experiment
 from headrace.runtime.api import Run
 from headrace.supervision.spec import BecameReady, Event, Reported, Started
 from headrace.supervision.supervisor import Supervisor
 from headrace.telemetry.board import Activity
-from run_support import Runs, assert_books, assert_gapless, events
+from run_envs import pause
+from run_support import Runs, assert_books, assert_gapless, dawdling, events
 
 pytestmark = [pytest.mark.process, pytest.mark.thin(2)]
 
@@ -22,7 +25,13 @@ ENV = "run_envs:make"
 
 
 @pytest.fixture
-def strike(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Supervisor, Event], bool]], None]:
+def gate(tmp_path: Path) -> Path:
+    """The file that is there once a run has been struck; for `dawdling`."""
+    return tmp_path / "gate"
+
+
+@pytest.fixture
+def strike(monkeypatch: pytest.MonkeyPatch, gate: Path) -> Callable[[Callable[[Supervisor, Event], bool]], None]:
     """Do something to a run at the first event for which it can be done; the function says whether it was."""
 
     def install(blow: Callable[[Supervisor, Event], bool]) -> None:
@@ -33,7 +42,9 @@ def strike(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Supervisor, E
             nonlocal struck
             found = poll(supervisor, timeout_s)
             for event in found:
-                struck = struck or blow(supervisor, event)
+                if not struck and blow(supervisor, event):
+                    struck = True
+                    gate.touch()
             return found
 
         monkeypatch.setattr(Supervisor, "poll", polled)
@@ -168,19 +179,28 @@ def test_collector_that_stands_still_is_replaced_while_the_others_go_on(runs, tm
     assert sum(produced) - sum(produced[lane] for lane in mine) > sum(produced[lane] for lane in mine)
 
 
-def test_frozen_while_it_waits_for_credit(runs, strike):
-    def freeze(supervisor, event):
-        if not is_metrics(event, steps=100):
-            return False
-        pid = supervisor.pid("collector-1")
-        os.kill(pid, signal.SIGSTOP)
-        if supervisor._board.read("collector-1").activity is Activity.WAIT_CREDIT:
-            return True
-        os.kill(pid, signal.SIGCONT)  # it was at something else; at the next report
+def test_frozen_while_it_waits_for_credit(runs, strike, gate):
+    frozen = False
+
+    def freeze_and_see_it_replaced(supervisor, event):
+        nonlocal frozen
+        if frozen:
+            return isinstance(event, Started) and event.id == "collector-1"
+        if is_metrics(event, steps=100):
+            frozen = True
+            learner, collector = supervisor.pid("learner"), supervisor.pid("collector-1")
+            os.kill(learner, signal.SIGSTOP)  # takes no rows, so that there is no credit to be had
+            while not is_stopped(learner) or supervisor._board.read("collector-1").activity is not Activity.WAIT_CREDIT:
+                pause(0.001)
+            os.kill(collector, signal.SIGSTOP)
+            os.kill(learner, signal.SIGCONT)
         return False
 
-    strike(freeze)
-    run = runs.train(ENV, run__steps=3000, replay__learning_starts=50, collect__random_steps=50, deadlines__wait_s=1.0)
+    strike(freeze_and_see_it_replaced)
+    run = runs.train(
+        **dawdling(gate, ENV, 400), run__steps=3000, replay__learning_starts=50, collect__random_steps=50,
+        deadlines__wait_s=1.0,
+    )  # fmt: skip
     assert run.completed, run.summary["error"]
     assert_sound(runs, run)
     assert run.summary["faults"] == {"stalled": 1}
@@ -188,7 +208,7 @@ def test_frozen_while_it_waits_for_credit(runs, strike):
 
 
 @pytest.mark.parametrize("victim", ["learner", "evaluator", "probe"])
-def test_other_processes_are_killed(runs, strike, victim):
+def test_other_processes_are_killed(runs, strike, gate, victim):
     def kill(supervisor, event):
         if victim == "learner" and not is_metrics(event):
             return False
@@ -200,7 +220,7 @@ def test_other_processes_are_killed(runs, strike, victim):
         return True
 
     strike(kill)
-    run = runs.train(ENV, evaluation__episodes=3, kwargs={"step_s": 0.002}, run__steps=1000)
+    run = runs.train(**dawdling(gate, ENV, 50), evaluation__episodes=3, run__steps=1000)
     assert_sound(runs, run)
     (fault,) = events(run, "fault", victim)
     assert "SIGKILL" in fault["text"]
@@ -233,7 +253,7 @@ def test_evaluator_killed_before_it_is_ready_is_started_again(runs, strike):
     assert run.summary["evaluations"][-1]["env_steps"] == run.summary["env_steps"]
 
 
-def test_learner_that_dies_tells_what_it_leaves(runs, strike):
+def test_learner_that_dies_tells_what_it_leaves(runs, strike, gate):
     def kill(supervisor, event):
         if getattr(getattr(event, "message", None), "kind", None) != "frozen":
             return False
@@ -241,7 +261,7 @@ def test_learner_that_dies_tells_what_it_leaves(runs, strike):
         return True
 
     strike(kill)
-    run = runs.train(ENV, evaluation__episodes=2, evaluation__every_steps=200, run__steps=5000)
+    run = runs.train(**dawdling(gate, ENV, 50), evaluation__episodes=2, evaluation__every_steps=200, run__steps=5000)
     assert run.summary["exit_code"] == 1
     (version,) = [int(path.name) for path in (run.path / "checkpoints").iterdir()]
     assert f"\n  newest policy: checkpoints/{version}, made after " in run.summary["error"]

@@ -28,7 +28,9 @@ LONG: Mapping[str, Any] = {
 }
 """2,000 updates and some."""
 SLOW = {"step_s": 0.002}
-"""Long enough for the learner to report while it trains."""
+"""Long enough for the learner to save while it trains."""
+SLOW_FROM = 200
+"""Of 368 steps in each lane; the last blow of a case comes after some 200."""
 FROZEN = {"deadlines__step_s": 2.0, "deadlines__wait_s": 2.0, "deadlines__commit_s": 2.0}
 OU = {"algorithm__exploration": {"kind": "ornstein-uhlenbeck", "scale": 0.3}}
 SUCCEEDS = {"supervision__learner_death": "resume", "supervision__learner_save_every_s": 0.05}
@@ -135,9 +137,10 @@ def trained(runs: Runs, blows: Blows, case: Case, marker: Path) -> Any:
     kwargs = dict(case.kwargs)
     if case.fault is not None:
         kwargs |= {"at": case.at, "marker": str(marker)} | ({} if "what" in kwargs else {"fault": case.fault})
+    where = blows.env(case.env, SLOW_FROM, kwargs) if case.blows else {"env": case.env, "kwargs": kwargs}
     blows.plan(case.blows)
     long = {k: v for k, v in LONG.items() if "algorithm.name" not in case.settings or not k.startswith("algorithm__")}
-    run = runs.train(case.env, kwargs=kwargs, **{**long, **case.settings})
+    run = runs.train(**where, **{**long, **case.settings})
     assert run.completed, run.summary["error"]
     assert_books(run)
     assert run.summary["updates"] >= 2000

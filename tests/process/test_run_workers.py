@@ -169,7 +169,7 @@ def test_a_worker_is_killed_from_outside(runs, tmp_path, blows):
         [("collector-0", signal.SIGKILL, 30)],
         send=lambda _, number: os.kill(int(pids.read_text().split()[-1]), number),
     )
-    run = runs.train("run_envs:noted", kwargs={"pids": str(pids), **SLOW}, run__steps=4000, **WORKERS)
+    run = runs.train(**blows.env("run_envs:noted", 40, {"pids": str(pids)}), run__steps=4000, **WORKERS)
     assert_sound(runs, run)
     assert len(blows.sent) == 1
     assert run.summary["restarts"] == 0
@@ -179,8 +179,8 @@ def test_a_worker_is_killed_from_outside(runs, tmp_path, blows):
 
 def test_the_collector_is_killed_with_all_its_workers(runs, tmp_path, blows):
     blows.plan([("collector-0", signal.SIGKILL, 30)])
-    kwargs = {"fault": "fail", "at": 9, "marker": str(tmp_path / "marker"), **SLOW}
-    run = runs.train(ENV, kwargs=kwargs, run__steps=500, **WORKERS)
+    kwargs = {"fault": "fail", "at": 9, "marker": str(tmp_path / "marker")}
+    run = runs.train(**blows.env(ENV, 25, kwargs), run__steps=500, **WORKERS)
     assert_sound(runs, run)
     assert run.summary["restarts"] == 1
     assert run.summary["faults"] == {"environment_raised": 1, "died": 1}
