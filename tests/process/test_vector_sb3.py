@@ -103,6 +103,61 @@ def test_everything_is_as_from_dummy_vec_env(backend, name):
         ours.close()
 
 
+class Motley(Telling):
+    """Infos whose types differ between environments, and which are changed after they were handed out."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.kept: dict[str, Any] = {"seen": np.zeros(1), "steps": 0}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        observation, _ = super().reset(seed=seed)
+        return observation, {"goal": (options or {}).get("goal"), "x": [1, 0.7, None][self.index]}
+
+    def step(self, action: Any) -> Any:
+        *answer, _ = super().step(action)
+        self.kept["seen"] += 1
+        self.kept["steps"] += 1
+        own = {"x": [1, 0.7, None][self.index], "positions": np.arange(self.index + self._t), 3: (True, "text")}
+        some = {"tag": np.float32(self.index)} if self.index == self._t else {}
+        return *answer, self.kept if self._t == 2 else {**own, **some, "deep": {"x": [None, 2][self.index % 2]}}
+
+
+def exactly(ours: Any, theirs: Any) -> None:
+    """Equal, and of equal types."""
+    assert type(ours) is type(theirs)
+    if isinstance(theirs, dict):
+        assert ours.keys() == theirs.keys()
+        for key in theirs:
+            exactly(ours[key], theirs[key])
+    elif isinstance(theirs, list | tuple):
+        for mine, other in zip(ours, theirs, strict=True):
+            exactly(mine, other)
+    else:
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("how", BACKENDS)
+def test_infos_are_of_the_types_that_their_environments_gave_them(how):
+    factories = [partial(Motley, env) for env in range(3)]
+    theirs, ours = DummyVecEnv(factories), SB3VecEnv(factories, **BACKENDS[how])
+    try:
+        for envs in (theirs, ours):
+            envs.set_options([{"goal": np.array([1, 2])}, {"goal": np.array([3, 4])}, {}])
+            envs.reset()
+        exactly(ours.reset_infos, theirs.reset_infos)
+        kept = []
+        for _ in range(7):
+            mine, other = ours.step(np.zeros(3, np.int64))[3], theirs.step(np.zeros(3, np.int64))[3]
+            kept.append((mine, other))
+            exactly(ours.reset_infos, theirs.reset_infos)
+        for mine, other in kept:
+            for one, another in zip(mine, other, strict=True):
+                exactly(one, another)
+    finally:
+        ours.close()
+
+
 def test_seeds_and_options_reach_the_environments_they_are_for(backend):
     envs = SB3VecEnv([Telling] * 4, **backend)
     try:

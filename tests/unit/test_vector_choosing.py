@@ -46,6 +46,19 @@ def test_steps_that_compute(step_us: float, count: int, workers: int, here: int)
     assert (chosen.workers, chosen.threads, chosen.here) == (workers, 1, here), chosen
 
 
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 8, 16, 64])
+@pytest.mark.parametrize("infos", [False, True])
+def test_no_worker_is_without_environments(cores: int, infos: bool) -> None:
+    for step_us in (1.0, 7.0, 25.0, 43.0, 50.0, 100.0, 1000.0, 30_000.0):
+        for count in range(1, 40):
+            for asked in ({}, {"isolate": True}, {"here": 3}, {"workers": 5}, {"workers": 9, "here": 2}):
+                chosen = plan(measured(step_us, infos=infos), count, Machine(cores=cores), **asked)
+                where = f"{chosen} for {count} of {step_us} us on {cores}"
+                assert chosen.workers <= count - chosen.here, where
+                assert chosen.workers or not chosen.here, where
+                assert 0 <= chosen.here < count, where
+
+
 def test_with_more_cores_every_one_steps_its_share() -> None:
     chosen = plan(measured(6.5), 200, Machine(cores=4))
     assert chosen.workers == 3
@@ -66,6 +79,7 @@ def test_this_process_steps_as_many_as_are_asked_and_leaves_one() -> None:
     assert plan(None, 8, workers=2, threads=1, here=9) == Plan(1, 1, "as asked", 7)
     assert plan(measured(6.5), 8, here=3).here == 3
     assert plan(measured(6.5), 8, here=3).workers >= 1
+    assert plan(measured(6.5), 8, here=3).reason.endswith("; workers beside this process, as asked")
     assert plan(None, 8, workers=0, threads=1, here=3).here == 0
 
 
@@ -138,6 +152,8 @@ def test_what_is_asked_is_done() -> None:
         {"here": -1},
         {"here": 1.5},
         {"here": 2, "step_timeout_s": 1.0},
+        {"here": 2, "workers": 0},
+        {"log_path": "envs.log", "workers": 0},
     ],
 )
 def test_options_that_cannot_be(wrong: dict[str, Any]) -> None:

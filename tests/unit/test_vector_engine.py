@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -11,19 +12,28 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from headrace.core.clock import FakeClock
-from headrace.core.errors import ComponentDied, HeadraceError, RestartBudgetSpent
+from headrace.core.errors import ComponentDied, EnvironmentNotBuilt, HeadraceError, RestartBudgetSpent
+from headrace.ipc.channel import Channel, Deadline
 from headrace.ipc.shm import SharedBlock
 from headrace.vector.complaints import Complaints
+from headrace.vector.crew import Crew
+from headrace.vector.desk import Batch, Desk
 from headrace.vector.engine import Engine
 from headrace.vector.events import Answers, Event, Failure
 from headrace.vector.faults import FaultKind, Interrupted, Problem, broken_contract
 from headrace.vector.handle import Handle
+from headrace.vector.limits import Limits
+from headrace.vector.messages import Built, Extras, LeftAlone
+from headrace.vector.pool import Pool
 from headrace.vector.rows import Rows
 from headrace.vector.signals import Signal
 from headrace.vector.slab import Kind, Mailbox, Slab, plan
 from headrace.vector.slots import Policy, Slots, SlotState
 from headrace.vector.spaces import Layout
+from headrace.vector.split import Split
+from headrace.vector.stepping import Phase
 from headrace.vector.taking import take
+from headrace.vector.threads import InThreads
 from headrace.vector.worker import InTurn
 
 COUNT = 3
@@ -38,8 +48,14 @@ class Told:
         self.slab = slab
         self.asked: list[tuple[int, int, Kind, Any]] = []
         self.events: list[Event] = []
+        self.refuses: Exception | None = None
+
+    def prepare(self, values: Any, _what: str) -> Any:
+        return dict(values)
 
     def submit(self, ids: Any, seqs: Any, resets: Any, _actions: Any) -> None:
+        if self.refuses is not None:
+            raise self.refuses
         for env, seq in zip(ids.tolist(), seqs.tolist(), strict=True):
             self.asked.append((env, seq, Kind(self.slab.kind[env]), resets.get(env)))
 
@@ -197,6 +213,40 @@ def test_a_pause_holds_up_nobody_else() -> None:
     assert batch.observations[1, 0] == 3.0
 
 
+def test_a_seed_is_kept_to_also_when_the_replacement_has_to_wait() -> None:
+    engine, told, clock = begun(per_env=9)
+    for _ in range(3):  # the second one in the window makes a pause
+        step(engine)
+        env, seq, _, _ = told.asked.pop(next(place for place, one in enumerate(told.asked) if one[0] == 1))
+        told.answer(1.0)
+        told.events.append(Failure(env, seq, problem()))
+        taken(engine)
+        if engine.slots._paused_until_s > clock.now():
+            break
+        engine.reset(ALL[1:2], [None], None)
+        told.answer(0.5)
+        engine.gather(ALL[1:2], 1)
+        take(engine, ALL[1:2], ALL[1:2], np.ones(COUNT, np.bool_), {}, copies=True)
+    engine.reset(ALL, [15, 16, 17], None)
+    assert [(who, details) for who, _, _, details in told.asked] == [(0, (15, None)), (2, (17, None))]
+    told.answer(0.5)
+    engine.gather(None, 2)
+    clock.advance(1.0)
+    told.poll, real = (lambda *_: told.answer(3.0) or real(0, 0.0)), told.poll  # type: ignore[method-assign, assignment, func-returns-value]
+    asked: list[Any] = []
+    told.submit, submit = (lambda *given: asked.append(given[2]) or submit(*given)), told.submit  # type: ignore[method-assign, assignment, func-returns-value]
+    engine.gather(None, COUNT)
+    assert asked == [{1: (16, None)}]
+
+
+def test_without_any_time_there_is_what_has_come_already() -> None:
+    engine, told, _ = begun()
+    step(engine)
+    told.answer(1.0)
+    engine.gather(None, COUNT, timeout_s=0.0)
+    assert engine.slots.ready().tolist() == [0, 1, 2]
+
+
 def test_a_spent_budget_is_told_by_every_call() -> None:
     engine, told, _ = begun(per_env=0)
     step(engine)
@@ -204,6 +254,112 @@ def test_a_spent_budget_is_told_by_every_call() -> None:
     for work in (lambda: engine.gather(None, COUNT), lambda: step(engine), lambda: engine.check_idle("x")):
         with pytest.raises(RestartBudgetSpent, match="environment 2 failed 1 times"):
             work()
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_questions_that_could_not_be_handed_out_can_be_asked_again(mode: AutoresetMode) -> None:
+    engine, told, _ = begun(mode)
+    engine.reset(ALL[:1], [None], None)
+    told.answer(0.25)
+    engine.gather(ALL[:1], 1)
+    take(engine, ALL[:1], ALL, np.ones(COUNT, np.bool_), {}, copies=True)
+    for work in (lambda: step(engine), lambda: engine.reset(ALL, [1, 2, 3], {"level": 9})):
+        told.refuses = OSError("out of something")
+        for _ in range(2):
+            with pytest.raises(OSError, match="out of something"):
+                work()
+            assert engine.slots.idle()
+            assert not engine.renewal.options
+            assert engine.renewal.steps.tolist() == [0] * COUNT
+            engine.check_idle("x")
+        told.refuses = None
+    step(engine)
+    told.answer(1.0)
+    batch, valid = taken(engine)
+    assert valid.all()
+    assert batch.observations[:, 0].tolist() == [1.0] * COUNT
+    step(engine)
+    env, seq, _, _ = told.asked.pop(0)
+    told.slab.rows[0][env + (seq & 1) * COUNT] = 77.0  # half written
+    told.events.append(Failure(env, seq, problem()))
+    told.answer(2.0)
+    if mode is AutoresetMode.NEXT_STEP:
+        assert taken(engine)[0].observations[:, 0].tolist() == [1.0, 2.0, 2.0]
+
+
+def test_what_was_to_be_renewed_is_still_to_be_renewed_if_that_could_not_be_asked_for() -> None:
+    engine, told, _ = begun()
+    told.events.append(Failure(1, -1, problem()))
+    engine.gather(ALL, 0)
+    for event in told.poll(0, 0.0):
+        engine.take_in(event)
+    told.refuses = OSError("out of something")
+    with pytest.raises(OSError, match="out of something"):
+        engine.reset(ALL[1:], [4, 5], None)
+    told.refuses = None
+    step(engine)
+    assert [env for env, *_ in told.asked] == [0, 2]
+    told.answer(1.0)
+    batch, valid = taken(engine)
+    assert valid.tolist() == [True, False, True]
+    assert "OSError: out of something" in batch.infos["headrace"]["message"][1]
+    engine.reset(ALL, [6, 7, 8], None)
+    assert [kind for _, _, kind, _ in told.asked] == [Kind.RESET, Kind.RENEW, Kind.RESET]
+
+
+def test_a_replacement_that_could_not_be_asked_is_asked_when_it_is_waited_for_again() -> None:
+    engine, told, _ = begun()
+    engine.reset(ALL, [1, 2, 3], {"level": 2})
+    env, seq, _, _ = told.asked.pop(1)
+    told.answer(1.0)
+    told.events.append(Failure(env, seq, problem()))
+    told.refuses = OSError("out of something")
+    for _ in range(2):
+        with pytest.raises(OSError, match="out of something"):
+            engine.gather(ALL, COUNT)
+        assert engine.slots.state.tolist() == [SlotState.READY, SlotState.HELD, SlotState.READY]
+    told.refuses = None
+    told.poll, real = (lambda *_: told.answer(3.0) or real(0, 0.0)), told.poll  # type: ignore[method-assign, assignment, func-returns-value]
+    engine.gather(ALL, COUNT)
+    batch = take(engine, ALL, ALL, np.ones(COUNT, np.bool_), {}, copies=True)
+    assert batch.observations[:, 0].tolist() == [1.0, 3.0, 1.0]
+
+
+def test_what_this_process_has_answered_is_told_although_workers_could_not_be_asked() -> None:
+    def fails(*_: Any) -> Any:
+        raise OSError("out of something")
+
+    serial = SimpleNamespace(here=1, submit=lambda *_: None, poll=lambda *_: ["answers"])
+    pool = SimpleNamespace(slab=None, later=["earlier"], poll=fails)
+    split = Split(serial, pool)  # type: ignore[arg-type]
+    split.submit(np.array([0]), np.array([1]), {}, {})
+    with pytest.raises(OSError, match="out of something"):
+        split.poll(1, 1.0)
+    assert pool.later == ["answers", "earlier"]
+
+
+def test_who_reads_in_a_worker_leaves_alone_what_one_of_its_threads_is_sending() -> None:
+    ours, theirs = Channel.pair()
+    with ours, theirs:
+        assert theirs.try_send(bytes(5_000_000))
+        left = len(theirs._unsent)
+        assert ours.receive_all() == []  # there is room now
+        ours.try_send("a message")
+        assert Desk.hear(SimpleNamespace(control=theirs)) == ["a message"]  # type: ignore[arg-type]
+        assert len(theirs._unsent) == left > 0
+
+
+def test_who_sends_in_a_worker_with_threads_is_the_only_one() -> None:
+    box, alone = Mailbox(SharedBlock.create(Mailbox.nbytes(COUNT)), COUNT), list[bool]()
+    desk = SimpleNamespace(mailbox=box, seats={0: 0})
+    in_threads = InThreads(desk)  # type: ignore[arg-type]
+    locked = in_threads._publishing.locked
+    desk.send = lambda _: alone.append(locked())
+    in_threads.send("a message")
+    assert alone == [True]
+    assert not locked()
+    del in_threads, desk
+    box.close()
 
 
 def test_one_exception_per_incident() -> None:
@@ -225,6 +381,7 @@ def test_an_interruption_hits_only_the_call_it_is_meant_for(monkeypatch: pytest.
     box.marks[0] = -4  # it is over
     box.interrupt(4)
     in_turn._on_interrupt(0, None)
+    box.interrupt(4)
     box.marks[0] = 5  # and the next one has begun
     in_turn._on_interrupt(0, None)
     box.interrupt(5)
@@ -233,6 +390,64 @@ def test_an_interruption_hits_only_the_call_it_is_meant_for(monkeypatch: pytest.
     in_turn._on_interrupt(0, None)  # once
     del in_turn
     box.close()
+
+
+def test_an_interruption_of_a_call_that_has_come_back_moves_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.vector.worker.signal.signal", lambda *_: None)
+    published: list[tuple[int, list[Any]]] = []
+    monkeypatch.setattr(InTurn, "_publish", lambda _self, _batch, start, returned: published.append((start, returned)))
+
+    class Marks(list[int]):
+        """The signal comes between what a call returned and the note that it is over."""
+
+        def __setitem__(self, place: Any, number: Any) -> None:
+            if number == -2 and 0 not in self.came:
+                self.came.append(0)
+                raise Interrupted
+            super().__setitem__(place, number)
+
+        came: ClassVar[list[int]] = []
+
+    box = SimpleNamespace(marks=Marks([0]), phases=[Phase.STEP], portions=0)
+    in_turn = InTurn(SimpleNamespace(mailbox=box))  # type: ignore[arg-type]
+    work = [lambda action, env=env: f"answer of {env} to {action}" for env in range(4)]
+    in_turn.run(Batch([0, 1, 2, 3], [1] * 4, work, ["a"] * 4, range(4), frozenset()))  # type: ignore[arg-type]
+    assert [one for _, returned in published for one in returned] == [f"answer of {env} to a" for env in range(4)]
+    assert [start for start, _ in published] == [0, 2]
+
+
+def test_only_a_worker_that_steps_an_environment_is_late_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a worker was relieved, some of its environments are stepped by its successor, and both know all of them."""
+    watched: dict[int, list[int]] = {}
+    monkeypatch.setattr(Pool, "_watch", lambda _self, handle, busy, _now_s: watched.update({handle.index: busy}))
+    homes = {0: [0, 2], 1: [1]}
+    child = SimpleNamespace(exit_code=None)
+    usual = {"ids": [0, 1, 2], "given_up": dict, "giving_up": {}, "worn_out": False, "open": 1, "child": child}
+    handles = {index: SimpleNamespace(index=index, **usual) for index in homes}
+    server = SimpleNamespace(collect=list, error=None)
+    limits = Limits(step_s=1.0, reset_s=1.0, construct_s=1.0, close_s=1.0)
+    options = SimpleNamespace(limits=limits, template=SimpleNamespace(eager=False))
+    housed = lambda handle: homes[handle.index]  # noqa: E731 - one line of a stand-in
+    crew = SimpleNamespace(handles=handles, server=server, options=options, housed=housed, alarm=True)
+    slots = SimpleNamespace(state=np.full(COUNT, SlotState.BUSY))
+    Pool(crew, None, slots)._look([])  # type: ignore[arg-type]
+    assert watched == homes
+
+
+def test_a_worker_that_ends_while_others_build_ends_the_start() -> None:
+    """It has built all it is to build, and nobody would look after it later."""
+    built = Built([], {}, None)
+    handles = {
+        index: SimpleNamespace(index=index, name=f"worker-{index}", ids=[index], replies=replies, read=lambda: None)
+        for index, replies in enumerate([[built], []])
+    }
+    ends = iter([[], [SimpleNamespace(id="worker-0", exit_code=-9)]])
+    crew = Crew.__new__(Crew)
+    crew._launched, crew.handles = Deadline(60.0), handles  # type: ignore[assignment]
+    crew.server = SimpleNamespace(collect=lambda: next(ends), error=None)  # type: ignore[assignment]
+    crew.wait = lambda _s: None  # type: ignore[method-assign]
+    with pytest.raises(EnvironmentNotBuilt, match="worker-0 ended while it built environments 0: killed by SIGKILL"):
+        crew.built()
 
 
 def test_a_worker_wakes_us_when_all_it_has_are_answered_though_more_are_wanted() -> None:
@@ -246,6 +461,78 @@ def test_a_worker_wakes_us_when_all_it_has_are_answered_though_more_are_wanted()
     assert handle.take().tolist() == [0, 1]
     assert (handle.open, handle.unanswered) == (0, 0)
     handle.close()
+
+
+def test_an_info_stands_where_its_environment_does() -> None:
+    engine, told, _ = begun()
+    step(engine)
+    told.answer(1.0)
+    for event in told.events:
+        assert isinstance(event, Answers)
+        env = int(event.ids[0])
+        event.infos = {env: {"who": env}}
+    engine.gather(None, COUNT)
+    valid = np.ones(COUNT, np.bool_)
+    first = take(engine, ALL[1:], ALL[1:], valid, {}, copies=True)
+    second = take(engine, ALL[:1], ALL[:1], valid, {}, copies=True)
+    assert (first.infos["who"].tolist(), first.infos["_who"].tolist()) == ([1, 2], [True, True])
+    assert (second.infos["who"].tolist(), second.infos["_who"].tolist()) == ([0], [True])
+
+
+def test_an_info_belongs_to_the_answer_it_was_sent_with() -> None:
+    said: list[Any] = []
+
+    def receive_all() -> list[Any]:
+        found = said[:]
+        said.clear()
+        return found
+
+    child = SimpleNamespace(close=lambda: None, control=SimpleNamespace(receive_all=receive_all))
+    box = Mailbox(SharedBlock.create(Mailbox.nbytes(COUNT)), COUNT)
+    handle = Handle(0, [0, 1], child, box, (Signal.create(), Signal.create()), threaded=True)  # type: ignore[arg-type]
+    said.append(Extras([0, 1], [4, 4], {1: {"n": 4}}))
+    assert handle.extras_of(1, 3) is None
+    found = handle.extras_of(1, 4)
+    assert found is not None
+    assert found.infos == {1: {"n": 4}}
+    assert handle.extras_of(1, 5) is None  # what belongs to it has not come
+    said.append(Extras([1], [5], {1: {"n": 5}}))
+    found = handle.extras_of(1, 5)
+    assert found is not None
+    assert found.infos == {1: {"n": 5}}
+    handle.close()
+
+
+def test_what_a_thread_brings_that_was_given_up_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    laid_down: list[int] = []
+    monkeypatch.setattr(InThreads, "_lay_down", lambda _self, batch, place, *_: laid_down.append(batch.seqs[place]))
+    box, begun, over = Mailbox(SharedBlock.create(Mailbox.nbytes(COUNT)), COUNT), threading.Event(), threading.Event()
+    told: list[Any] = []
+    desk = SimpleNamespace(mailbox=box, seats={0: 0}, send=told.append, renew=told.append, wake=lambda: None)
+    in_threads = InThreads(desk)  # type: ignore[arg-type]
+
+    def work(_action: Any) -> None:
+        begun.set()
+        assert over.wait(timeout=20.0)
+
+    def asked(seq: int, what: Any) -> Batch:
+        return Batch([0], [seq], [what], [None], range(1), frozenset())
+
+    in_threads.run(asked(1, work))
+    assert begun.wait(timeout=20.0)
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "env-0"]
+    in_threads.abandon(0, box.marks[0])
+    over.set()
+    thread.join(timeout=20.0)
+    assert not thread.is_alive()
+    assert [type(one) for one in told] == [LeftAlone, int]
+    in_threads.run(asked(2, lambda _action: over.clear()))  # another thread, in which the next question is answered
+    in_threads.close()
+    for thread in [thread for thread in threading.enumerate() if thread.name == "env-0"]:
+        thread.join(timeout=20.0)
+    assert laid_down == [2]
+    del in_threads, desk
+    box.close()
 
 
 def test_errors_of_lost_ones_are_of_a_component() -> None:

@@ -243,6 +243,13 @@ def test_columns_in_shared_memory_come_back_as_they_were(infos: dict[int, Any]) 
     assert np.isnan(numbers[:, elsewhere]).all()
 
 
+def test_large_whole_numbers_in_shared_memory_are_exact() -> None:
+    columns, numbers = columns_of({0: {"a": 2**53 + 1}, 1: {"a": -(2**62) - 1}}), np.zeros((1, 2))
+    assert columns is not None
+    assert columns.lay_down(numbers)
+    assert columns.form.read(numbers, columns.envs).arrays[0].tolist() == [2**53 + 1, -(2**62) - 1]
+
+
 @pytest.mark.parametrize("info", [{"a": 2**63}, {"a": np.uint64(1)}, {"a": 1 + 1j}, dict.fromkeys("abcd", 1.0)])
 def test_what_is_no_number_of_eight_bytes_is_not_laid_down(info: Any) -> None:
     columns = columns_of({0: info})

@@ -88,6 +88,26 @@ def test_one_that_does_not_fit_never_replaces_the_last_valid_observation(wrong: 
         assert (np.array([*kept, *seen])[:, :, 0] == np.arange(COUNT)).all()
 
 
+class Floats(Bytes):
+    """Numbers that are checked while they are written."""
+
+    observation_space = gym.spaces.Box(-9, 9, (4,), np.float32)
+
+    def _seen(self) -> Any:
+        return super()._seen().astype(np.float32)
+
+
+def test_one_that_fails_while_it_is_written_never_replaces_the_last_valid_observation() -> None:
+    def made(env: int) -> Any:
+        return lambda: Floats(env, 3, np.array([1.0, 5.0, 7.0, np.nan], np.float32))
+
+    with headrace.VectorEnv([made(env) for env in range(COUNT)], workers=0) as envs:
+        envs.reset(seed=0)
+        *_, last = [envs.step([0] * COUNT)[0] for _ in range(3)]
+        assert envs.valid.tolist() == [True, False, True]
+        assert last.tolist() == [[0.0, 3.0, 7.0, 7.0], [1.0, 2.0, 7.0, 7.0], [2.0, 3.0, 7.0, 7.0]]
+
+
 class OneDict(Faulty):
     """Always returns the same dict, changed."""
 

@@ -55,6 +55,17 @@ def test_an_answer_to_an_older_question_is_not_taken() -> None:
     assert slots.state[1] == SlotState.READY
 
 
+def test_a_failure_of_an_older_question_is_none_of_the_newest() -> None:
+    slots = Slots(COUNT, policy())
+    old = int(asked(slots, 1)[0])
+    slots.answered(ids(1), ids(old))
+    slots.take(ids(1))
+    new = int(asked(slots, 1)[0])
+    assert slots.failed(1, old, 0.0) is None
+    assert slots.state[1] == SlotState.BUSY
+    assert slots.failed(1, new, 0.0) == Cut(1)
+
+
 def test_a_question_to_one_who_is_busy_changes_nothing() -> None:
     slots = Slots(COUNT, policy())
     asked(slots, 2)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from headrace.core.clock import FakeClock
+from headrace.ipc.shm import SharedBlock
 from headrace.vector.limits import Limits
+from headrace.vector.seats import Seats
+from headrace.vector.slab import Mailbox
 from headrace.vector.stepping import Phase
 from headrace.vector.watch import Seat, Verdict
 from headrace.vector.watcher import Watcher
@@ -38,6 +42,33 @@ def test_idle_time_does_not_count() -> None:
     seat.look(-7, 0.0, LIMITS, 0.0)
     assert seat.look(-7, 99.0, LIMITS, 100.0) is Verdict.FINE  # it was given work a second ago, and has not begun
     assert seat.look(-7, 99.0, LIMITS, 104.0) is Verdict.INTERRUPT
+
+
+def test_every_phase_of_a_call_has_its_own_time() -> None:
+    """A replacement is built and reset within one call: a constructor that took long is no reset that does."""
+    box = Mailbox(SharedBlock.create(Mailbox.nbytes(2)), 2)
+    box.order(np.array([1]))
+    seats, limits = Seats([0, 1], box, threaded=False), Limits(step_s=5.0, reset_s=10.0, construct_s=120.0, close_s=5.0)
+
+    def look(phase: Phase, now_s: float) -> list[Verdict]:
+        box.marks[0], box.phases[0] = 1, phase
+        return [verdict for verdict, _ in seats.look([1], limits, now_s)]
+
+    assert [look(Phase.CONSTRUCT, now_s) for now_s in (0.0, 20.0, 110.0)] == [[], [], []]
+    assert [look(Phase.RESET, now_s) for now_s in (111.0, 120.9)] == [[], []]
+    assert look(Phase.RESET, 121.0) == [Verdict.INTERRUPT]
+    box.close()
+
+
+def test_a_reset_in_this_process_is_not_blamed_for_the_step_before_it() -> None:
+    clock, seen = FakeClock(), [(("a", 1), 3, Phase.STEP)]
+    watcher = Watcher(lambda: seen[-1], Limits(step_s=9.0, reset_s=2.0, construct_s=9.0, close_s=9.0), clock)
+    assert watcher.check() is None
+    clock.advance(5.0)
+    seen.append((("a", 1), 3, Phase.RESET))
+    assert watcher.check() is None
+    clock.advance(2.0)
+    assert "inside reset() for 2 s" in (watcher.check() or "")
 
 
 def test_limits_by_phase() -> None:

@@ -8,6 +8,7 @@ that the data path uses it. `poll_fds` is the one place of the package where a p
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pickle
 import select
@@ -25,6 +26,7 @@ _LENGTH = struct.Struct("<Q")
 _MAX_MESSAGE_BYTES = 1 << 40  # a longer one is a damaged stream, not a message
 _READ_BYTES = 1 << 18
 _READS_PER_CALL = 256  # bounds a call against a sender who is faster than we read
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Deadline:
@@ -78,8 +80,9 @@ def poll_fds(interest: Mapping[int, int], timeout_s: float) -> dict[int, int]:
 class Channel:
     """Both ends of a conversation between two processes: Python objects of any size, in order, by pickle.
 
-    Not thread-safe. Nothing blocks but `send` and `receive`, and those only until their deadline. A message
-    that was begun is completed by later calls, so a slow reader never sees half of one.
+    Not thread-safe, but one thread may `receive_all` without flushing while another one sends. Nothing blocks but `send` and
+    `receive`, and those only until their deadline. A message that was begun is completed by later calls, so a slow reader
+    never sees half of one.
 
     Args:
         sock: A connected stream socket; the channel owns it from now on.
@@ -207,14 +210,17 @@ class Channel:
                     fix="see what that component is doing; raise the timeout if it is only slow",
                 )
 
-    def receive_all(self) -> list[Any]:
+    def receive_all(self, *, flushes: bool = True) -> list[Any]:
         """Every message that is complete, oldest first, without waiting.
+
+        Args:
+            flushes: Whether to go on with a message that was begun. False: another thread sends it.
 
         Raises:
             ChannelClosed: There is none, and the other end is gone.
             ComponentError: The oldest one cannot be unpickled here; it is dropped, the others stay for the next call.
         """
-        self._fill()
+        self._fill(flushes=flushes)
         if not self._messages and self._no_more_input:
             raise self._closed("messages were looked for")
         messages: list[Any] = []
@@ -252,9 +258,9 @@ class Channel:
     def _read(self) -> bytes:
         return os.read(self._sock.fileno(), _READ_BYTES)  # the socket is non-blocking
 
-    def _fill(self) -> None:
+    def _fill(self, *, flushes: bool = True) -> None:
         """Take in what has arrived, and hand out what is waiting, without blocking."""
-        if self.unsent and not self._no_more_output:
+        if flushes and self.unsent and not self._no_more_output:
             with contextlib.suppress(ChannelClosed):  # noted; what the peer sent before it left is still to be read
                 self.flush()
         for _ in range(_READS_PER_CALL):
@@ -364,6 +370,28 @@ class MessagePipe:
     def attach(cls, message_bytes: int, reader_fd: int = -1, writer_fd: int = -1) -> Self:
         """The end, or ends, that were handed to this process as descriptors; taken over."""
         return cls(message_bytes, reader_fd, writer_fd)
+
+    @property
+    def room(self) -> int:
+        """Messages that may be in flight at once, wherever they begin in the pipe's pages."""
+        fd = self.writer_fd if self.writer_fd >= 0 else self.reader_fd
+        # A message never lies in two pages, and a page counts as used until its last message is taken.
+        pages = fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) // _PAGE_BYTES - 1
+        return pages * (_PAGE_BYTES // self.message_bytes)
+
+    def make_room(self, messages: int) -> None:
+        """Have the pipe hold so many messages at once; one that does already stays as it is.
+
+        Raises:
+            OSError: The system does not give a pipe, or the pipes of this user together, as much memory.
+        """
+        if self.room < messages:
+            fd = self.writer_fd if self.writer_fd >= 0 else self.reader_fd
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, self.bytes_for(messages))
+
+    def bytes_for(self, messages: int) -> int:
+        """Size of a pipe that holds so many messages at once."""
+        return _PAGE_BYTES * (1 - -messages // (_PAGE_BYTES // self.message_bytes))
 
     def put(self, data: bytes) -> None:
         """Hand one message over; never waits.

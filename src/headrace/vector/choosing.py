@@ -117,7 +117,8 @@ def choose(
     # What an environment starts by itself inherits the core: only those are pinned that start nothing.
     pinned = workers is None and threads > 1 and measured is not None and measured.alone
     if workers is None:
-        plan = _workers(measured, machine, num_envs, threads, isolate or bool(here), may_split=here is None)
+        why = _ENFORCED if isolate else _BESIDE if here else ""
+        plan = _workers(measured, machine, num_envs, threads, why, may_split=here is None)
         if plan.here:
             return plan
         workers, reason = plan.workers, plan.reason
@@ -128,9 +129,14 @@ def choose(
     return Plan(workers, threads if workers else 1, reason, beside, pinned)
 
 
+_ENFORCED = "workers, so that step_timeout_s can be enforced"
+_BESIDE = "workers beside this process, as asked"
+
+
 def _workers(
-    measured: Measured | None, machine: Machine, num_envs: int, threads: int, isolate: bool, *, may_split: bool
+    measured: Measured | None, machine: Machine, num_envs: int, threads: int, why: str, *, may_split: bool
 ) -> Plan:
+    """How many workers; ``why`` there has to be one, if there has."""
     free = max(1, round(machine.cores - machine.busy_cores))
     if measured is None or measured.steps == 0:
         reason = "its first steps failed or did not return in time, so it is kept away from this process"
@@ -142,13 +148,12 @@ def _workers(
     times = {count: _workers_s(measured, num_envs, count) for count in range(1, min(free, num_envs) + 1)}
     best = min(times, key=lambda count: times[count])
     said += f", {free} of {machine.cores} cores free" if free < machine.cores else f", {machine.cores} cores"
-    if isolate:
-        reason = f"{said}; workers, so that step_timeout_s can be enforced"
-        return Plan(best if alone_s > times[best] else 1, threads, reason)
+    if why:
+        return Plan(best if alone_s > times[best] else 1, threads, f"{said}; {why}")
     here, split_s = _split(measured, num_envs, free - 1)
     expected = "expected to be {:.2g} times as fast as this process alone"
     if may_split and here and split_s * _WORTH_IT <= alone_s and split_s * _WORTH_IT_BESIDE <= times[best]:
-        return Plan(free - 1, threads, f"{said}; {expected.format(alone_s / split_s)}", here)
+        return Plan(min(free - 1, num_envs - here), threads, f"{said}; {expected.format(alone_s / split_s)}", here)
     ratio = alone_s / times[best]
     if ratio >= _WORTH_IT and best > 1:
         return Plan(best, threads, f"{said}; {expected.format(ratio)}")

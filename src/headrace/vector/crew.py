@@ -114,6 +114,9 @@ class Crew:
                 elif handle.name in ended:
                     error = message.error if isinstance(message, Failed) else None
                     raise losses.died_starting(handle.name, ended[handle.name] or 0, handle.ids, error)
+            for handle in self.handles.values():  # had built everything, and waited for the others
+                if handle.name in ended:
+                    raise losses.died_starting(handle.name, ended[handle.name] or 0, handle.ids, None)
             if self.server.error is not None:
                 raise self.server.error
             if left and deadline.passed:

@@ -17,9 +17,9 @@ from headrace.core.errors import ChannelClosed, ComponentError
 from headrace.ipc.channel import poll_fds
 from headrace.ipc.child import ChildContext
 from headrace.ipc.shm import SharedBlock
-from headrace.vector.faults import Problem, broken_contract
+from headrace.vector.faults import Problem, broken_contract, unreadable
 from headrace.vector.infos import Form, columns_of, index
-from headrace.vector.messages import Assignment, Attach, Details, Extras, NewForm, pack
+from headrace.vector.messages import Assignment, Attach, Details, Extras, NewForm, Packed, pack, sealed, unpack
 from headrace.vector.rows import Returned, Rows, Settled, compact, row_of
 from headrace.vector.signals import Signal
 from headrace.vector.slab import FIRST_FORM, LAST_FORM, Kind, Mailbox, Note, Slab
@@ -122,13 +122,16 @@ class Desk:
         kinds: list[int] = slab.kind[place].tolist()
         work: list[Work] = [bodies[env].step for env in ids]
         resets = frozenset(at for at, kind in enumerate(kinds) if kind) if any(kinds) else frozenset[int]()
+        arguments = self._arguments(ids, place)
+        if self._codec is not None and self._codec.as_objects:
+            work = [_reading(do) if isinstance(one, Packed) else do for do, one in zip(work, arguments, strict=True)]
         for at in resets:
             work[at] = self._work(ids[at], kinds[at])
         first = row_of(ids[0], seqs[0], self.given.num_envs)
         where: Sequence[int] = range(first, first + len(ids))
         if not isinstance(place, slice) or seqs.count(seqs[0]) < len(ids):
             where = compact(row_of(orders, np.array(seqs), self.given.num_envs).tolist())
-        return Batch(ids, seqs, work, self._arguments(ids, place), where, resets)
+        return Batch(ids, seqs, work, arguments, where, resets)
 
     def publish(self, ids: list[int], seqs: list[int], where: Sequence[int], settled: Settled) -> bool:
         """Give answers; whether the parent is then to be woken.
@@ -159,6 +162,16 @@ class Desk:
     def wake(self) -> None:
         """Wake the parent."""
         self._answered.set()
+
+    def hear(self) -> list[Any]:
+        """What the parent has said since.
+
+        Sends nothing: `send` does not return before all of its message is gone, and may be going on in another thread.
+
+        Raises:
+            ChannelClosed: The parent is gone.
+        """
+        return self.control.receive_all(flushes=False)
 
     def send(self, message: object) -> None:
         """Say something to the parent, and wait until it has room; it may be busy with something else for long.
@@ -205,26 +218,33 @@ class Desk:
         """Send what does not lie in the slab; whose that is."""
         rows = self.rows
         places = range(len(ids)) if self.talks else sorted({*settled.infos, *settled.problems})
-        infos = {ids[place]: info for place, info in settled.infos.items()}
-        extras = Extras([ids[place] for place in places], [seqs[place] for place in places], infos)
+        extras = Extras([ids[place] for place in places], [seqs[place] for place in places])
         for place in places:
             env = ids[place]
-            if place in settled.problems:
-                extras.problems[env] = settled.problems[place]
-                continue
-            if self.given.probes:
-                extras.probes[env] = self.bodies[env].probed
-            if settled.objects:
-                extras.objects[env] = [column[place] for column in settled.objects]
-            if not self.given.shared:
+            problem = settled.problems.get(place) or self._put(extras, env, place, settled)
+            if problem is not None:
+                extras.problems[env] = sealed(problem, by_name=True)
+            elif not self.given.shared:
                 extras.rows[env] = [array[where[place]].copy() for array in rows.arrays]
-        try:
-            self.send(extras)
-        except Exception as error:
-            if isinstance(error, ComponentError):
-                raise
-            self.send(_unsendable(extras, error))
+        self.send(extras)
         return extras.ids
+
+    def _put(self, extras: Extras, env: int, place: int, settled: Settled) -> Problem | None:
+        """Put what one environment said into a message; if it cannot leave this process, the problem that says so."""
+        info = settled.infos.get(place)
+        parts: dict[str, tuple[dict[int, Any], Any]] = {}
+        if info:
+            parts["info"] = extras.infos, info
+        if self.given.probes:
+            parts["probes"] = extras.probes, self.bodies[env].probed
+        if settled.objects:
+            parts["obs"] = extras.objects, [column[place] for column in settled.objects]
+        for name, (by_env, value) in parts.items():
+            try:
+                by_env[env] = sealed(value, by_name=True)
+            except Exception as error:  # noqa: BLE001 - pickling runs code of others, which may raise anything
+                return broken_contract("step", name, "values that can be pickled", f"{type(error).__name__}: {error}")
+        return None
 
     def _body(self, env: int, seat: int) -> Body:
         phases, data = self.mailbox.phases, self.given.factories[env]
@@ -255,19 +275,26 @@ class Desk:
         def reset(_action: Any) -> Returned | Problem:
             if kind == Kind.RENEW:
                 body.drop(close=True)
-            return body.reset(seed, options)
+            try:
+                given = unpack(seed), unpack(options)
+            except Exception as error:  # noqa: BLE001 - to read it runs code of others, which may raise anything
+                return unreadable("reset", "seed and options", error)
+            return body.reset(*given)
 
         return reset
 
 
-def _unsendable(extras: Extras, error: Exception) -> Extras:
-    """Instead of infos or observations that cannot leave this process: problems that say so."""
-    found = f"{type(error).__name__}: {error}"
-    problem = broken_contract("step", "info", "values that can be pickled", found)
-    sent = Extras(extras.ids, extras.seqs, problems=dict(extras.problems))
-    for env in {*extras.infos, *extras.objects, *extras.probes}:
-        sent.problems.setdefault(env, problem)
-    return sent
+def _reading(step: Work) -> Work:
+    """A step whose action is read within it: that runs code of others, and is to be this environment's alone."""
+
+    def read_and_step(action: Any) -> Returned | Problem:
+        try:
+            given = unpack(action)
+        except Exception as error:  # noqa: BLE001 - as above
+            return unreadable("step", "an action", error)
+        return step(given)
+
+    return read_and_step
 
 
 def copy_facts(source: Mapping[str, Any]) -> dict[str, Any]:

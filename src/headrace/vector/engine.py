@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ class Engine:
         self.any_ended = False
         """Whether anybody's is; only while `calm`."""
         self._backend = backend
+        self._hand_out = partial(_hand_out, backend, slots, self.renewal)
         self._mode = mode
         self._disabled = mode is AutoresetMode.DISABLED
         self._clock = clock or MonotonicClock()
@@ -107,13 +109,16 @@ class Engine:
         Args:
             ids: Whom.
             seeds: One each.
-            options: For all of them.
+            options: For all of them; a list: one each.
         """
         self._raise_if_spent()
         self.leave_calm()
+        each = options if isinstance(options, list) else [options] * len(ids)
+        given = _prepared(self._backend, ids, each, "options")
         now = self.slots.send(ids, self._none[ids], self._clock.now())
         self.renewal.remember(ids, seeds, options)
-        self._ask_resets(now, dict(zip(ids.tolist(), seeds, strict=True)))
+        self.renewal.options.update(given)  # as they are handed out, again and again if need be
+        self._ask_resets(now, self.renewal.seeds_of(now))
 
     def step(self, ids: Ids, columns: Sequence[NDArray[Any]], actions: Sequence[Any]) -> None:
         """Ask for a step; those whose episode is over are reset instead, as Gymnasium's next-step mode has it.
@@ -125,7 +130,7 @@ class Engine:
         """
         self._raise_if_spent()
         slab, slots = self._backend.slab, self.slots
-        by_env = dict(zip(ids.tolist(), actions, strict=True)) if actions else {}
+        by_env = _prepared(self._backend, ids, actions, "an action") if actions else {}
         if len(ids) == self._size and self.calm() is not None and not (self.any_ended and self._disabled):
             self.leave_calm()
             resets = self.ended if self._mode is AutoresetMode.NEXT_STEP else self._none
@@ -135,8 +140,8 @@ class Engine:
                 own[:] = column
             slab.seq[:] = slots.seq
             slab.kind[:] = resets  # a reset without a seed is kind 1, a step 0
+            self._hand_out(ids, slab.seq, {}, by_env)
             self.renewal.steps += slots.is_step
-            self._backend.submit(ids, slab.seq, {}, by_env)
             return
         self.leave_calm()
         self._step_some(ids, columns, by_env)
@@ -158,20 +163,20 @@ class Engine:
         seqs = self.slots.seq[ids]
         slab.seq[ids] = seqs
         slab.kind[ids] = resets
-        self.renewal.steps[ids] += steps
-        broken = self.renewal.broken
-        if not broken and not self.renewal.moving:
-            self._backend.submit(now, seqs if now is ids else slab.seq[now], {}, actions)
+        broken, moving = self.renewal.broken, self.renewal.moving
+        if not broken and not moving:
+            self._hand_out(now, seqs if now is ids else slab.seq[now], {}, actions)
+            self.renewal.steps[ids] += steps
             return
         stepped = self.slots.is_step[now]
-        gone = np.array([env in broken for env in now.tolist()], np.bool_)
-        gone |= ~stepped & np.array([env in self.renewal.moving for env in now.tolist()], np.bool_)
-        if not gone.all():
-            self._backend.submit(now[~gone], slab.seq[now[~gone]], {}, actions)
-        renewed = now[gone & ~stepped]
-        if len(renewed):
-            self._ask_resets(renewed, {})
-        for env in now[gone & stepped].tolist():
+        gone = np.array([env in broken for env in now.tolist()], np.bool_) & stepped
+        due = np.array([self.renewal.due(env) for env in now.tolist()], np.bool_) & ~stepped
+        renewed = self._renewed(now[due], {}) if due.any() else {}
+        asked = now[~gone]
+        if len(asked):
+            self._hand_out(asked, slab.seq[asked], renewed, actions)
+        self.renewal.steps[ids] += steps
+        for env in now[gone].tolist():
             self._fail(env, int(self.slots.seq[env]), broken[env])
 
     def gather(self, ids: Ids | None, enough: int, timeout_s: float | None = None) -> None:
@@ -185,17 +190,18 @@ class Engine:
         Raises:
             RestartBudgetSpent: One of them failed once too often.
         """
-        until_s = self._clock.now() + (_LONG_S * 24 if timeout_s is None else timeout_s)
+        until_s, looked = self._clock.now() + (_LONG_S * 24 if timeout_s is None else timeout_s), False
         while True:
             now_s = self._clock.now()
             due = self.slots.due(now_s)
             if len(due):
-                self._ask_resets(due, {})
+                self._ask_resets(due, self.renewal.seeds_of(due))
             missing = enough - self.slots.count_done(ids)
             self._raise_if_spent()
-            if missing <= 0 or now_s > until_s or (self._complaints and ids is None and enough < self._size):
+            late = looked and now_s >= until_s  # without any time there is still what has come already
+            if missing <= 0 or late or (self._complaints and ids is None and enough < self._size):
                 return
-            wait_s = until_s - now_s
+            looked, wait_s = True, max(0.0, until_s - now_s)
             due_s = self.slots.next_due_s()
             if due_s is not None:
                 wait_s = min(wait_s, max(0.0, due_s - now_s))
@@ -221,9 +227,9 @@ class Engine:
     def interrupted(self) -> None:
         """Ctrl-C came while environments were stepped in this process: what they did is not known. Workers go on."""
         self.leave_calm()
-        self.slots.forget(self._everybody[: self._backend.here])
-        for env in range(self._backend.here):
-            self.renewal.broken[env] = losses.interrupted_here()
+        here = self._everybody[: self._backend.here]
+        self.slots.forget(here)
+        self.renewal.broken_off(here, losses.interrupted_here)
 
     def raise_fault(self) -> None:
         """Raise the oldest fault that the caller is to be told by an exception, once; the others are kept."""
@@ -250,11 +256,7 @@ class Engine:
         self._raise_if_spent()
         open_ids = self.slots.asked()
         if len(open_ids):
-            raise VectorMisused(
-                f"{what} cannot be asked of environments that were sent actions",
-                open=f"{len(open_ids)} environments, the first is {open_ids[0]}",
-                fix="receive() their answers first",
-            )
+            raise _not_idle(what, open_ids)
 
     def _polled(self, missing: int, wait_s: float) -> list[Event]:
         try:
@@ -265,7 +267,11 @@ class Engine:
             raise
 
     def _ask_resets(self, ids: Ids, seeds: Mapping[int, int | None]) -> None:
-        """Ask for resets that are open; broken ones are renewed, with a seed derived from their last one."""
+        """Ask for resets that are open."""
+        self._hand_out(ids, self.slots.seq[ids], self._renewed(ids, seeds), {})
+
+    def _renewed(self, ids: Ids, seeds: Mapping[int, int | None]) -> dict[int, tuple[int | None, Any]]:
+        """What goes with resets; broken ones are renewed, with a seed derived from their last one."""
         slab = self._backend.slab
         slab.seq[ids] = self.slots.seq[ids]
         resets: dict[int, tuple[int | None, Any]] = {}
@@ -278,7 +284,7 @@ class Engine:
                 slab.kind[env] = Kind.RENEW
                 seed = self.renewal.renew(env, seed)
             resets[env] = (seed, self.renewal.options.get(env))
-        self._backend.submit(ids, slab.seq[ids], resets, {})
+        return resets
 
     def _answered(self, answers: Answers) -> None:
         ids = self.slots.answered(answers.ids, answers.seqs)
@@ -305,18 +311,12 @@ class Engine:
             return  # whoever steps or resets it next is told
         fault = problem.of(env, int(self.renewal.steps[env]))
         self.faults.append(fault)
-        slab, pending = self._backend.slab, self.pending
         match instruction:
             case Cut():
-                slab.reward[env], slab.terminated[env], slab.truncated[env] = 0.0, False, True
+                _cut(self._backend.slab, self.pending, fault)
                 self.ended[env] = True
-                pending.cut.add(env)
-                pending.told[env] = fault
             case AskAgain():
-                if stepped:
-                    pending.infos[env] = {"final_obs": pending.last_valid(env), "final_info": {}}
-                    pending.cut.add(env)
-                pending.told[env] = fault
+                self.pending.ask_again(fault, stepped=stepped)
             case Raise():
                 self.ended[env] = False
                 self._complaints.add(fault)
@@ -326,6 +326,48 @@ class Engine:
     def _raise_if_spent(self) -> None:
         if self._spent is not None:
             raise self._spent
+
+
+def _prepared(backend: Backend, ids: Ids, values: Sequence[Any], what: str) -> dict[int, Any]:
+    """Options or actions, one each; see `Backend.prepare`."""
+    return backend.prepare(dict(zip(ids.tolist(), values, strict=True)), what)
+
+
+def _hand_out(
+    backend: Backend,
+    slots: Slots,
+    renewal: Renewal,
+    ids: Ids,
+    seqs: Ids,
+    resets: Mapping[int, Any],
+    actions: Mapping[int, Any],
+) -> None:
+    """Hand out the newest questions. If that fails, it is as if they had not been asked, and they can be again."""
+    try:
+        backend.submit(ids, seqs, resets, actions)
+    except BaseException as error:
+        slots.undo()
+        renewal.settled(np.setdiff1d(np.arange(slots.num_envs), slots.asked()))
+        for env in resets:
+            if backend.slab.kind[env] == Kind.RENEW:
+                renewal.broken[env] = losses.not_renewed(error)
+        raise
+
+
+def _cut(slab: Slab, pending: Pending, fault: Fault) -> None:
+    """Answer a step by the end of the episode."""
+    env = fault.env
+    slab.reward[env], slab.terminated[env], slab.truncated[env] = 0.0, False, True
+    pending.cut.add(env)
+    pending.told[env] = fault
+
+
+def _not_idle(what: str, open_ids: Ids) -> VectorMisused:
+    return VectorMisused(
+        f"{what} cannot be asked of environments that were sent actions",
+        open=f"{len(open_ids)} environments, the first is {open_ids[0]}",
+        fix="receive() their answers first",
+    )
 
 
 def _spent(fault: Fault, given_up: GiveUp) -> RestartBudgetSpent:

@@ -16,6 +16,7 @@ from headrace.core.refusals import nearest
 from headrace.vector.engine import Engine, Ids
 from headrace.vector.fastlane import FastLane
 from headrace.vector.faults import Fault
+from headrace.vector.infos import Infos
 from headrace.vector.interrupts import Held
 from headrace.vector.opening import Opened, open_environments
 from headrace.vector.options import Options
@@ -33,9 +34,12 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     itself, the others go on, and ``infos["headrace"]`` and `valid` say which. `send` and `receive` work on whichever
     environments are ready, without waiting for the others.
 
+    Cheap environments, or a share of them, are stepped in this process unless ``workers`` or ``step_timeout_s`` is given:
+    there a call that hangs is only named, in a warning, and a crash is the program's.
+
     Args:
         env_fns: One callable per environment; lambdas and local functions work.
-        **options: See `headrace.vector.options.Options`, where each is explained.
+        **options: Of `headrace.vector.options.Options`; docs/reference/vector.md explains each.
 
     Raises:
         ConfigError: An option cannot be.
@@ -66,6 +70,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """What probes found in the last batch, by their names."""
         self.plan = self._opened.plan
         """Where the environments run, and why."""
+        self.collects: type[Infos] = Infos
+        """What becomes of infos: they are put together as Gymnasium does, or `headrace.vector.infos.AsTheyAre`."""
         self._all = np.arange(self.num_envs)
         backend = self._opened.backend
         self._lane = FastLane(self._engine, backend, self._options.mode, copies=self.copy)
@@ -122,7 +128,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         engine = self._engine
         with self._held:
             engine.pass_over()
-            stepped = self._lane.step(columns, objects)
+            stepped = self._lane.step(columns, objects, self.collects)
             if stepped is not None:
                 self.valid.fill(True)  # noqa: FBT003 - a value, and not a flag
                 return stepped
@@ -154,7 +160,10 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             self._engine.step(ids, columns, objects)
 
     def send_reset(
-        self, env_ids: Sequence[int] | NDArray[Any], seeds: Sequence[int | None], options: dict[str, Any] | None = None
+        self,
+        env_ids: Sequence[int] | NDArray[Any],
+        seeds: Sequence[int | None],
+        options: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
     ) -> None:
         """Have environments begin an episode, and do not wait: their answers come with `receive`, reward 0 and no end.
 
@@ -163,14 +172,16 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         Args:
             env_ids: Whom, each once.
             seeds: One each.
-            options: Handed on to each.
+            options: Handed on to each; a list or tuple: one each.
 
         Raises:
-            VectorMisused: One of the environments is busy; nothing was sent.
+            VectorMisused: One of the environments is busy, or its options cannot be sent; nothing was sent.
         """
         self._check_open()
         ids, _ = _ids(env_ids, self.num_envs)
         order = np.argsort(ids)
+        if isinstance(options, list | tuple):
+            options = [options[place] for place in order.tolist()]
         with self._held:
             self._engine.reset(ids[order], [seeds[place] for place in order.tolist()], options)
 
@@ -291,7 +302,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.close()
 
     def _taken(self, ids: Ids, shown: Ids) -> Received:
-        batch = take(self._engine, ids, shown, self.valid, self._probes, copies=self.copy)
+        batch = take(self._engine, ids, shown, self.valid, self._probes, self.collects, copies=self.copy)
         self.probes = batch.probes
         return batch
 

@@ -75,16 +75,28 @@ class Backend(Protocol):
     here: int
     """How many of them, the first ones, run in this process: a call of theirs that is broken off goes on nowhere."""
 
+    def prepare(self, values: Mapping[int, Any], what: str) -> dict[int, Any]:
+        """Options or actions as `submit` takes them.
+
+        Args:
+            values: By environment.
+            what: They are, for an error.
+
+        Raises:
+            VectorMisused: One of them cannot be handed to its environment; nothing has changed.
+        """
+        ...
+
     def submit(
         self, ids: Ids, seqs: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]
     ) -> None:
-        """Hand questions out that are in the slab.
+        """Hand questions out that are in the slab. If it raises, nobody was asked anything.
 
         Args:
             ids: To whom, ascending.
             seqs: Their numbers.
-            resets: Seed and options of those of kind RESET and RENEW.
-            actions: Where they are objects.
+            resets: Seed and prepared options of those of kind RESET and RENEW.
+            actions: Prepared, where they are objects.
         """
         ...
 

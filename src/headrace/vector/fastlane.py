@@ -49,12 +49,19 @@ class FastLane:
         # A worker may end while it writes. Here one half is enough, and stays in the cache.
         self._halves = 1 if isinstance(backend, Serial) and self._rows.checked_first else 2
         self._in_arrays = not (self._rows.layout.objects or (self._serial is not None and self._serial.probing))
+        self._collects: type[Infos] = Infos
         self.asked = False
         """Whether the last `step` that returned None has asked everybody, and the engine has only to be waited for."""
 
-    def step(self, columns: list[NDArray[Any]], actions: list[Any]) -> Stepped | None:
-        """What `VectorEnv.step` returns; None: it goes the ordinary way; see `asked`."""
-        self.asked = False
+    def step(self, columns: list[NDArray[Any]], actions: list[Any], collects: type[Infos] = Infos) -> Stepped | None:
+        """What `VectorEnv.step` returns; None: it goes the ordinary way; see `asked`.
+
+        Args:
+            columns: Actions per leaf.
+            actions: Actions, if they are objects.
+            collects: What becomes of infos.
+        """
+        self.asked, self._collects = False, collects
         engine, size = self._engine, self._size
         common = engine.calm()
         if common is None or not self._in_arrays:
@@ -105,7 +112,7 @@ class FastLane:
             raise
         infos: dict[str, Any] | None = {}
         if settled.infos and not settled.problems:
-            infos = self._put_together(settled.infos, columns_of(settled.infos))
+            infos = self._put_together(settled.infos, self._columns_of(settled.infos))
         if settled.problems or infos is None:
             self._lay_down(settled)
             self._hand_over(resets, settled)
@@ -126,7 +133,7 @@ class FastLane:
         try:
             settled = self._step_here(seq, resets, columns)
             if settled is not None:  # now: workers are not ready yet
-                own = columns_of(settled.infos) if settled.infos else None
+                own = self._columns_of(settled.infos) if settled.infos else None
                 self._lay_down(settled)
             if settled is None or not settled.problems:
                 all_there = barrier.answered()
@@ -146,6 +153,9 @@ class FastLane:
         terminated, truncated = slab.terminated.copy(), slab.truncated.copy()
         ended = b"\1" in terminated.tobytes() or b"\1" in truncated.tobytes()
         return slab.reward.copy(), terminated, truncated, ended, infos
+
+    def _columns_of(self, infos: Mapping[int, Info]) -> Columns | None:
+        return columns_of(infos) if self._collects is Infos else None
 
     def _put_together(self, infos: Mapping[int, Info], own: Columns | None) -> dict[str, Any] | None:
         """The infos of a batch; None if Gymnasium cannot put them together either: who takes them raises the same.
@@ -170,10 +180,10 @@ class FastLane:
         if barrier is not None:
             form, numbers = barrier.form(), self._engine.slab.numbers
             here_as_well = self._here == 0 if own is None else len(own.envs) == self._here and own.form == form
-            if form is not None and here_as_well and (own is None or own.lay_down(numbers)):
+            if form is not None and self._collects is Infos and here_as_well and (own is None or own.lay_down(numbers)):
                 return form.batch(numbers)
             columns += barrier.columns()
-        batch = Infos(self._size)
+        batch = self._collects(self._size)
         batch.fill({} if own else infos, columns, None)
         return batch.batch
 

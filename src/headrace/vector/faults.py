@@ -124,6 +124,17 @@ def broken_contract(phase: str, field: str, expected: str, found: str) -> Proble
     return Problem(FaultKind.CONTRACT, phase, error)
 
 
+def unreadable(phase: str, what: str, error: Exception) -> Problem:
+    """The problem that something is which an environment was sent, and which cannot be read where it runs."""
+    found = EnvironmentRaised(
+        f"{what} for the environment cannot be read in its process",
+        phase=phase,
+        error=f"{type(error).__name__}: {error}",
+        fix="use only classes that a worker can import, or plain values; with workers=0 nothing has to be read",
+    )
+    return Problem(FaultKind.RAISED, phase, found)
+
+
 def not_finite(phase: str, field: str, found: str) -> Problem:
     """The problem that NaN or infinity is."""
     error = NonFiniteValue(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import select
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 from headrace.core.errors import ChannelClosed, ComponentError
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.forkserver import Child
-from headrace.ipc.stacks import StackDump
+from headrace.ipc.stacks import StackDump, is_stopped
+from headrace.vector import losses
 from headrace.vector.forms import Forms
 from headrace.vector.messages import Abandon, Extras, LeftAlone, NewForm, unpack
 from headrace.vector.seats import Late, Seats
@@ -149,6 +151,7 @@ class Handle:
                     self.unreadable = ComponentError(f"{type(error).__name__}: {error}", fix="see what it sends")
                     continue
                 if isinstance(message, Extras):
+                    _open(message)
                     self.extras.update(dict.fromkeys(message.ids, message))
                 elif isinstance(message, LeftAlone):
                     self.stuck_in[message.env] = message.stuck_in
@@ -181,6 +184,21 @@ class Handle:
                 return
             accepted = accepted or control.try_send(message)
         self.mailbox.rest.note_told()
+
+    def condemn(self, late: Late, stacks: Path, dump_s: float) -> None:
+        """End it for a call that does not return.
+
+        Args:
+            late: That call.
+            stacks: The file to which it writes down where it is, first.
+            dump_s: How long it may take for that.
+        """
+        self.culprit = late
+        if is_stopped(self.child.pid):  # it would have to be woken to write down where it is
+            self.was_stopped = True
+            self.child.kill()
+            return
+        self.dump = StackDump(self.child.send_signal, self.child.pid, stacks, dump_s)
 
     def give_up(self, late: Late, timeout_s: float) -> None:
         """Tell a worker with threads to leave one of them alone."""
@@ -217,3 +235,14 @@ class Handle:
             return self.mailbox.completed < at
         self._wake_at = at
         return self.mailbox.wake_after(at)
+
+
+def _open(extras: Extras) -> None:
+    """Read what each environment said. What cannot be read is a problem of that environment alone."""
+    for env in extras.ids:
+        try:
+            for by_env in (extras.problems, extras.infos, extras.objects, extras.probes):
+                if env in by_env:
+                    by_env[env] = unpack(by_env[env])
+        except Exception as error:  # noqa: BLE001 - to read it runs code of others, which may raise anything
+            extras.problems[env] = losses.unreadable(f"{type(error).__name__}: {error}")

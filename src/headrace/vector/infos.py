@@ -6,6 +6,7 @@ commonest case, whole columns are laid down in shared memory and filled in inste
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -125,7 +126,7 @@ class Infos:
     def __init__(self, count: int) -> None:
         self._count = count
         self._vector: gymnasium.vector.VectorEnv[Any, Any, Any] | None = None
-        self.batch: Info = {}
+        self.batch: dict[Any, Any] = {}
 
     def fill(self, infos: Mapping[int, Info], columns: Sequence[Columns], places: Mapping[int, int] | None) -> None:
         """The infos of a whole batch.
@@ -154,8 +155,7 @@ class Infos:
     def tell(self, faults: Mapping[int, Fault], valid: NDArray[np.bool_]) -> None:
         """What went wrong, by place, under the key ``headrace``."""
         for place, fault in faults.items():
-            told = {"fault": fault.kind.value, "message": fault.message, "step": fault.step, "phase": fault.phase}
-            self.add(place, {"headrace": told})
+            self.add(place, {"headrace": _told(fault)})
         self.batch["headrace"]["valid"] = valid.copy()
 
     def _fill_columns(self, columns: Sequence[Columns], places: Mapping[int, int] | None) -> None:
@@ -172,3 +172,35 @@ class Infos:
             for one, own in zip(columns, where, strict=True):
                 array[own] = one.arrays[number]
             self.batch[key], self.batch[f"_{key}"] = array, mask.copy()
+
+
+class AsTheyAre(Infos):
+    """Leaves the infos of a batch as their environments gave them: `batch` holds one per place, of those that have any.
+
+    Gymnasium's way of putting them together gives all numbers of a key the type of the first, and cannot put some together
+    at all.
+    """
+
+    def fill(self, infos: Mapping[int, Info], columns: Sequence[Columns], places: Mapping[int, int] | None) -> None:
+        """See `Infos.fill`."""
+        everybody = {env: _own(info) for env, info in infos.items()}
+        for one in columns:
+            everybody |= one.one_by_one()
+        self.batch = {env if places is None else places[env]: info for env, info in everybody.items()}
+
+    def tell(self, faults: Mapping[int, Fault], valid: NDArray[np.bool_]) -> None:
+        """See `Infos.tell`; each is in the info of its place."""
+        for place, fault in faults.items():
+            self.batch.setdefault(place, {})["headrace"] = _told(fault)
+
+
+def _told(fault: Fault) -> Info:
+    return {"fault": fault.kind.value, "message": fault.message, "step": fault.step, "phase": fault.phase}
+
+
+def _own(info: Info) -> Info:
+    """A copy: an environment in this process may go on with what it gave."""
+    try:
+        return copy.deepcopy(info)
+    except Exception:  # noqa: BLE001 - it may hold anything; then at least its entries stay
+        return dict(info)

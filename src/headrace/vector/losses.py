@@ -121,7 +121,7 @@ def call_failed(name: str, env: int, problem: Problem | HeadraceError) -> Headra
     )
 
 
-def unreadable(said: HeadraceError | None) -> Problem:
+def unreadable(said: object) -> Problem:
     """The problem of an answer whose infos cannot be read in this process."""
     error = ObservationMismatch(
         "infos of the environment cannot be read in this process",
@@ -130,6 +130,26 @@ def unreadable(said: HeadraceError | None) -> Problem:
         fix="put only numbers, arrays and objects of importable classes into infos",
     )
     return Problem(FaultKind.CONTRACT, "step", error)
+
+
+def unreadable_value(error: Exception) -> Problem:
+    """The problem of what a method returned, or an attribute is, and what cannot be read in this process."""
+    found = EnvironmentRaised(
+        "its value cannot be read in this process",
+        error=f"{type(error).__name__}: {error}",
+        fix="ask for numbers, arrays and objects of importable classes",
+    )
+    return Problem(FaultKind.RAISED, "call", found)
+
+
+def not_renewed(error: BaseException) -> Problem:
+    """The problem of an environment that is gone, and whose replacement could not be asked for anything yet."""
+    found = ComponentDied(
+        "the environment is gone, and its replacement could not be started",
+        error=f"{type(error).__name__}: {error}",
+        fix="correct what the error names; reset it",
+    )
+    return Problem(FaultKind.DIED, "construct", found)
 
 
 def call_lost() -> HeadraceError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
+import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from headrace.core.errors import HeadraceError
@@ -78,9 +80,9 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """To a worker: what belongs to questions that follow."""
+    """To a worker: what belongs to questions that follow. Every value is `sealed`."""
 
-    resets: dict[int, tuple[int | None, Any]] = field(default_factory=dict)
+    resets: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     """Seed and options by environment."""
     actions: dict[int, Any] = field(default_factory=dict)
     """Where actions are objects."""
@@ -88,16 +90,17 @@ class Details:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """From a worker: what belongs to answers that follow."""
+    """From a worker: what belongs to answers that follow. Infos, objects, problems and probes travel `sealed`."""
 
     ids: list[int]
     seqs: list[int]
     infos: dict[int, Any] = field(default_factory=dict)
-    objects: dict[int, list[Any]] = field(default_factory=dict)
-    problems: dict[int, Problem] = field(default_factory=dict)
+    objects: dict[int, Any] = field(default_factory=dict)
+    """Per environment the parts of its observation that are no arrays."""
+    problems: dict[int, Any] = field(default_factory=dict)
     rows: dict[int, list[Any]] = field(default_factory=dict)
     """Where observations do not lie in the slab: per environment one array per leaf."""
-    probes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    probes: dict[int, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,7 @@ class Returned:
 
     number: int
     values: dict[int, Any]
+    """By environment, each `sealed`."""
     problem: tuple[int, Any] | None = None
     """Environment and what is wrong, of the first for which it did not work; a `Problem` or an error of ours."""
 
@@ -158,7 +162,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A message whose parts only cloudpickle can pickle."""
+    """What only whoever opens it need be able to read."""
 
     data: bytes
 
@@ -176,6 +180,49 @@ def pack(message: object) -> object:
     return message
 
 
-def unpack(message: object) -> object:
-    """The message that `pack` was given."""
+def unpack(message: object) -> Any:
+    """What `pack` or `sealed` was given.
+
+    Raises:
+        Exception: Whatever unpickling raises.
+    """
     return cloudpickle.loads(message.data) if isinstance(message, Packed) else message
+
+
+_PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
+_DEEPEST = 8
+_LONGEST = 64
+"""Of a collection that is looked through: for more, pickling is faster."""
+
+
+def _is_plain(value: Any, depth: int = _DEEPEST) -> bool:
+    """Whether any process can read it: Python's and numpy's own values, and no class of anybody else's."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if kind is np.ndarray or (issubclass(kind, np.generic) and kind.__module__ == "numpy"):
+        return not value.dtype.hasobject
+    if kind not in (dict, list, tuple) or not depth or len(value) > _LONGEST:
+        return False
+    if kind is dict and not all(type(key) in _PLAIN for key in value):
+        return False
+    return all(_is_plain(one, depth - 1) for one in (value.values() if kind is dict else value))
+
+
+def sealed(value: Any, *, by_name: bool = False) -> Any:
+    """One value that is part of a message, so that whoever reads the message can read it whatever the value is.
+
+    Args:
+        value: Of one environment.
+        by_name: Whether the other process has the classes of this one, so that naming them will do. What only the main
+            script of this one knows, or a notebook, is not known to a worker under any name.
+
+    Raises:
+        Exception: Whatever pickling raises; it cannot be sent at all.
+    """
+    if _is_plain(value):
+        return value
+    if by_name:
+        with contextlib.suppress(Exception):  # cloudpickle can do more
+            return Packed(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+    return Packed(cloudpickle.dumps(value))

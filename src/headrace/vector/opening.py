@@ -195,7 +195,7 @@ def _policy(options: Options, count: int) -> Policy:
 
 def _crew_options(data: dict[int, bytes], options: Options, chosen: Plan) -> CrewOptions:
     count = len(data)
-    workers = min(chosen.workers, count)
+    workers = min(chosen.workers, count - chosen.here)
     edges = [chosen.here + round(place * (count - chosen.here) / workers) for place in range(workers + 1)]
     template = Assignment(
         num_envs=count,

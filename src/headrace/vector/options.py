@@ -41,7 +41,7 @@ class FaultBudget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """See `headrace.vector.env.VectorEnv`."""
+    """What `headrace.vector.env.VectorEnv` can be told; docs/reference/vector.md explains each."""
 
     workers: int | Literal["auto"] = "auto"
     here: int | Literal["auto"] = "auto"
@@ -76,13 +76,8 @@ class Options:
                     here=self.here,
                     fix="take at least one worker and here=0, or leave step_timeout_s out",
                 )
-        if self.workers == 0 and self.threads_per_worker not in ("auto", 1):
-            raise ConfigError(
-                "threads_per_worker would be ignored: there is no worker",
-                threads_per_worker=self.threads_per_worker,
-                workers=0,
-                fix="take at least one worker, or leave threads_per_worker out",
-            )
+        if self.workers == 0:
+            self._refuse_what_needs_workers()
         for name, probe in (self.probes or {}).items():
             if not isinstance(probe, Probe):
                 raise ConfigError(
@@ -93,6 +88,18 @@ class Options:
         if self.on_fault not in ("replace", "raise"):
             raise ConfigError("on_fault is unknown", found=self.on_fault, fix='take "replace" or "raise"')
         _ = self.mode
+
+    def _refuse_what_needs_workers(self) -> None:
+        needs = {"threads_per_worker": ("auto", 1), "here": ("auto", 0), "log_path": (None,)}
+        for name, idle in needs.items():
+            value = getattr(self, name)
+            if value not in idle:
+                raise ConfigError(
+                    f"{name} would be ignored: there is no worker",
+                    **{name: value},
+                    workers=0,
+                    fix=f"take at least one worker, or leave {name} out",
+                )
 
     @property
     def mode(self) -> AutoresetMode:

@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 SPIN_S = 0.0005
 """Waits that last longer are slept through."""
-_TAKEN_AWAY_S = 0.002
-"""A yield that lasts so long has given the core to somebody who needs it."""
 _FEWEST, _MOST = 4, 1024
 
 
@@ -21,8 +19,8 @@ def _offer_core() -> None:
 class Patience:
     """Decides whether to wait awake.
 
-    The core is offered to others all the while. After it did not pay, or somebody else took the core for long, the next
-    waits are slept through, twice as many each time. Only for as many processes as there are cores: beyond that a
+    The core is offered to others all the while. After it did not pay, because nothing came or somebody else took the core for
+    long, the next waits are slept through, twice as many each time. Only for as many processes as there are cores: beyond that a
     waiting one is in the way of a working one.
 
     Args:
@@ -49,12 +47,10 @@ class Patience:
         if self._asleep or not self._most_s:
             self._asleep = max(0, self._asleep - 1)
             return False
-        now_s = begun_s = self._clock()
+        begun_s = self._clock()
         while not come():
-            before_s = now_s
             self._give_way()
-            now_s = self._clock()
-            if now_s - before_s > _TAKEN_AWAY_S or now_s - begun_s > self._most_s:
+            if self._clock() - begun_s > self._most_s:
                 self._asleep = self._penalty
                 self._penalty = min(2 * self._penalty, _MOST)
                 return come()

@@ -64,6 +64,13 @@ class Pending:
         arrays = [array[self.row[env]].copy() for array in self._rows.arrays]
         return self._rows.layout.one(arrays, [column[env] for column in self.objects])
 
+    def ask_again(self, fault: Fault, *, stepped: bool) -> None:
+        """An environment failed, and its replacement's first observation will be its answer: to a step, a cut."""
+        if stepped:
+            self.infos[fault.env] = {"final_obs": self.last_valid(fault.env), "final_info": {}}
+            self.cut.add(fault.env)
+        self.told[fault.env] = fault
+
     def take_in(self, ids: Ids, answers: Answers, slab: Slab) -> None:
         """Remember what was sent along, and make cuts of answers that are to be such.
 

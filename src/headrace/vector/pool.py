@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import pickle
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import cloudpickle
@@ -12,15 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.clock import MonotonicClock
-from headrace.core.errors import HeadraceError
+from headrace.core.errors import HeadraceError, VectorMisused
 from headrace.ipc.child import Failed
-from headrace.ipc.stacks import StackDump, is_stopped
 from headrace.vector import losses
 from headrace.vector.crew import TELL_S, Crew
 from headrace.vector.events import Answers, Event, Failure, Moves
 from headrace.vector.faults import FaultKind, Problem
 from headrace.vector.handle import Handle
-from headrace.vector.messages import Call, Details, Returned, pack
+from headrace.vector.messages import Call, Details, Packed, Returned, sealed, unpack
 from headrace.vector.patience import SPIN_S, Patience
 from headrace.vector.seats import Late
 from headrace.vector.slab import Kind, Note, Slab
@@ -57,6 +58,14 @@ class Pool:
         self.later: list[Event] = []
         """Known, and not told yet."""
 
+    def prepare(self, values: Mapping[int, Any], what: str) -> dict[int, Any]:
+        """See `Backend.prepare`; one that is for several is pickled once."""
+        given: dict[int, Any] = {}
+        for env, value in values.items():
+            if id(value) not in given:
+                given[id(value)] = _sealed(value, what, env)
+        return {env: given[id(value)] for env, value in values.items()}
+
     def submit(
         self, ids: Ids, seqs: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]
     ) -> None:
@@ -65,13 +74,12 @@ class Pool:
         for env in resets:
             if self.slab.kind[env] == Kind.RENEW:
                 self.crew.move(env)
-        for handle, part in self.crew.grouped(ids):
-            if resets or actions:
-                own = part.tolist()
-                own_resets = {env: resets[env] for env in own if env in resets}
-                own_actions = {env: actions[env] for env in own if env in actions}
-                if own_resets or own_actions:
-                    handle.tell(pack(Details(own_resets, own_actions)), TELL_S)
+        groups = self.crew.grouped(ids)
+        # Before anybody is asked: workers were started, and are to be written to, and both may fail.
+        details = [_details(part, resets, actions) for _, part in groups] if resets or actions else [None] * len(groups)
+        for (handle, part), told in zip(groups, details, strict=True):
+            if told is not None:
+                handle.tell(told, TELL_S)
             handle.order(part, now_s, wakes=not self._eager)
 
     def poll(self, missing: int, timeout_s: float) -> list[Event]:
@@ -89,7 +97,11 @@ class Pool:
                 self._sleep(enough, until_s)
         events = self._collect()
         if self.crew.alarm or self._clock.now() >= self.look_at_s:
-            self._look(events)
+            try:
+                self._look(events)
+            except BaseException:
+                self.later = events  # they were taken in, and are told by the next poll
+                raise
         return events
 
     def call(self, name: str, data: Any, ids: list[int], *, sets: bool) -> dict[int, Any]:
@@ -98,7 +110,7 @@ class Pool:
         One that does not return in time is interrupted, or its worker is ended; `poll` tells of the latter.
         """
         self._calls += 1
-        packed = cloudpickle.dumps(data)
+        packed = _sealed(data, f"what goes with {name or 'a function'}", ids[0], cloudpickle.dumps)
         wanted: dict[int, list[int]] = {}
         now_s = self._clock.now()
         for handle, part in self.crew.grouped(np.array(sorted(ids), np.int64)):
@@ -112,8 +124,7 @@ class Pool:
             for index, own in list(wanted.items()):
                 reply = self._reply(index, own)
                 if reply is not None:
-                    values.update(reply.values)
-                    problems += [reply.problem] if reply.problem else []
+                    problems += _read(reply, values)
                     self.later += _broken_by(reply)
                     del wanted[index]
         if problems:
@@ -211,12 +222,13 @@ class Pool:
             if handle.worn_out:
                 self.crew.relieve(handle)
                 events.append(Moves(tuple(self.crew.housed(handle))))
-            busy = [env for env in handle.ids if self._is_busy(env) and env not in handle.giving_up]
+            # Of those it steps: others have moved to its successor, or have not come from its predecessor yet.
+            busy = [env for env in self.crew.housed(handle) if self._is_busy(env) and env not in handle.giving_up]
             self._watch(handle, busy if handle.open > 0 else [], now_s)
-        ended = {child.id: child.exit_code for child in self.crew.server.collect()}
+        self.crew.server.collect()
         for handle in list(self.crew.handles.values()):
-            if handle.name in ended:
-                self._ended(handle, ended[handle.name] or 0, events)
+            if handle.child.exit_code is not None:
+                self._ended(handle, handle.child.exit_code, events)
         if self.crew.server.error is not None:
             raise self.crew.server.error
 
@@ -234,7 +246,7 @@ class Pool:
             elif handle.culprit is None:
                 if handle.threaded and late.number <= 0:  # it has not begun: somebody else holds the process up
                     late = handle.seats.longest(self._is_busy, self._limits, now_s) or late
-                self._condemn(handle, late)
+                handle.condemn(late, self.crew.stacks, self._limits.dump_s)
 
     def _interrupt(self, handle: Handle, late: Late) -> None:
         if handle.threaded:
@@ -244,14 +256,6 @@ class Pool:
             self._interrupted[late.env] = late
             handle.mailbox.interrupt(late.number)
             handle.child.send_signal(INTERRUPT_SIGNAL)
-
-    def _condemn(self, handle: Handle, late: Late) -> None:
-        handle.culprit = late
-        if is_stopped(handle.child.pid):  # it would have to be woken to write down where it is
-            handle.was_stopped = True
-            handle.child.kill()
-            return
-        handle.dump = StackDump(handle.child.send_signal, handle.child.pid, self.crew.stacks, self._limits.dump_s)
 
     def _abandoned(self, handle: Handle, env: int, late: Late) -> list[Event]:
         """A thread was left alone: its question is answered by that."""
@@ -278,7 +282,9 @@ class Pool:
         inherited = handle.successor is not None
         self.crew.bury(handle)
         if others and not inherited:
-            self.crew.spawn(others, build=False)
+            # If it cannot be started, each gets one when it is asked, and whoever asks is told why that fails.
+            with contextlib.suppress(HeadraceError, OSError):
+                self.crew.spawn(others, build=False)
 
     def _guilty(self, handle: Handle, exit_code: int, said: HeadraceError | None) -> dict[int, Problem]:
         """Environments their worker was in when it ended, with what is wrong with each."""
@@ -306,6 +312,38 @@ class Pool:
             return Returned(self._calls, {}, (own[0], losses.call_lost()))
         self._watch(handle, own, self._clock.now())
         return None
+
+
+def _details(part: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]) -> Packed | None:
+    """What one worker is told beside its questions; None: nothing."""
+    own = part.tolist()
+    own_resets = {env: (sealed(resets[env][0]), resets[env][1]) for env in own if env in resets}
+    own_actions = {env: actions[env] for env in own if env in actions}
+    if not (own_resets or own_actions):
+        return None
+    return Packed(pickle.dumps(Details(own_resets, own_actions), protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def _sealed(value: Any, what: str, env: int, seal: Callable[[Any], Any] = sealed) -> Any:
+    try:
+        return seal(value)
+    except Exception as error:  # pickling runs code of others, which may raise anything
+        raise VectorMisused(
+            f"{what} for environment {env} cannot be pickled, and it runs in a worker",
+            error=f"{type(error).__name__}: {error}",
+            fix="leave out what cannot be pickled, or take workers=0",
+        ) from error
+
+
+def _read(reply: Returned, values: dict[int, Any]) -> list[tuple[int, Any]]:
+    """Take in what a worker has returned; environments whose values are missing, and why."""
+    problems = [reply.problem] if reply.problem else []
+    for env, value in reply.values.items():
+        try:
+            values[env] = unpack(value)
+        except Exception as error:  # noqa: BLE001 - to read it runs code of others, which may raise anything
+            problems.append((env, losses.unreadable_value(error)))
+    return problems
 
 
 def _broken_by(reply: Returned) -> list[Event]:

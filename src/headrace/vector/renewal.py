@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,8 @@ class Renewal:
         """[N]; calls of step() of each environment object."""
         self.options: dict[int, Any] = {}
         """Of resets that are open."""
+        self._asked: dict[int, int | None] = {}
+        """Seeds of resets that the caller has asked for, and nobody has been handed yet."""
         self._seeds: list[int | None] = [None] * num_envs
         self._incarnations = [0] * num_envs
 
@@ -41,7 +43,12 @@ class Renewal:
         for env, seed in zip(ids.tolist(), seeds, strict=True):
             if seed is not None:
                 self._seeds[env] = seed
+            self._asked[env] = seed
             self.options[env] = options
+
+    def seeds_of(self, ids: Ids) -> dict[int, int | None]:
+        """Seeds of resets that are handed out now: the caller's, once; None: it gave none, or an attempt with it has failed."""
+        return {env: self._asked.pop(env, None) for env in ids.tolist()}
 
     def due(self, env: int) -> bool:
         """Whether an environment is to be renewed when it is reset."""
@@ -53,6 +60,12 @@ class Renewal:
         self.untold.pop(env, None)
         if not asked:
             self.untold[env] = problem
+
+    def broken_off(self, ids: Ids, problem: Callable[[], Problem]) -> None:
+        """What these were doing was broken off, whatever it was."""
+        for env in ids.tolist():
+            self._asked.pop(env, None)
+            self.broken[env] = problem()
 
     def late(self, env: int) -> list[Fault]:
         """What nobody has been told of an environment that is about to be renewed; at most one fault."""

@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from headrace.core.errors import ConfigError, UnknownAttribute
 from headrace.vector.env import VectorEnv
+from headrace.vector.infos import AsTheyAre
 
 Environment = gymnasium.Env[Any, Any]
 Infos = dict[str, Any]
@@ -53,6 +54,7 @@ class SB3VecEnv(VecEnv):
                 found=envs.metadata["autoreset_mode"],
                 fix="VectorEnv(..., autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)",
             )
+        envs.collects = AsTheyAre
         self.envs = envs
         """What is behind it, for ``envs.plan`` and everything else SB3 has no word for."""
         self._actions: Any = None
@@ -67,15 +69,14 @@ class SB3VecEnv(VecEnv):
 
     def reset(self) -> VecEnvObs:
         """Begin all episodes anew, with what `seed` and `set_options` have asked for."""
-        groups = self._by_options()
-        if len(groups) == 1:
-            obs, infos = self.envs.reset(seed=self._seeds, options=dict(self._options[0]) or None)
-        else:
-            for group in groups:
-                self.envs.send_reset(group, [self._seeds[env] for env in group], self._options[group[0]] or None)
+        first = self._options[0]
+        if any(options is not first for options in self._options) and any(self._options):
+            self.envs.send_reset(range(self.num_envs), self._seeds, [options or None for options in self._options])
             began = self.envs.receive(min_envs=self.num_envs)
             obs, infos = began.observations, began.infos
-        self.reset_infos = [_of(infos, env) for env in range(self.num_envs)]
+        else:
+            obs, infos = self.envs.reset(seed=self._seeds, options=dict(first) or None)
+        self.reset_infos = self._each(infos)
         self._reset_seeds()
         self._reset_options()
         return obs  # type: ignore[no-any-return]
@@ -87,12 +88,15 @@ class SB3VecEnv(VecEnv):
     def step_wait(self) -> VecEnvStepReturn:
         """Step: observations, rewards (float32) and ends, [N], and one info for each environment."""
         obs, rewards, terminations, truncations, infos = self.envs.step(self._actions)
-        told: list[Infos] = [_of(infos, env) for env in range(self.num_envs)] if infos else [{} for _ in rewards]
+        told = self._each(infos)
         for env, info in enumerate(told):
             if terminations[env] or truncations[env]:
                 told[env] = self._ended(env, info)
             told[env]["TimeLimit.truncated"] = bool(truncations[env] and not terminations[env])
         return obs, rewards.astype(np.float32), terminations | truncations, told
+
+    def _each(self, infos: Mapping[Any, Infos]) -> list[Infos]:
+        return [infos.get(env, {}) for env in range(self.num_envs)]
 
     def _ended(self, env: int, info: Infos) -> Infos:
         """The info of an episode's last step; what is told of the first observation of the next goes to `reset_infos`."""
@@ -101,17 +105,6 @@ class SB3VecEnv(VecEnv):
             last["headrace"] = info.pop("headrace")
         self.reset_infos[env] = info
         return last
-
-    def _by_options(self) -> list[list[int]]:
-        """Environments that are reset with the same options: usually all of them."""
-        groups: list[list[int]] = []
-        for env, options in enumerate(self._options):
-            mine = next((group for group in groups if self._options[group[0]] == options), None)
-            if mine is None:
-                groups.append([env])
-            else:
-                mine.append(env)
-        return groups
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """Seeds of the next reset: ``seed``, ``seed + 1``, ...; None draws the first."""
@@ -192,13 +185,3 @@ def _check(env: Environment, name: str) -> None:
             environment=str(env)[:200],
             fix="correct the name, or create the attribute in the environment's __init__",
         )
-
-
-def _of(infos: Mapping[str, Any], env: int) -> Infos:
-    """What a vector's infos say of one environment."""
-    told: Infos = {}
-    for key, values in infos.items():
-        mask = infos.get(f"_{key}")
-        if mask is not None and mask[env]:
-            told[key] = _of(values, env) if isinstance(values, Mapping) else values[env]
-    return told

@@ -86,5 +86,5 @@ class Seats:
         # 0: a worker that has only been started, and has not begun to build anything.
         number, phase = self._mailbox.marks[place], Phase(self._mailbox.phases[place] or Phase.CONSTRUCT)
         seat, limit_s = self._seats[place], limits.of(phase)
-        verdict = seat.look(number, float(self._begun_s[place]), (limit_s, limits.grace_s), now_s)
+        verdict = seat.look((number, phase), float(self._begun_s[place]), (limit_s, limits.grace_s), now_s)
         return [] if verdict is Verdict.FINE else [(verdict, Late(env, phase, seat.age_s(now_s), limit_s, number))]

@@ -84,6 +84,10 @@ class Serial:
         self.slab, self._rows, self._codec = slab, rows, codec
         self.watcher.start()
 
+    def prepare(self, values: Mapping[int, Any], what: str) -> dict[int, Any]:
+        """See `Backend.prepare`; here they are handed on as they are."""
+        return dict(values)
+
     def submit(
         self, ids: Ids, seqs: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]
     ) -> None:

@@ -115,6 +115,8 @@ class Slots:
         self._all_faults_s: deque[float] = deque()
         self._held = 0
         """How many are held."""
+        self._newest: tuple[Ids | None, NDArray[np.uint8] | int] = None, _IDLE
+        """Whom the newest questions are for, None: everybody; and how they were before."""
         self._nobody = np.zeros(0, np.int64)
 
     @property
@@ -157,6 +159,7 @@ class Slots:
             wrong = (states != _IDLE) & ~((states == _FAILED) & ~steps)
             if wrong.any():
                 raise self._not_free(ids[wrong])
+        self._newest = ids, states
         self.seq[ids] += 1
         self.is_step[ids] = steps
         self.state[ids] = _BUSY
@@ -174,9 +177,20 @@ class Slots:
 
         The same as `send`, for the commonest case.
         """
+        self._newest = None, _IDLE
         self.seq += 1
         self.is_step[:] = True
         self.state[:] = _BUSY
+
+    def undo(self) -> None:
+        """The newest questions, of `send`, `send_all` or `due`, were not handed out: as if they had not been asked."""
+        ids, before = self._newest
+        where = slice(None) if ids is None else ids
+        held = before == _HELD
+        self._held += int(np.count_nonzero(held)) - int(np.count_nonzero(self.state[where] == _HELD))
+        self._due_s[where] = np.where(held, 0.0, _NEVER)  # a pause that was over is over
+        self.state[where] = before
+        self.seq[where] -= 1
 
     def answered(self, ids: Ids, seqs: Ids) -> Ids:
         """Answers have come in.
@@ -221,6 +235,7 @@ class Slots:
             return self._nobody
         ids = np.flatnonzero(self._due_s <= now_s)
         if len(ids):
+            self._newest = ids, self.state[ids]
             self._held -= len(ids)
             self._due_s[ids] = _NEVER
             self.state[ids] = _BUSY

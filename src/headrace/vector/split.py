@@ -27,6 +27,11 @@ class Split:
         self.here = serial.here
         self._asked = False
 
+    def prepare(self, values: Mapping[int, Any], what: str) -> dict[int, Any]:
+        """See `Backend.prepare`."""
+        mine = {env: value for env, value in values.items() if env < self.here}
+        return mine | self.pool.prepare({env: value for env, value in values.items() if env >= self.here}, what)
+
     def submit(
         self, ids: Ids, seqs: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]
     ) -> None:
@@ -43,7 +48,12 @@ class Split:
         if not self._asked:
             return self.pool.poll(missing, timeout_s)
         self._asked = False
-        return self.serial.poll(missing, 0.0) + self.pool.poll(0, 0.0)
+        events = self.serial.poll(missing, 0.0)
+        try:
+            return events + self.pool.poll(0, 0.0)
+        except BaseException:
+            self.pool.later = events + self.pool.later  # told by the next poll; nobody would do that work again
+            raise
 
     def call(self, name: str, data: Any, ids: list[int], *, sets: bool) -> dict[int, Any]:
         """See `Backend.call`."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from headrace.vector.engine import Engine, Ids
 from headrace.vector.infos import Infos
+from headrace.vector.pending import Pending
 from headrace.vector.probes import Probe, ProbeValues, batch
 
 
@@ -39,7 +40,14 @@ class Received:
 
 
 def take(
-    engine: Engine, ids: Ids, shown: Ids, mask: NDArray[np.bool_], probes: Mapping[str, Probe], *, copies: bool
+    engine: Engine,
+    ids: Ids,
+    shown: Ids,
+    mask: NDArray[np.bool_],
+    probes: Mapping[str, Probe],
+    collects: type[Infos] = Infos,
+    *,
+    copies: bool,
 ) -> Received:
     """Take answers from an engine.
 
@@ -49,25 +57,15 @@ def take(
         shown: Whose observations to return; all of ``ids``, and maybe others, ascending.
         mask: [N]; whose reward and observation are real, changed in place for ``ids``.
         probes: By name.
+        collects: What becomes of infos.
         copies: Whether objects in observations are copied. Arrays always are.
     """
-    slab = engine.slab
+    slab, pending = engine.slab, engine.pending
     engine.slots.take(ids)
     mask[ids] = True
-    infos = Infos(len(shown))
-    pending = engine.pending
+    infos = collects(len(shown))
     if pending:
-        places = {env: place for place, env in enumerate(shown.tolist())}
-        told_infos, columns = pending.infos_of(ids)
-        cut = [env for env in ids.tolist() if env in pending.cut]
-        mask[cut] = False
-        pending.cut.difference_update(cut)
-        told = {places[env]: pending.told.pop(env) for env in ids.tolist() if env in pending.told}
-        # Last: infos that cannot be put together raise, as in Gymnasium, and then these answers are over.
-        if told_infos or columns:
-            infos.fill(told_infos, columns, places)
-        if told:
-            infos.tell(told, mask[shown])
+        _tell(pending, ids, shown, mask, infos)
     objects = [[column[env] for env in shown.tolist()] for column in pending.objects]
     if copies and objects:
         objects = copy.deepcopy(objects)
@@ -86,3 +84,18 @@ def take(
         mask[shown],
         found,
     )
+
+
+def _tell(pending: Pending, ids: Ids, shown: Ids, mask: NDArray[np.bool_], infos: Infos) -> None:
+    """Whatever else belongs to these answers: cuts go into the mask, everything that is told into infos."""
+    places = {env: place for place, env in enumerate(shown.tolist())}
+    told_infos, columns = pending.infos_of(ids)
+    cut = [env for env in ids.tolist() if env in pending.cut]
+    mask[cut] = False
+    pending.cut.difference_update(cut)
+    told = {places[env]: pending.told.pop(env) for env in ids.tolist() if env in pending.told}
+    # Last: infos that cannot be put together raise, as in Gymnasium, and then these answers are over.
+    if told_infos or columns:
+        infos.fill(told_infos, columns, places)
+    if told:
+        infos.tell(told, mask[shown])

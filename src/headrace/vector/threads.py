@@ -99,6 +99,18 @@ class InThreads:
         first = min(problems, default=None)
         return {env: values[env] for env in ids if env in values}, None if first is None else (first, problems[first])
 
+    def send(self, message: object) -> None:
+        """Say something to the parent, which these threads do too: one message at a time.
+
+        Raises:
+            ChannelClosed: The parent is gone.
+        """
+        self._enter()
+        try:
+            self._desk.send(message)
+        finally:
+            self._publishing.release()
+
     def abandon(self, env: int, number: int) -> None:
         """Leave the thread of this environment alone, if it is still in that call; the next question makes a new one."""
         place = self._desk.seats[env]

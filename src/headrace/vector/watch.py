@@ -1,7 +1,7 @@
 """When a call has lasted too long, and what to do about it: looks go in, verdicts come out.
 
-A worker does not tell the time: it numbers its calls, and whoever looks at it remembers since when the number has been
-the same. A call is therefore never taken for older than it is.
+A worker does not tell the time: it numbers its calls, and whoever looks at it remembers since when number and phase have
+been the same. A call is therefore never taken for older than it is.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ class Verdict(Enum):
 class Seat:
     """One thing that makes calls one after another: a worker, or a thread of one."""
 
-    number: int | None = None
-    """Of the call it was in at the last look; None: nobody has looked."""
+    call: object = None
+    """In which it was at the last look; None: nobody has looked."""
     since_s: float = 0.0
-    """Since when that number has been seen, or it was given work while it had none."""
+    """Since when that has been seen, or it was given work while it had none."""
     interrupted_s: float | None = None
     """When it was asked to stop."""
 
-    def look(self, number: int, begun_s: float, limits_s: tuple[float, float], now_s: float) -> Verdict:
-        """What follows from seeing it in call ``number``.
+    def look(self, call: object, begun_s: float, limits_s: tuple[float, float], now_s: float) -> Verdict:
+        """What follows from seeing it in a call.
 
         Args:
-            number: Of the call; another one between two calls, where nothing should last long either.
+            call: Equal while it is the same one and in the same phase, as each phase has a limit of its own; another one
+                between two calls, where nothing should last long either.
             begun_s: When it was last given work while it had none; what it does now did not begin earlier.
             limits_s: How long such a call may last, and how long it may take to stop once asked.
             now_s: The time.
@@ -43,8 +44,8 @@ class Seat:
         limit_s, grace_s = limits_s
         if self.since_s < begun_s:
             self.since_s, self.interrupted_s = begun_s, None
-        if number != self.number:
-            self.number, self.since_s, self.interrupted_s = number, now_s, None
+        if call != self.call:
+            self.call, self.since_s, self.interrupted_s = call, now_s, None
             return Verdict.FINE
         if self.interrupted_s is not None:
             return Verdict.CONDEMN if now_s - self.interrupted_s >= grace_s else Verdict.FINE

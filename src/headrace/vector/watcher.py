@@ -35,7 +35,8 @@ class Watcher:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._watched = 0
-        self._call: object = None
+        self._inside: object = None
+        """Of the last look: which call, in which phase."""
         self._since_s = 0.0
         self._told = False
 
@@ -54,9 +55,9 @@ class Watcher:
     def check(self) -> str | None:
         """Look once; what there is to say, if there is anything."""
         call, env, phase = self._look()
-        now_s = self._clock.now()
-        if call is None or call != self._call:
-            self._call, self._since_s, self._told = call, now_s, False
+        now_s, inside = self._clock.now(), (call, phase)
+        if call is None or inside != self._inside:
+            self._inside, self._since_s, self._told = inside, now_s, False
             return None
         limit_s = self._limits.of(phase)
         if self._told or now_s - self._since_s < limit_s:

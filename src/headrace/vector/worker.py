@@ -12,7 +12,7 @@ from typing import Any
 
 import cloudpickle
 
-from headrace.core.errors import ChannelClosed, HeadraceError
+from headrace.core.errors import ChannelClosed
 from headrace.ipc.child import ChildContext
 from headrace.vector.confined import Confined
 from headrace.vector.desk import Batch, Desk, copy_facts
@@ -29,6 +29,7 @@ from headrace.vector.messages import (
     Packed,
     Returned,
     Spaces,
+    sealed,
     unpack,
 )
 from headrace.vector.patience import SPIN_S, Patience
@@ -87,7 +88,8 @@ class InTurn:
                         break
             except BaseException as error:  # noqa: BLE001 - an environment's own code: its exception is an answer
                 marks[0] = -number
-                append(self._problem(error))
+                if len(returned) < number - self._number:  # else it had come back when it was interrupted
+                    append(self._problem(error))
             self._number = number
             self._publish(batch, done, returned)
             done += len(returned)
@@ -109,6 +111,10 @@ class InTurn:
             finally:
                 self._phases[0] = Phase.STEP
         return values, None
+
+    def send(self, message: object) -> None:
+        """Say something to the parent; see `Desk.send`."""
+        self._desk.send(message)
 
     def close(self) -> None:
         """Nothing runs on its own here."""
@@ -186,7 +192,7 @@ class _Worker:
         if woken or told != self._heard:  # a system call costs what ten cheap steps cost
             self._heard = told
             self._desk.ordered.clear()
-            for message in self._desk.control.receive_all():
+            for message in self._desk.hear():
                 self._take(message)
         if len(orders):
             self._taken += len(orders)
@@ -218,20 +224,20 @@ class _Worker:
             bodies[env].set_attribute(name, cloudpickle.loads(message.data)[env])
 
         values, problem = self._seats.each(Phase.CALL, message.ids, put if message.sets else call)
-        answer = Returned(message.number, {} if message.sets or problem else values, problem)
-        try:
-            self._desk.send(answer)
-        except HeadraceError:
-            raise
-        except Exception as error:  # noqa: BLE001 - pickling runs code of others, which may raise anything
-            self._desk.send(Returned(message.number, {}, (message.ids[0], as_told(error, Phase.CALL))))
+        for env, value in {} if message.sets or problem else values.items():
+            try:
+                values[env] = sealed(value, by_name=True)
+            except Exception as error:  # noqa: BLE001 - pickling runs code of others, which may raise anything
+                problem = env, as_told(error, Phase.CALL)
+                break
+        self._seats.send(Returned(message.number, {} if message.sets or problem else values, problem))
 
     def _build(self) -> bool:
         """Build every environment; whether that worked."""
         bodies = self._desk.bodies
         _, problem = self._seats.each(Phase.CONSTRUCT, list(bodies), lambda env: bodies[env].build())
         if problem is not None:
-            self._desk.send(NotBuilt(*problem))
+            self._seats.send(NotBuilt(*problem))
             return False
         made: list[Any] = [body.env for body in bodies.values()]
         groups: list[tuple[Any, Any, list[int]]] = []
@@ -243,7 +249,7 @@ class _Worker:
             else:
                 groups.append((env.observation_space, env.action_space, [index]))
         spaces = [Spaces(tuple(ids), observation, action) for observation, action, ids in groups]
-        self._desk.send(Built(spaces, copy_facts(made[0].metadata), made[0].render_mode))
+        self._seats.send(Built(spaces, copy_facts(made[0].metadata), made[0].render_mode))
         return True
 
     def _linger(self) -> None:
