@@ -118,6 +118,10 @@ class Lives:
         self._chunks = [0] * config.env.groups
         self._there: dict[int, Collector] = {}
         self.deaths = 0
+        self.record_lost: str | None = None
+        """What the supervisor knows of the record's end."""
+        self.told: dict[str, int] | None = None
+        """By the newest learner, if it took another one's place."""
 
     def live(self, *, rounds: int) -> str:
         """A learner's life: some rounds, a collector that dies in the middle, some more; returns the weights' hash."""
@@ -137,10 +141,11 @@ class Lives:
         fds = {name: os.dup(shared.fd) for name, shared in zip(("lanes", "snapshots"), self._shared, strict=True)}
         payload = LearnerPayload(
             self._basics, self._spaces, self._place.checkpoints_dir, self._place.record_dir, self.deaths,
-            streams=[0] * len(self._incarnations),
+            streams=[0] * len(self._incarnations), record_lost=self.record_lost,
         )  # fmt: skip
         try:
             with begin(payload, fds, self._slot, self._control[0]) as begun:
+                self.told = begun.succeeded
                 fds["mine"] = os.dup(fds["snapshots"])
                 self._snapshots = attach_snapshots(begun.layout, fds["mine"])
                 self._block = begun.learner.replay.block

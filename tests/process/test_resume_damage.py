@@ -233,6 +233,18 @@ def test_episodes_that_are_not_to_be_brought_back(runs, schedule):
     assert_replays(run)
 
 
+@pytest.mark.parametrize("schedule", [INLINE, LOCKSTEP], ids=lambda schedule: schedule["run__schedule"])
+def test_episodes_that_were_to_be_cut_when_the_checkpoint_was_made_are_cut(runs, schedule):
+    """Their rows were not kept for it, so there is nothing to bring them back with."""
+    sessions = [{**schedule, "run__steps": 300}, {"run__steps": 600, "checkpoint__restore_episodes": True}]
+    run = in_sessions(runs, "Pendulum-v1", sessions, checkpoint__restore_episodes=False)
+    assert run.summary["episodes"]["cut"] == 6
+    said = [str(event) for kind in ("not_restored", "fault") for event in events(run, kind)]
+    assert said
+    assert all("its first rows are no longer kept" in text for text in said)
+    assert_replays(run)
+
+
 # A learner that dies in a resumed session, and one that has much to repeat.
 
 

@@ -177,6 +177,18 @@ def test_a_policy_whose_agents_never_come_is_named(runs: Runs, schedule: Mapping
     assert {len(rows[rows["kind"] == STEP]) for rows in runs.rows[2::3]} == {0}
 
 
+@pytest.mark.parametrize("schedule", [ASYNC, INLINE], ids=["async", "inline"])
+def test_a_policy_whose_steps_are_too_few_for_a_return_is_waited_for(runs: Runs, schedule: Mapping[str, Any]) -> None:
+    """Twelve steps beyond the first eight are far fewer than twenty turns of two copies."""
+    run = runs.train(
+        "agent_envs:comers", kwargs={"length": 40},
+        **{**OWN, "collect.chunk_steps": 1, "replay.learning_starts": 8, "replay.n_step": 20}, **schedule,
+    )  # fmt: skip
+    assert run.completed, run.summary["error"]
+    assert run.summary["updates"] > 200
+    assert_books(run)
+
+
 def test_its_policies_are_evaluated_and_can_be_loaded(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     run = runs.train("agent_envs:comers", **OWN, **INLINE, evaluation__every_steps=300, evaluation__episodes=2)
     with pytest.raises(SystemExit) as left:

@@ -108,3 +108,25 @@ def test_memory_stays(runs, watch, seconds):
     assert run.summary["books"]["evicted"] > 3000
     assert len(watch.resident_bytes) > seconds
     assert_flat(watch)
+
+
+def test_n_step_returns_of_many_lanes_are_waited_for_by_one_side_only(runs):
+    """The lead lets collecting go to 104 steps, three in each lane: the first transition takes five of one."""
+    run = runs.train(
+        ENV, run__schedule="async", run__collectors=2, run__steps=480, env__lanes=32, collect__chunk_steps=4,
+        collect__random_steps=0, replay__learning_starts=100, replay__slack_steps=4, replay__n_step=5,
+        deadlines__credit_s=10.0, deadlines__rows_s=20.0,
+    )  # fmt: skip
+    assert run.completed, run.summary["error"]
+    assert run.summary["updates"] == 1 + run.summary["env_steps"] - 100
+    assert_books(run)
+
+
+def test_a_collector_of_more_groups_than_a_usual_pipe_holds_credits_of(runs):
+    """It is granted a chunk of each before it has begun: 1,700 messages of 40 bytes."""
+    run = runs.train(
+        ENV, run__schedule="async", run__collectors=1, run__steps=3400, env__lanes=1700, collect__chunk_steps=1,
+        collect__random_steps=3399, replay__learning_starts=3399,
+    )  # fmt: skip
+    assert run.completed, run.summary["error"]
+    assert_books(run)

@@ -141,6 +141,7 @@ def test_a_lane_that_always_fails_is_left_out(runs):
     assert run.completed, run.summary["error"]
     assert_books(run)
     assert run.summary["degraded"]["lanes"] == [3]
+    assert run.summary["degraded"]["reason"] == "the environment of lane 3 failed 2 times within 300 s"
     assert run.summary["faults"]["environment_raised"] == 2
     assert_replays(run)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import pickle
 import select
@@ -245,6 +247,35 @@ def test_pipe_refuses_a_message_of_another_size(pipe):
     with pytest.raises(ComponentError, match="size of its pipe"):
         pipe.put(b"short")
     assert pipe.take() == []
+
+
+@pytest.mark.parametrize("size", [1, 40, 56, 3104, select.PIPE_BUF])
+def test_pipe_holds_as_many_messages_as_it_has_made_room_for(size):
+    with MessagePipe.create(size) as pipe:
+        pipe.make_room(200)
+        count, page = pipe.room, max(1, 4096 // size)
+        assert count >= 200
+        for taken in {0, 1, page // 2, page - 1}:  # the first message in flight lies anywhere in its page
+            for _ in range(page):
+                pipe.put(bytes(size))
+            if taken:
+                os.read(pipe.reader_fd, taken * size)
+            for _ in range(count - page + taken):
+                pipe.put(bytes(size))
+            assert len(pipe.take()) == count
+
+
+def test_pipe_that_has_room_stays_as_it_is_and_one_that_gets_none_says_so(monkeypatch):
+    def refuse(fd: int, command: int, size: int = 0) -> int:
+        if command == fcntl.F_SETPIPE_SZ:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        return 16 * os.sysconf("SC_PAGE_SIZE")
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    with MessagePipe.create(40) as pipe:
+        pipe.make_room(pipe.room)
+        with pytest.raises(PermissionError):
+            pipe.make_room(pipe.room + 1)
 
 
 @pytest.mark.parametrize("size", [0, select.PIPE_BUF + 1])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -359,6 +361,64 @@ def test_evaluations_that_are_damaged_are_told_and_written_anew(store):
     store.note_evaluation(8, 2.0)
     assert newest(store.folder) == (8, 8)
     assert store.best_version() == 8
+
+
+# What a long history costs
+
+
+@pytest.fixture
+def looked_at(monkeypatch) -> list[tuple[str, Path]]:
+    """Every folder that is listed, and every file that is asked for or opened, with how."""
+    found: list[tuple[str, Path]] = []
+
+    def seam(owner: object, name: str) -> None:
+        call = getattr(owner, name)
+
+        def noted(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
+            if isinstance(path, str | os.PathLike):
+                found.append((name, Path(path)))
+            return call(path, *args, **kwargs)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    for owner, name in ((os, "stat"), (os, "listdir"), (os, "scandir"), (os, "open"), (io, "open")):
+        seam(owner, name)
+    return found
+
+
+def test_a_checkpoint_costs_the_same_however_many_policies_there_are(store, looked_at):
+    for version in range(1, 61):
+        if version % 4 == 0:
+            put(store, version)
+            store.prune()
+        else:
+            save_policy(store.folder, version, policy(version), {})
+    assert kept(store) == [60, 56, 52]
+    costs = []
+    for version in (61, 62, 63, 64):
+        looked_at.clear()
+        put(store, version)
+        store.prune()
+        store.oldest_segment()
+        costs.append(len(looked_at))
+        assert [how for how, path in looked_at if path == store.folder and how != "stat"] == ["scandir", "open"]
+        old = {store.folder / str(number) for number in range(1, 48)}
+        assert not [path for _, path in looked_at if path in old or path.parent in old]
+    assert kept(store) == [64, 63, 62]
+    assert max(costs[1:]) == min(costs[1:])
+
+
+def test_a_policy_that_becomes_a_checkpoint_is_one_also_for_who_has_looked_before(store):
+    save_policy(store.folder, 3, policy(3), {})
+    save_policy(store.folder, 4, policy(4), {})
+    put(store, 1)
+    put(store, 3)
+    put(store, 5)
+    put(store, 4)
+    store.prune()
+    assert kept(store) == [4, 5, 3]
+    assert store.oldest_segment() == 1
+    assert sorted(contents(store.folder / "1")) == [POLICY]
 
 
 # The state of a learner alone

@@ -291,8 +291,20 @@ def test_sections_are_frozen():
         ({"replay.ratio": None}, "replay.ratio has no value"),
         ({"replay.capacity": 100, "replay.learning_starts": 50}, "the replay is too small"),
         ({"run.steps": 1000}, "the run would end before its first update"),
+        (
+            {
+                "run.steps": 96,
+                "env.lanes": 24,
+                "replay.learning_starts": 5,
+                "replay.n_step": 9,
+                "collect.random_steps": 0,
+            },
+            "the run would end before its first update: no lane makes as many steps",
+        ),
         ({"run.steps": 2000, "collect.random_steps": 2000}, "the policy would never act"),
         ({"algorithm.exploration.decay_steps": 9}, "algorithm.exploration.decay_steps would be ignored"),
+        ({"algorithm.exploration.final_scale": 0.1}, "algorithm.exploration.scale would be left after one step"),
+        ({"evaluation.target": 1.0, "evaluation.episodes": 0}, "evaluation.target would be ignored"),
         ({"deadlines.rows_s": 150.0}, "the learner would give up before a collector that is frozen is found"),
         ({"deadlines.credit_s": 200.0, "deadlines.rows_s": 240.0}, "the learner would give up before a collector"),
         ({"supervision.when_spent": "degrade", "supervision.max_restarts": 1}, "no lane would ever be left out alone"),
@@ -317,6 +329,7 @@ def test_contradictions_are_refused_before_anything_starts(overrides, what):
         {"replay.slack_steps": 8},
         {"replay.capacity": 6 * 18, "replay.learning_starts": 50},
         {"run.steps": 1001},
+        {"run.steps": 96, "env.lanes": 24, "replay.learning_starts": 5, "replay.n_step": 8, "collect.random_steps": 0},
         {"algorithm.exploration.decay_steps": 9, "algorithm.exploration.final_scale": 0.0},
     ],
 )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 
+from headrace.core import seeding
 from headrace.core.clock import FakeClock
 from headrace.core.errors import EnvironmentLost, EnvironmentRaised, NonFiniteValue
 from headrace.runtime.config import load_config
@@ -15,7 +18,7 @@ from headrace.runtime.experiment import Experiment
 from headrace.runtime.incidents import Chronicle, Incidents
 from headrace.runtime.interrupts import Interrupts
 from headrace.runtime.observer import Observer
-from headrace.runtime.payloads import Basics
+from headrace.runtime.payloads import Basics, EnvSpaces
 from headrace.runtime.progress import Progress
 from headrace.runtime.resources import Resources, components
 from headrace.runtime.scores import EvaluationQueue
@@ -36,6 +39,7 @@ from headrace.supervision.spec import (
 from headrace.telemetry.board import Activity, Board
 from headrace.telemetry.events import EventLog, read_events
 from headrace.telemetry.metrics import MetricsSink
+from headrace.testing.reproduce import read_reproducer
 
 FACTS = {
     "env_steps": 96, "updates": 40, "version": 3, "mean_return": None, "mean_length": None, "ratio": 1.0, "values": {},
@@ -49,6 +53,8 @@ class FakeSupervisor:
 
     living: set[str] = field(default_factory=lambda: {"learner", "collector-0", "collector-1", "evaluator"})
     done: list[str] = field(default_factory=list)
+    deaf: set[str] = field(default_factory=set)
+    """Those that are dead, and not missed yet."""
     instruction: Instruction = field(default_factory=lambda: Restart("", 0.0))
     policy: RestartPolicy = field(default_factory=lambda: RestartPolicy(RestartBudget()))
 
@@ -63,7 +69,7 @@ class FakeSupervisor:
     def send(self, child_id: str, message: object) -> bool:
         words = {Stop: "stop", Command: getattr(message, "name", "")}[type(message)]
         self.done.append(f"tell {child_id} {words}")
-        return child_id in self.living
+        return child_id in self.living - self.deaf
 
     def stop(self, ids: Iterable[str], reason: str) -> None:
         self.done += [f"stop {child_id}" for child_id in ids if child_id in self.living]
@@ -82,7 +88,7 @@ class Scene:
     """An experiment in the middle of training."""
 
     def __init__(self, tmp_path, stack, settings) -> None:
-        config = load_config("pendulum-td3", {"deadlines.stop_s": 20.0, "run.collectors": 2, **settings})
+        self.config = config = load_config("pendulum-td3", {"deadlines.stop_s": 20.0, "run.collectors": 2, **settings})
         self.clock = FakeClock(100.0)
         self.shown: list[Progress] = []
         board = stack(Board.create(tmp_path / "board", components(config)))
@@ -98,7 +104,9 @@ class Scene:
         self.experiment = Experiment(basics, chronicle, resources, observer, self.queue, incidents, self.clock)
         self.supervisor = FakeSupervisor()
         self.experiment._supervisor = self.supervisor
-        self.happen(BecameReady("learner", 0, {"layout": None, "streams": [0], "resumed": None}))
+        self.happen(
+            BecameReady("learner", 0, {"layout": None, "streams": [0] * 6, "resumed": None, "record_lost": None})
+        )
         self.interrupts = Interrupts()
         self.supervisor.done.clear()
 
@@ -193,12 +201,14 @@ def test_its_lane_is_left_out_if_the_run_may_go_on_without(scene):
     scene.supervisor.instruction = Restart("collector-1", 0.0)
     lose(scene)  # another one's fault
     lose(scene, how="hung")
+    lose(scene, how="hung", replaced=False)
     assert scene.happen(died("collector-1", error=GONE, lane=3, call="raised")) == [
         "tell learner lost",
         "tell learner left_out",
     ]
     assert scene.happen(salvaged(1)) == ["restart collector-1"]
     assert scene.summary["degraded"]["lanes"] == [3]
+    assert scene.summary["degraded"]["reason"] == "the environment of lane 3 failed 2 times within 300 s"
 
 
 def test_two_collectors_at_once(scene):
@@ -528,3 +538,169 @@ def test_dead_learner_of_a_run_with_a_checkpoint_has_lost_only_updates(scene):
     scene.happen(died("learner"))
     assert "\n  lost: 15 of 45 updates\n" in scene.summary["error"]
     assert scene.summary["error"].endswith(f"`headrace train --resume --run-dir {scene.folder}` goes on from there")
+
+
+# Another one in its place, while the run ends
+
+BOTH_GONE = died("collector-0", asked=True), died("collector-1", asked=True)
+RESUMED = {"updates": 30, "env_steps": 90, "salvaged": 0, "missed_rows": 0}
+
+
+def succeeds(**facts: object) -> BecameReady:
+    """Another learner goes on."""
+    known = {"layout": None, "streams": [0] * 6, "resumed": RESUMED, "record_lost": None}
+    return BecameReady("learner", 1, known | facts)
+
+
+def test_a_learner_that_dies_in_the_middle_is_succeeded_and_its_successor_given_collectors(scene):
+    assert scene.happen(died("learner")) == ["kill collector-0", "kill collector-1"]
+    assert scene.happen(*BOTH_GONE) == ["restart learner"]
+    assert scene.happen(succeeds()) == ["start collector-0", "start collector-1"]
+
+
+def test_a_learner_that_dies_while_the_run_ends_is_succeeded_by_one_that_ends_it(scene):
+    scene.experiment._ending.request("run_duration_s is over", scene.supervisor)
+    assert scene.happen(died("learner")) == ["tell learner stop", "kill collector-0", "kill collector-1"]
+    assert scene.happen(*BOTH_GONE) == ["restart learner"]
+    assert scene.happen(succeeds()) == ["tell learner stop"]
+    assert not scene.experiment._course.over
+    scene.happen(LEARNER_DONE)
+    assert scene.experiment._course.over
+    assert (scene.summary["outcome"], scene.summary["exit_code"]) == ("completed", 0)
+
+
+DEATH = died("learner"), *BOTH_GONE
+
+
+@pytest.mark.parametrize(
+    "known", range(4), ids=["not missed yet", "missed", "one collector left", "another one starts"]
+)
+def test_a_stop_waits_for_the_learner_that_takes_the_place_of_a_dead_one(scene, known):
+    scene.supervisor.deaf = {"learner"} if known == 0 else set()
+    scene.happen(*DEATH[:known])
+    scene.interrupts.count = 1
+    scene.look()
+    scene.supervisor.deaf.clear()
+    scene.happen(*DEATH[known:])
+    assert not scene.experiment._course.over
+    assert scene.happen(succeeds()) == ["tell learner stop"]
+    scene.happen(LEARNER_DONE)
+    assert scene.experiment._course.over
+    assert (scene.summary["outcome"], scene.summary["exit_code"]) == ("interrupted", 130)
+
+
+def test_a_stop_that_waits_for_another_learner_has_its_limit(scene):
+    scene.happen(*DEATH)
+    scene.experiment._ending.request("run_duration_s is over", scene.supervisor)
+    scene.clock.advance(20.1)
+    scene.look()
+    assert scene.experiment._course.over
+    assert scene.summary["error"] == (
+        "[SUP-002] the run did not stop within 20 s\n"
+        "  still running: evaluator, learner\n"
+        "  waits for: another learner, in the place of the one that died\n"
+        "  fix: see what they are doing in logs/; raise deadlines.stop_s if a step or an update may take so long"
+    )
+
+
+def test_a_run_that_was_to_fail_does_not_go_on_because_its_learner_died_too(scene):
+    scene.supervisor.instruction = GiveUp("collector-1", "trying again would fail again")
+    error = NonFiniteValue("reward is nan", fix="mend it")
+    scene.happen(died("collector-1", error=error))
+    scene.supervisor.instruction = Restart("learner", 0.0)
+    assert scene.happen(died("learner"), BOTH_GONE[0])[-1] == "restart learner"
+    assert scene.happen(succeeds()) == ["tell learner stop"]
+    scene.happen(LEARNER_DONE)
+    assert scene.experiment._course.over
+    assert scene.summary["error"] == str(error)
+
+
+def test_a_stop_that_nobody_will_answer_ends_the_run(scene):
+    scene.supervisor.instruction = GiveUp("learner", "it may not be started again")
+    scene.supervisor.deaf = {"learner"}
+    scene.experiment._ending.request("run_duration_s is over", scene.supervisor)
+    assert not scene.experiment._course.over
+    scene.happen(died("learner"))
+    assert scene.experiment._course.over
+    assert scene.summary["exit_code"] == 1
+
+
+@pytest.mark.parametrize("settings", [{"run.schedule": "inline"}])
+def test_inline_a_learner_that_died_in_an_environment_is_not_taken_for_one_that_hangs_there(scene, monkeypatch):
+    scene.board.slot("learner").enter(Activity.ENV_STEP, 3, 17)
+    monkeypatch.setattr("headrace.runtime.observer.time", NoTime(scene.board, scene.clock))
+    scene.supervisor.restart = lambda child_id: scene.supervisor.done.append(f"restart {child_id}")  # delayed
+    scene.happen(died("learner"))
+    scene.interrupts.count = 1
+    scene.look()
+    scene.clock.advance(2.1)
+    assert scene.look() == []
+    assert not scene.experiment._course.over
+
+
+def test_a_learner_that_dies_after_it_has_told_everything_is_not_succeeded(scene):
+    scene.happen(Reported("learner", Report("frozen", {"version": 3, "env_steps": 96})), LEARNER_DONE)
+    assert scene.happen(died("learner"), *BOTH_GONE) == []
+    assert not scene.experiment._course.over, "the last policy is still being evaluated"
+    scene.happen(evaluated(3, -900.0))
+    assert scene.experiment._course.over
+    assert (scene.summary["outcome"], scene.summary["faults"]) == ("completed", {"died": 1})
+
+
+def evaluated(version: int, mean_reward: float) -> Reported:
+    facts = {"version": version, "env_steps": 96, "mean_reward": mean_reward, "interval": None, "episodes": 1}
+    return Reported("evaluator", Report("evaluated", facts))
+
+
+@pytest.mark.parametrize("settings", [{"evaluation.target": -200.0}])
+def test_an_evaluation_that_reaches_the_target_after_training_does_not_cost_the_last_one(scene):
+    for version in (2, 3):
+        scene.happen(Reported("learner", Report("frozen", {"version": version, "env_steps": 32 * version})))
+    scene.happen(LEARNER_DONE, Exited(id="learner", exit_code=0, how="exit code 0", done=True), *BOTH_GONE)
+    assert scene.happen(evaluated(2, -150.0)) == ["tell learner note", "tell evaluator evaluate"]
+    assert not scene.experiment._course.over
+    scene.happen(evaluated(3, -140.0))
+    assert scene.experiment._course.over
+    assert [point["version"] for point in scene.summary["evaluations"]] == [2, 3]
+
+
+@pytest.mark.parametrize("settings", [{"evaluation.target": -200.0}])
+def test_an_evaluation_that_reaches_the_target_ends_training(scene):
+    scene.happen(Reported("learner", Report("frozen", {"version": 2, "env_steps": 64})))
+    assert scene.happen(evaluated(2, -150.0)) == ["tell learner note", "tell learner stop"]
+
+
+def test_a_record_that_has_ended_is_known_to_whoever_takes_the_learner_s_place(scene):
+    scene.happen(Reported("learner", Report("record_lost", {"problem": "OSError: no space"})))
+    assert scene.resources.record_lost == "OSError: no space"
+    scene.happen(succeeds(record_lost="OSError: no space"))
+    assert scene.resources.record_lost == "OSError: no space"
+    scene.happen(succeeds())  # one that began the record anew
+    assert scene.resources.record_lost is None
+
+
+# What led to a fault
+
+
+def test_a_reproducer_has_the_streams_of_the_lane_in_whatever_session_and_process(scene):
+    box = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    with closing(scene.resources):
+        scene.resources.allocate(EnvSpaces(box, box))
+        scene.resources.block.begin()
+        scene.resources.streams = [0, 0, 0, 4, 0, 0]  # the session goes on with streams of a fifth incarnation
+        scene.happen(died("collector-1", call="construct", lane=3, incarnation=2))
+    found = read_reproducer(scene.folder / "reproducers" / "collector-1-lane-3-2.json")
+    assert found.construct_seed == seeding.integer(scene.config.run.seed, "construct-global", 3, 6)
+
+
+@pytest.mark.parametrize("settings", [{"run.schedule": "inline"}])
+def test_inline_a_reproducer_has_the_streams_of_the_newest_chunk(scene):
+    box = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    with closing(scene.resources):
+        scene.resources.allocate(EnvSpaces(box, box))
+        scene.resources.block.begin()
+        scene.resources.block.incarnation[3] = 5
+        scene.happen(died("learner", call="reset", lane=3, incarnation=1))
+    found = read_reproducer(scene.folder / "reproducers" / "learner-lane-3-1.json")
+    assert found.construct_seed == seeding.integer(scene.config.run.seed, "construct-global", 3, 5)
+    assert found.global_seeds[0][1] == seeding.integer(scene.config.run.seed, "global", 3, 5, 0)

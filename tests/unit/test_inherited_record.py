@@ -9,8 +9,10 @@ import pytest
 
 from headrace.record.events import ChunkCommitted, GroupSalvaged, LearnerSucceeded, PolicyPublished
 from headrace.record.trace import Trace
+from headrace.runtime.checkpointing import Keeper
 from headrace.runtime.recording import TRACE_FILE
 from headrace.runtime.replayer import replay
+from headrace.telemetry.board import Activity, Slot
 from succession_support import CHUNK_STEPS, Fate, Killed, lives
 
 ROUNDS = 3
@@ -130,3 +132,66 @@ def test_killed_at_every_moment(tmp_path: Path, moments: list[str], first: int):
     assert len(moments) > 150
     for at in range(first, len(moments), SLICES):
         killed_at(tmp_path / str(at), at)
+
+
+def test_what_was_stored_before_is_not_told_as_salvaged(
+    tmp_path: Path, moments: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Killed right after it has saved its state, with nothing taken over since, and no chunk that is whole."""
+    fate = Fate(monkeypatch, place(moments, "after LearnerState.save"))
+    with lives(tmp_path / "run", fate) as run:
+        with pytest.raises(Killed):
+            run.live(rounds=ROUNDS)
+        assert run.told is None
+        run.live(rounds=1)
+    stored = 4 * CHUNK_STEPS
+    assert run.told is not None
+    assert (run.told["env_steps"], run.told["salvaged"]) == (stored + 6, 6)
+
+
+def test_whoever_waits_sees_that_the_record_is_being_read(
+    tmp_path: Path, moments: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    told: list[Activity] = []
+    with lives(tmp_path / "run", Fate(monkeypatch, len(moments) - 1)) as run:
+        with pytest.raises(Killed):
+            run.live(rounds=ROUNDS)
+        with Trace.open(tmp_path / "run" / "record" / TRACE_FILE) as trace:
+            recorded = len(list(trace.events()))
+        enter = Slot.enter
+
+        def entered(slot: Slot, activity: Activity, *place: int) -> None:
+            told.append(activity)
+            enter(slot, activity, *place)
+
+        monkeypatch.setattr(Slot, "enter", entered)
+        run.live(rounds=1)
+    assert told.count(Activity.RESUME) > recorded
+
+
+def test_a_chunk_that_was_ended_early_is_told_apart_from_the_one_begun_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As a collector leaves that is told to: it ends its chunk, and begins another one that stays empty."""
+    with lives(tmp_path / "run", Fate(monkeypatch)) as run:
+
+        def leave(keeper: Keeper) -> None:
+            for group, collector in run._there.items():
+                for steps in (2, 0):
+                    collector.collect(run._chunks[group], steps)
+                    run._chunks[group] += 1
+            run._there.clear()
+            run._incarnations = [number + 1 for number in run._incarnations]
+            raise Killed
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Keeper, "end", leave)
+            with pytest.raises(Killed):
+                run.live(rounds=1)
+        sha256 = run.live(rounds=1)
+    found = replay(tmp_path / "run")
+    assert (found.ended, found.weights_sha256) == (True, sha256)
+    with Trace.open(tmp_path / "run" / "record" / TRACE_FILE) as trace:
+        events = after_succession([event for _, event in trace.events()])
+    commits = [event for event in events if isinstance(event, ChunkCommitted)][:2]
+    assert [(event.chunk, event.lanes[0].transitions) for event in commits] == [(1, 2), (1, 2)]

@@ -43,6 +43,14 @@ def test_neither_side_is_ever_called_back(limiter: RateLimiter, now: int, more: 
     assert limiter.steps_allowed(now) <= limiter.steps_allowed(now + more)
 
 
+def test_what_is_due_and_cannot_be_made_allows_as_many_steps_as_bring_a_transition_and_no_more() -> None:
+    limiter = RateLimiter(100, 0.25, 10, 10_000, draw_steps=160)
+    assert limiter.steps_allowed(0) == 110
+    assert limiter.steps_allowed(0, starved=True) == 270
+    assert limiter.steps_allowed(0, 4, starved=True) == 264
+    assert RateLimiter(100, 0.25, 10, 200, draw_steps=160).steps_allowed(0, starved=True) == 200
+
+
 def test_free_running_bounds_nothing_but_the_target() -> None:
     limiter = RateLimiter(5, None, 1, 70)
     assert limiter.steps_allowed(0) == 70

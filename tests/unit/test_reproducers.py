@@ -53,9 +53,9 @@ class Lane:
             self.writer.intend(self.action(number))
             self.writer.step(self.action(number), 0.0, (ends and step == count - 1, False), self.obs(), 1)
 
-    def found(self, **facts):
+    def found(self, streams=0, **facts):
         how = {"id": "collector-0", "exit_code": -9, "how": "killed by SIGKILL", "call": "step", "lane": 1, "step": 0}
-        return reproducer(Exited(**how | facts), self.basics, self.block, self.books)
+        return reproducer(Exited(**how | facts), self.basics, self.block, self.books, streams)
 
 
 def test_actions_of_the_running_episode_and_the_one_that_never_returned():
@@ -65,10 +65,11 @@ def test_actions_of_the_running_episode_and_the_one_that_never_returned():
     lane.writer.begin_episode(lane.obs())
     lane.steps(2)
     lane.writer.intend(lane.action(8))
-    found = lane.found(incarnation=2)
+    found = lane.found(streams=2, incarnation=1)
     assert found.actions == {"action.a": [[n / 8, n / 8] for n in (6, 7, 8)], "action.b": [6, 7, 8]}
     assert (found.episode, found.steps, found.complete, found.kind) == (1, 3, True, "signal")
     assert found.seed == seeding.integer(5, "environment", 1, 1)
+    assert found.incarnation == 1, "of the process; where a session goes on, the streams have another one"
     assert found.construct_seed == seeding.integer(5, "construct-global", 1, 2)
     # The episode began at the second step of chunk 1, and has seen no other.
     assert found.global_seeds == [(-1, seeding.integer(5, "global", 1, 2, 1))]

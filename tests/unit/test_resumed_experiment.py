@@ -104,5 +104,7 @@ def test_learner_that_dies_at_once_has_lost_nothing_that_the_checkpoint_holds(se
 
 def test_books_are_audited_once_the_experience_is_there(session):
     session.experiment._supervisor = DeadSupervisor()
-    session.experiment._on(BecameReady("learner", 0, {"layout": None, "streams": None, "resumed": None}))
+    session.experiment._on(
+        BecameReady("learner", 0, {"layout": None, "streams": None, "resumed": None, "record_lost": None})
+    )
     assert session.experiment.summary()["books"]["balanced"]

@@ -32,6 +32,8 @@ class FakeLearner:
     version: int = 1
     writing: dict[int, int] = field(default_factory=dict)
     """Transitions a group's collector has written and not committed."""
+    ready_at: int = 0
+    """Steps that are stored when there is a transition to draw."""
     at_rest = True
     arrived = ()
 
@@ -40,7 +42,7 @@ class FakeLearner:
 
     @property
     def due(self) -> bool:
-        return self.updates < self.limiter.updates_due(self.env_steps)
+        return self.updates < self.limiter.updates_due(self.env_steps) and self.env_steps >= self.ready_at
 
     def commit(self, commit: Commit) -> None:
         self.log.append(f"commit {commit.group}.{commit.chunk}")
@@ -361,3 +363,25 @@ def test_a_slack_that_was_asked_for_is_kept_to(bench):
     free = FreeRun(b.training)
     free._grant()
     assert free._book.outstanding_steps == 44
+
+
+STARVED = {"run__schedule": "async", "replay__learning_starts": 4, "replay__slack_steps": CHUNK, "replay__n_step": 5}
+"""Collecting may be eight steps ahead of the first update, which are spread over four lanes."""
+
+
+def test_collecting_goes_on_while_an_update_is_due_and_no_lane_holds_its_steps(bench):
+    b = bench(run__steps=64, replay__ratio=0.25, **STARVED)
+    b.learner.ready_at = 4 * 5
+    FreeRun(b.training).run()
+    first = b.learner.log.index("update")
+    assert len([line for line in b.learner.log[:first] if line.startswith("commit")]) >= 5
+    assert b.learner.updates == 1 + (b.learner.env_steps - 4) // 4
+
+
+def test_collecting_does_not_run_away_from_updates_that_cannot_be_made(bench):
+    b = bench(run__steps=4000, **STARVED)
+    b.learner.ready_at = 10**6
+    b.groups.then = [b.tell(Stop("enough"))]
+    FreeRun(b.training).run()
+    ahead = b.learner.limiter.steps_allowed(0, starved=True)
+    assert ahead <= sum(CHUNK for line in b.log("commit") if not line.endswith(".99")) < ahead + CHUNK

@@ -75,3 +75,45 @@ def test_a_child_that_stops_has_only_the_limit_of_stopping(watchdog, child, late
         assert watchdog.look(late_s + look * LOOK_S) == []
     [late] = watchdog.look(late_s + 10.0 + LOOK_S)
     assert str(late) == "stop for 20.2 s (limit 20 s)"
+
+
+@pytest.fixture
+def starting(board, tmp_path):
+    """A child that is not ready yet, and since when, on the board's clock."""
+    limits = {Activity.START: 60.0, Activity.RESUME: 30.0}
+    spec = ChildSpec(id="c", kind="learner", target="m:f", payload=lambda _: None, deadlines=limits)
+    child = SupervisedChild(spec, board.slot("c"), tmp_path, tmp_path)
+    child.life.move(Phase.STARTING)
+    child.slot.begin(0)
+    since_s = board.read("c").since_ns / 1e9
+    child._clear(since_s)
+    return child, since_s
+
+
+def test_reading_what_a_run_goes_on_from_is_no_part_of_the_start(starting):
+    child, since_s = starting
+    assert child.late(since_s + 59.0) is None
+    child.slot.enter(Activity.RESUME)
+    assert child.late(since_s + 59.5) is None
+    assert child.late(since_s + 1000.0) is None
+    child.slot.enter(Activity.START)
+    assert child.late(since_s + 1059.0) is None
+    assert str(child.late(since_s + 1061.0)) == "start for 61 s (limit 60 s)"
+
+
+def test_reading_it_has_a_limit_from_each_progress_to_the_next(starting, board):
+    child, since_s = starting
+    watchdog = Watchdog({"c": child}, board)
+    child.slot.enter(Activity.RESUME)
+    assert watchdog.look(since_s + 31.0) == []
+    child.slot.enter(Activity.RESUME)  # an event was read
+    assert watchdog.look(since_s + 31.0 + LOOK_S) == []
+    [late] = watchdog.look(since_s + 31.0 + 2 * LOOK_S)
+    assert str(late) == "resume for 31.5 s (limit 30 s)"
+
+
+def test_without_that_limit_reading_it_is_part_of_the_start(starting):
+    child, since_s = starting
+    del child.spec.deadlines[Activity.RESUME]
+    child.slot.enter(Activity.RESUME)
+    assert str(child.late(since_s + 61.0)) == "start for 61 s (limit 60 s)"

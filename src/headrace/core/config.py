@@ -149,7 +149,7 @@ class ReplayConfig(Section):
     """Rewards summed before the bootstrap; derived when a batch is gathered."""
     slack_steps: int | None = Field(default=None, ge=1)
     """async only: environment steps collection may be ahead of the ratio; not set: as few as keep the learner busy, one
-    round of chunks to two."""
+    round of chunks to two. While no lane holds the rows of an ``n_step`` transition, more are collected."""
 
 
 class RolloutConfig(Section):
@@ -219,13 +219,14 @@ class EvaluationConfig(Section):
 
 
 class DeadlinesConfig(Section):
-    """Seconds an activity may take before the component that is busy with it is called stalled. None is infinite.
+    """Seconds an activity may take before the component that is busy with it is called stalled. Each is finite.
 
     Whoever misses one has its stacks written and is killed; what follows is told in the section ``supervision``.
     """
 
     start_s: float = Field(default=60.0, gt=0)
-    """From the request to start until the component reports that it is ready, imports included."""
+    """From the request to start until the component reports that it is ready, imports included, but not what the
+    learner of a run that goes on reads of its record."""
     reset_s: float = Field(default=60.0, gt=0)
     """One ``reset()`` of one environment."""
     step_s: float = Field(default=30.0, gt=0)
@@ -247,7 +248,7 @@ class DeadlinesConfig(Section):
     evaluate_s: float = Field(default=600.0, gt=0)
     """One evaluation, all its episodes."""
     checkpoint_s: float = Field(default=60.0, gt=0)
-    """Writing one checkpoint."""
+    """Writing one checkpoint; or, where a run goes on, reading one, and then its record from each event to the next."""
     stall_s: float = Field(default=300.0, gt=0)
     """The run as a whole: given up after so long without one row, update or evaluation, whatever its components do.
     Never less than twice the longest of the limits above, so that a slow step or evaluation is not taken for it."""
@@ -328,8 +329,9 @@ class RecordConfig(Section):
     enabled: bool = True
     """Write it. Without a record nothing can be replayed, verified or resumed."""
     rows: Literal["resident", "all", "none"] = "resident"
-    """Which rows to keep on disk. resident: those the replay, or a kept checkpoint, holds. all: every one. none: only
-    their checksums; a replay can then say which chunk differs, but not how, and the run cannot be resumed."""
+    """Which rows to keep on disk. resident: those the replay, or a kept checkpoint, holds; the others are deleted by the next
+    checkpoint. all: every one. none: only their checksums; a replay can then say which chunk differs, but not how, and the
+    run cannot be resumed."""
     batches: bool = True
     """Note a fingerprint of every batch, so that a replay can name the very update that differs."""
     hash_every: int = Field(default=1000, ge=1)

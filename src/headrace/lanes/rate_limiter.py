@@ -23,6 +23,9 @@ class RateLimiter:
     """Steps collecting may be granted beyond those the next update waits for, at most."""
     target_steps: int
     """Steps after which collecting ends."""
+    draw_steps: int = 0
+    """Steps among which there surely is one to learn from, if no agent is ever away: an n-step transition takes n rows of
+    one lane, and what is stored may lie in all of them."""
 
     def __post_init__(self) -> None:
         if self.slack_steps < 1 or self.learning_starts < 1:
@@ -45,7 +48,7 @@ class RateLimiter:
             return 2**62
         return 1 + math.floor((env_steps - self.learning_starts) * self.ratio)
 
-    def steps_allowed(self, updates: int, lead: int | None = None) -> int:
+    def steps_allowed(self, updates: int, lead: int | None = None, *, starved: bool = False) -> int:
         """Steps that may be granted in all after so many updates.
 
         Never less than the steps the next update waits for and the slack, so the two sides cannot wait for
@@ -54,11 +57,13 @@ class RateLimiter:
         Args:
             updates: That were made.
             lead: Steps instead of all of the slack.
+            starved: An update is due, and nothing that is stored can be learned from yet: `draw_steps` more are granted,
+                which bring something, and no more, so that collecting cannot run away where they do not.
         """
         if self.ratio is None:
             return self.target_steps
         ahead = math.ceil(updates / self.ratio) + (self.slack_steps if lead is None else lead)
-        return min(self.target_steps, self.learning_starts + ahead)
+        return min(self.target_steps, self.learning_starts + ahead + (self.draw_steps if starved else 0))
 
     def measured(self, env_steps: int, updates: int) -> float | None:
         """Updates per step since ``learning_starts``; None before the first."""

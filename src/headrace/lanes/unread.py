@@ -16,8 +16,8 @@ def next_unread(replay: Replay, group: int, lanes: Sequence[int]) -> Commit | No
     """The first chunk that a group's collector had completed and nobody has taken over; None: there is no further one.
 
     Its message may have gone down with the learner that had read it. Such a chunk is not salvaged together with what
-    follows: each has a policy and random draws of its own. Chunks but the newest are whole, for the collector has begun
-    another one since; the newest is left to be salvaged.
+    follows: each has a policy and random draws of its own. The newest chunk is left to be salvaged; those before it are
+    whole, but for the last of them where the collector was told to leave: it ends that one early, and begins another.
 
     Args:
         replay: The lanes; the collector's process has been reaped.
@@ -27,12 +27,15 @@ def next_unread(replay: Replay, group: int, lanes: Sequence[int]) -> Commit | No
     block, books, steps = replay.block, replay.books, replay.geometry.chunk_steps
     first, row = lanes[0], int(books.row[lanes[0]])
     newest, begun = (int(value) for value in block.chunk_begun[first])
-    # Whole chunks have so many steps in every lane, whatever became of them.
-    chunks = len(_steps(np.concatenate(block.pieces(first, row, begun)))) // steps if begun > row else 0
+    if begun <= row:
+        return None
+    # Every lane has as many, whatever became of them.
+    made = len(_steps(np.concatenate(block.pieces(first, row, begun))))
+    chunks = -(-made // steps)
     if chunks < 1:
         return None
     version = int(block.rows[first, row % replay.geometry.ring_rows]["version"])
-    parts = tuple(_part(replay, lane, steps) for lane in lanes)
+    parts = tuple(_part(replay, lane, min(steps, made)) for lane in lanes)
     return Commit(int(block.incarnation[first]), group, newest - chunks, version, last=False, lanes=parts)
 
 

@@ -290,6 +290,7 @@ class BaseLearner(ABC):
         if state is not None:
             self._load(state, same_rows=False)
             rows = state.facts["rows"]
+        self.env_steps = self.replay.env_steps  # also where no row was taken over since the save
         missed = 0
         for lane in lanes:
             start = max(rows[lane], int(self.replay.books.resident_from[lane]))

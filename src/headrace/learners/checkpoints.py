@@ -4,13 +4,17 @@ One process writes; anybody may read meanwhile. See `headrace.learners.manifest`
 
 Whatever is new gets a name that was never used; the manifest, replaced in one step, decides what counts. What no
 manifest names is left over from a writer that died or failed, and whoever writes next removes it.
+
+Policies stay for good, so a long run has thousands of folders with nothing else in them. Who writes looks into each of
+those once; from then on a checkpoint costs it one look at their names.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -58,6 +62,10 @@ class CheckpointStore:
         self.folder = folder
         self._keep = keep
         self._last = 0
+        self._policies: set[str] = set()
+        """Names of folders that hold a policy and nothing of a checkpoint; that changes only where this store writes."""
+        self._others: set[str] | None = None
+        """Names of all others as of the newest `_tidy_all`, and of what was written since; None: there was none."""
 
     def write(
         self,
@@ -86,8 +94,10 @@ class CheckpointStore:
             OSError: It cannot be written. The checkpoints are as they were before; only if the disk failed after the
                 last byte is the new one there, complete.
         """
-        self._tidy_all()
+        others = self._tidy_all()
         folder, saved = self.folder / str(version), self._next_number()
+        self._policies.discard(folder.name)
+        others.add(folder.name)
         try:
             made_folder(self.folder, version)
             files = {
@@ -104,8 +114,8 @@ class CheckpointStore:
         return folder
 
     def checkpoints(self) -> list[Checkpoint]:
-        """All whose manifest can be read, the newest first."""
-        return self._read()[0]
+        """All whose manifest can be read, the newest first; every folder is looked into."""
+        return self._read(self._folders())[0]
 
     def newest_sound(self, oldest_segment: int | None = None) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint from which a learner can go on; every byte of it has been looked at.
@@ -117,7 +127,7 @@ class CheckpointStore:
         Returns:
             The checkpoint, None if there is none; and in one sentence each what is wrong with those left out.
         """
-        found, problems = self._read()
+        found, problems = self._read(self._folders())
         if (problem := self._read_evaluations()[1]) is not None:
             problems.append(problem)
         for checkpoint in found:
@@ -139,7 +149,7 @@ class CheckpointStore:
             OSError: A file cannot be removed.
         """
         self._tidy_all()
-        for checkpoint in self.checkpoints():
+        for checkpoint in self._known():
             if checkpoint.saved > than.saved:
                 _remove(checkpoint.folder)
         means = self._read_evaluations()[0]
@@ -155,9 +165,10 @@ class CheckpointStore:
         Raises:
             OSError: A file cannot be removed.
         """
-        self._tidy_all()
+        if self._others is None:  # otherwise the write before has done so
+            self._tidy_all()
         best = self.best_version() if best_version is None else best_version
-        for checkpoint in self.checkpoints()[self._keep :]:
+        for checkpoint in self._known()[self._keep :]:
             if checkpoint.version != best:
                 _remove(checkpoint.folder)
 
@@ -166,7 +177,7 @@ class CheckpointStore:
 
         The best one is not asked: it may lose its rows.
         """
-        return min((found.oldest_segment for found in self.checkpoints()[: self._keep]), default=None)
+        return min((found.oldest_segment for found in self._known()[: self._keep]), default=None)
 
     def note_evaluation(self, version: int, mean_reward: float) -> None:
         """Remember how good a policy is, whether there is a checkpoint of it or not (yet).
@@ -184,17 +195,30 @@ class CheckpointStore:
     def best_version(self) -> int | None:
         """The best by evaluation among those with a checkpoint, of equal ones the newest; None if none was evaluated."""
         means = self._read_evaluations()[0]
-        known = [found.version for found in self.checkpoints() if found.version in means]
+        known = [found.version for found in self._known() if found.version in means]
         return max(known, key=means.__getitem__, default=None)  # of equal ones the first, which is the newest
 
-    def _folders(self) -> list[Path]:
+    def _names(self) -> set[str]:
+        """Names of all folders of versions."""
         if not self.folder.is_dir():
-            return []
-        return [path for path in self.folder.iterdir() if path.name.isdigit() and path.is_dir()]
+            return set()
+        with os.scandir(self.folder) as entries:
+            return {entry.name for entry in entries if entry.name.isdigit() and entry.is_dir()}
 
-    def _read(self) -> tuple[list[Checkpoint], list[str]]:
+    def _folders(self) -> list[Path]:
+        return [self.folder / name for name in self._names()]
+
+    def _working(self) -> list[Path]:
+        """Folders that may hold more than a policy, as far as this store knows; all while it has tidied none."""
+        return self._folders() if self._others is None else [self.folder / name for name in self._others]
+
+    def _known(self) -> list[Checkpoint]:
+        """As `checkpoints`, for who writes: nobody else has since its newest `_tidy_all`."""
+        return self._read(self._working())[0]
+
+    def _read(self, folders: Iterable[Path]) -> tuple[list[Checkpoint], list[str]]:
         found, problems = [], []
-        for folder in self._folders():
+        for folder in folders:
             if (folder / MANIFEST).exists():
                 try:
                     found.append(Checkpoint.read(folder))
@@ -203,13 +227,26 @@ class CheckpointStore:
         return sorted(found, key=lambda checkpoint: -checkpoint.saved), problems
 
     def _next_number(self) -> int:
-        used = [checkpoint.saved for checkpoint in self.checkpoints()]
-        used += [number for folder in self._folders() for _, _, number in _numbered(folder)]
+        used = [checkpoint.saved for checkpoint in self._known()]
+        used += [number for folder in self._working() for _, _, number in _numbered(folder)]
         return max(self._last, *used, 0) + 1
 
-    def _tidy_all(self) -> None:
-        for folder in self._folders():
-            _tidy(folder)
+    def _tidy_all(self) -> set[str]:
+        """Tidy every folder that is not known to hold a policy alone; names of those that hold more."""
+        names, others = self._names(), set()
+        self._policies &= names
+        for name in names - self._policies:
+            folder = self.folder / name
+            if not _holds_policy_alone(folder):
+                _tidy(folder)
+            if not folder.exists():
+                continue
+            if _holds_policy_alone(folder):
+                self._policies.add(name)
+            else:
+                others.add(name)
+        self._others = others
+        return others
 
     def _read_evaluations(self) -> tuple[dict[int, float], str | None]:
         """Means by version, and what is wrong with the file."""
@@ -241,6 +278,14 @@ def _numbered(folder: Path) -> Iterator[tuple[Path, str, int]]:
     for path in list(folder.iterdir()):
         if (match := _NUMBERED.fullmatch(path.name)) is not None:
             yield path, match[1], int(match[2])
+
+
+def _holds_policy_alone(folder: Path) -> bool:
+    """Whether nothing in a folder is of a checkpoint, or half of a file, and something is in it."""
+    paths = list(folder.iterdir())
+    return bool(paths) and not any(
+        path.name == MANIFEST or _NUMBERED.fullmatch(path.name) or is_part(path) for path in paths
+    )
 
 
 def _tidy(folder: Path, failed: int | None = None) -> None:

@@ -75,7 +75,7 @@ class Learner(BaseLearner):
     def _took(self, group: int, chunk: int, version: int, transitions: int, *, committed: bool) -> None:
         if committed:
             self.lag.add(self.version - version, transitions)
-            self.policies.refuse_endless_want(self._sampler, self.limiter, self.env_steps, self.updates)
+            self.policies.refuse_endless_want(self._sampler, self.limiter, self.replay, self.updates)
 
     def _load(self, state: LearnerState, *, same_rows: bool) -> None:
         sampler = {

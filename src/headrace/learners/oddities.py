@@ -40,6 +40,8 @@ class Expected:
     """Where episodes are truncated."""
     acting_from: int = 0
     """Environment steps after which a trained policy acts."""
+    agents: int = 1
+    """Lanes of one environment, next to each other: its agents may well see the same."""
 
 
 Check = Callable[[Window, History, Expected], Iterator[Finding]]
@@ -166,24 +168,25 @@ def _stand_in(w: Window, judged: Flags, alike: Flags, value: float) -> Finding:
     )
 
 
-def same_in_lanes(w: Window, _: History, __: Expected) -> Iterator[Finding]:
-    """Lanes that return the very same observations, though each acts for itself."""
+def same_in_lanes(w: Window, _: History, expected: Expected) -> Iterator[Finding]:
+    """Lanes of different environments that return the very same observations, though each acts for itself."""
     judged = w.follows & ~w.still
-    if judged.sum() < 100 or len(w.lanes) < 2:
+    if judged.sum() < 100 or len(w.lanes) <= expected.agents:
         return
     digest, lane = w.digest[judged], w.lane[judged]
     order = np.lexsort((lane, digest))
     digest, lane = digest[order], lane[order]
+    env = lane // expected.agents
     new_value = np.r_[True, digest[1:] != digest[:-1]]
     pairs = int((new_value | np.r_[True, lane[1:] != lane[:-1]]).sum())
     if pairs < DISTINCT * len(digest):
         return  # values repeat within a lane as well: a small space, where meeting is no wonder
     group = np.cumsum(new_value) - 1
     first, last = np.flatnonzero(new_value), np.r_[np.flatnonzero(new_value)[1:] - 1, len(digest) - 1]
-    shared = np.not_equal(lane[first], lane[last])[group]
+    shared = np.not_equal(env[first], env[last])[group]
     # By chance a value meets its like in another lane as much oftener than in its own as there are more of the others.
-    by_chance = (1.0 - pairs / len(digest)) * (len(w.lanes) - 1)
-    if shared.mean() < max(0.1, 2.0 * by_chance) or _shared_runs(w) < 0.1:
+    by_chance = (1.0 - pairs / len(digest)) * (len(w.lanes) - expected.agents)
+    if shared.mean() < max(0.1, 2.0 * by_chance) or _shared_runs(w, expected.agents) < 0.1:
         return
     lanes = sorted({int(number) for number in lane[shared]})
     text = (
@@ -194,8 +197,8 @@ def same_in_lanes(w: Window, _: History, __: Expected) -> Iterator[Finding]:
     yield Finding("same_in_lanes", "warning", text, facts, (*lanes,))
 
 
-def _shared_runs(w: Window) -> float:
-    """Share of sequences of observations that another lane has as well.
+def _shared_runs(w: Window, agents: int) -> float:
+    """Share of sequences of observations that a lane of another environment has as well.
 
     Where an observation tells the time, none comes twice in a lane, and lanes that are in step still meet by chance as
     often as there are few others at that time; what follows by chance is soon another.
@@ -206,12 +209,12 @@ def _shared_runs(w: Window) -> float:
     if not judged.any():
         return 1.0  # episodes are too short to tell
     which = np.unique(_runs(w.digest, count)[judged], return_inverse=True)[1]
-    pairs = np.unique(np.stack([which, w.lane[:count][judged]]), axis=1)[0]
+    pairs = np.unique(np.stack([which, w.lane[:count][judged] // agents]), axis=1)[0]
     return float(np.greater(np.bincount(pairs), 1)[which].mean())
 
 
-def same_starts(w: Window, h: History, _: Expected) -> Iterator[Finding]:
-    """Lanes whose episodes begin alike, one after the other: the seed is ignored or shared."""
+def same_starts(w: Window, h: History, expected: Expected) -> Iterator[Finding]:
+    """Lanes of different environments whose episodes begin alike, one after the other: the seed is ignored or shared."""
     judged = {lane: list(starts) for lane, starts in sorted(h.starts.items()) if len(starts) >= 5}
     everything = [digest for starts in judged.values() for digest in starts]
     if len(judged) < 2:
@@ -224,7 +227,10 @@ def same_starts(w: Window, h: History, _: Expected) -> Iterator[Finding]:
         return  # few possible beginnings: meeting is no wonder
     # Pairs, for lanes that draw from the same few hundred beginnings meet often, but not twice in a row.
     pairs = {lane: list(itertools.pairwise(starts)) for lane, starts in judged.items()}
-    owners = Counter(pair for own in pairs.values() for pair in set(own))
+    of_env: dict[int, set[tuple[int, int]]] = {}
+    for lane, own in pairs.items():
+        of_env.setdefault(lane // expected.agents, set()).update(own)
+    owners = Counter(itertools.chain(*of_env.values()))
     shared = {lane: sum(owners[pair] > 1 for pair in own) for lane, own in pairs.items()}
     lanes = [lane for lane, count in shared.items() if count >= 0.5 * len(pairs[lane])]
     if lanes:

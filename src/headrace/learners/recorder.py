@@ -174,10 +174,10 @@ class Recorder:
         self.trace.sync()
 
     def drop_rows_before(self, segment: int) -> None:
-        """Delete segments nobody needs, if the run keeps no more than the resident rows."""
+        """Delete segments nobody needs, if the run keeps no more than the resident rows; otherwise only forget them."""
         if self.rows is not None and self._config.rows == "resident":
             self.rows.drop_before(segment)
-            self.contents.forget_before(segment)
+        self.contents.forget_before(segment)
 
     def close(self) -> None:
         """Write what was kept back."""

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import tomli_w
 
-from headrace.algorithms.configs import DQNConfig, IQNConfig, SACConfig, TD3Config
+from headrace.algorithms.configs import DQNConfig, ExplorationConfig, IQNConfig, SACConfig, TD3Config
 from headrace.algorithms.exploration import decay_of
 from headrace.core.config import CollectConfig, LearnConfig, ReplayConfig, RolloutConfig
 from headrace.core.errors import ConfigError
+from headrace.learners.intervals import round_steps
 
 if TYPE_CHECKING:
     from headrace.runtime.config import ExperimentConfig
@@ -236,6 +237,15 @@ def _check_length(config: ExperimentConfig) -> None:
             learning_starts=config.replay.learning_starts,
             fix="raise run.steps or lower replay.learning_starts",
         )
+    each = -(-steps // round_steps(config)) * config.collect.chunk_steps
+    if not config.on_policy and each < config.replay.n_step:
+        raise ConfigError(
+            "the run would end before its first update: no lane makes as many steps as one transition takes",
+            steps=steps,
+            steps_of_each_lane=each,
+            n_step=config.replay.n_step,
+            fix="raise run.steps, or lower replay.n_step or env.lanes",
+        )
     if config.collect.random_steps >= steps:
         raise ConfigError(
             "the policy would never act: every step of the run is a random one",
@@ -253,11 +263,27 @@ def _check_exploration(config: ExperimentConfig) -> None:
         raise ConfigError(
             "algorithm.exploration.decay_steps would be ignored: there is no scale to decay to",
             decay_steps=exploration.decay_steps,
-            fix="set algorithm.exploration.final_scale, or remove decay_steps",
+            fix="remove decay_steps"
+            if getattr(exploration, "kind", "") == "none"
+            else "set algorithm.exploration.final_scale, or remove decay_steps",
+        )
+    endless = isinstance(exploration, ExplorationConfig) and "decay_steps" not in exploration.model_fields_set
+    if endless and exploration.final_scale is not None:
+        raise ConfigError(
+            "algorithm.exploration.scale would be left after one step: nothing says when final_scale is reached",
+            final_scale=exploration.final_scale,
+            fix="set algorithm.exploration.decay_steps, or remove final_scale",
         )
 
 
 def _check_evaluation(config: ExperimentConfig) -> None:
+    if config.evaluation.target is not None and not config.evaluation.episodes:
+        raise ConfigError(
+            "evaluation.target would be ignored: there are no evaluations",
+            target=config.evaluation.target,
+            episodes=0,
+            fix="set evaluation.episodes, or remove evaluation.target",
+        )
     if not config.evaluation.episode_limit and config.env.max_episode_steps is None:
         raise ConfigError(
             "evaluation.episode_limit would be ignored: there is no limit that evaluations could do without",

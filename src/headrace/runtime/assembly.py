@@ -131,6 +131,7 @@ def suspicion(config: ExperimentConfig, spaces: EnvSpaces, block: LaneBlock) -> 
             continuing=config.env.continuing,
             max_episode_steps=config.env.max_episode_steps,
             acting_from=0 if config.on_policy else max(config.collect.random_steps, config.replay.learning_starts),
+            agents=config.agents.count,
         ),
         block.info_counts,
     )
@@ -144,4 +145,5 @@ def rate_limiter(config: ExperimentConfig) -> RateLimiter:
         ratio=config.declared_ratio,
         slack_steps=replay.slack_steps or 2 * round_steps(config),
         target_steps=config.run.steps,
+        draw_steps=0 if config.on_policy else config.env.lanes * config.replay.n_step,
     )

@@ -91,7 +91,10 @@ class FreeRun:
         if not training.collecting:
             return
         learner, groups = training.learner, training.groups
-        allowed = learner.limiter.steps_allowed(learner.updates, self._lead.steps)
+        limiter = learner.limiter
+        # What is due and cannot be made lacks the rows of n-step returns: without more of them both sides would wait.
+        starved = learner.updates < limiter.updates_due(learner.env_steps) and not learner.due
+        allowed = limiter.steps_allowed(learner.updates, self._lead.steps, starved=starved)
         for group in book.grant(learner.env_steps, allowed, groups.present()):
             groups.grant(group, book.committed[group], book.limit[group], learner.version)
 

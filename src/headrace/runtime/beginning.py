@@ -117,7 +117,7 @@ class _Desk:
         """From a checkpoint."""
         point, config = self._payload.resume, self._config
         assert point is not None, "there is a checkpoint to go on from"
-        self._slot.enter(Activity.RESUME)
+        self._reads()
         checkpoint = Checkpoint.read(point.folder)
         state = checkpoint.load()
         facts = point.facts
@@ -125,7 +125,8 @@ class _Desk:
             RowReader(self._payload.record) as reader,
             Trace.open(self._payload.record / TRACE_FILE) as trace,
         ):
-            refilled = refill(self._block, self._groups, trace, reader, facts)
+            wanted = config.checkpoint.restore_episodes
+            refilled = refill(self._block, self._groups, trace, reader, facts, self._reads, episodes=wanted)
         place = RowPlace(*facts["rows"])
         recorder = self._opened(
             lambda: record_goes_on(
@@ -151,6 +152,7 @@ class _Desk:
     def succeed(self) -> Begun:
         """In the place of a learner that died: its newest saved state, and every row there is."""
         payload = self._payload
+        self._reads()
         replay = Replay(self._block, resume=True)
         inherited = self._inherited(replay)
         state, save = self._newest_state()
@@ -196,8 +198,12 @@ class _Desk:
         streams: list[int] | None = None,
         succeeded: dict[str, int] | None = None,
     ) -> Begun:
-        spaces = self._payload.spaces
-        keeper = Keeper(self._payload.checkpoints, learner, recorder, self._config, spaces.facts(), MonotonicClock())
+        payload, facts = self._payload, self._payload.spaces.facts()
+        keeper = Keeper(
+            payload.checkpoints, learner, recorder, self._config, facts, MonotonicClock(), payload.record_lost
+        )
+        if payload.resume is not None and not (payload.checkpoints / STATE_FILE).exists():
+            keeper.save_at_once()  # until then a successor needs the checkpoint, which is pruned like any other
         streams = streams or [0] * len(self._groups)
         return Begun(learner, layout, keeper, streams, succeeded)
 
@@ -222,11 +228,17 @@ class _Desk:
         modules = environment_modules(self._config.env, self._payload.basics.env_factory)
         return header_facts(self._config, self._block, modules)
 
+    def _reads(self) -> None:
+        """Tell that what an earlier learner left is being read; its limit counts from the last time this was told."""
+        self._slot.enter(Activity.RESUME)
+
     def _inherited(self, replay: Replay) -> Inherited | None:
         file = self._payload.record / TRACE_FILE
+        if self._payload.record_lost is not None:
+            return None  # it ended, and what was missed since cannot be made good
         if not self._config.record.enabled or not file.exists():
             return None
-        return Inherited(self._payload.record, replay, self._groups)
+        return Inherited(self._payload.record, replay, self._groups, self._reads)
 
     def _opened(self, make: Callable[[], Recorder]) -> Recorder | None:
         """The record, unless it is not wanted.

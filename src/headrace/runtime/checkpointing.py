@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.core.clock import Clock
 from headrace.learners.base import BaseLearner
@@ -28,6 +31,7 @@ class Keeper:
         config: Of the run.
         policy_facts: Stored beside each policy.
         clock: For the pace.
+        record_lost: Why there is no record any more, if it had ended before this learner began.
     """
 
     def __init__(
@@ -38,18 +42,27 @@ class Keeper:
         config: ExperimentConfig,
         policy_facts: Mapping[str, str],
         clock: Clock,
+        record_lost: str | None = None,
     ) -> None:
         self._folder = folder
         self._store = CheckpointStore(folder, config.checkpoint.keep)
         self._learner = learner
         self.recorder = recorder
+        self._record_lost = record_lost
         self._config = config
         self._policy_facts = policy_facts
         self._clock = clock
         self._begun_s = self._checkpointed_s = self._state_saved_s = clock.now()
         self._next_steps = self._after(learner.env_steps)
+        self._segment = 0
+        """Newest file of rows when `let_rows_go` last deleted old ones."""
         self.checkpoints = 0
         """Checkpoints written by this process."""
+
+    @property
+    def record_lost(self) -> str | None:
+        """Why the record has ended early, of this learner or of one before it; None: it has not."""
+        return self._record_lost if self.recorder is None else self.recorder.lost
 
     def note(self, kind: str, **facts: Any) -> None:
         """Note something in the record."""
@@ -78,6 +91,10 @@ class Keeper:
         if supervision.learner_death != "resume":
             return False
         return self._clock.now() - self._state_saved_s >= supervision.learner_save_every_s
+
+    def save_at_once(self) -> None:
+        """Have the learner's state be due: what a successor would go on from until then is not kept for it."""
+        self._state_saved_s = -math.inf
 
     def state(self) -> str | None:
         """Keep the learner's own state, so that another one can go on from it in this run; why it cannot be, if so."""
@@ -111,10 +128,10 @@ class Keeper:
             What to tell: ``version``, ``env_steps``, ``updates``, ``paused_s``, ``exact``; or ``problem``.
         """
         recorder, began_s, counts = self.recorder, self._clock.now(), self._counts()
-        assert recorder is not None, "the configuration refuses checkpoints without a record"
         self._checkpointed_s, self._next_steps = began_s, self._after(self._learner.env_steps)
-        if recorder.lost is not None:
-            return counts | {"problem": f"the record ended early ({recorder.lost})"}
+        if self.record_lost is not None:
+            return counts | {"problem": f"the record ended early ({self.record_lost})"}
+        assert recorder is not None, "the configuration refuses checkpoints without a record"
         try:
             self._write(recorder, counts, schedule, exact)
         except OSError as error:
@@ -122,6 +139,18 @@ class Keeper:
         self.checkpoints += 1
         self.note("checkpoint", **counts)
         return counts | {"paused_s": round(self._clock.now() - began_s, 4), "exact": exact}
+
+    def let_rows_go(self) -> None:
+        """Delete rows on disk that the replay holds no longer, whenever a file of them is full; checkpoints do it otherwise."""
+        recorder = self.recorder
+        if self._config.checkpoint.enabled or recorder is None or recorder.rows is None:
+            return
+        newest = recorder.rows.position.segment
+        if newest == self._segment:
+            return
+        self._segment = newest
+        with suppress(OSError):  # the next file that is full tries again, and the record says nothing wrong meanwhile
+            recorder.drop_rows_before(recorder.contents.oldest_needed(self._resident_from().tolist()))
 
     def evaluated(self, version: int, mean_reward: float) -> None:
         """A policy was evaluated; if a checkpoint holds it, it may be the best one."""
@@ -142,8 +171,10 @@ class Keeper:
         assert recorder.rows is not None, "the configuration refuses checkpoints of a record without rows"
         recorder.sync()
         books, at = learner.replay.books, recorder.rows.position
-        running = running_from(learner.replay, self._config.agents.count)
-        floors = books.resident_from - (learner.replay.geometry.frame_stack - 1)
+        running = np.full(books.row.shape, -1)
+        if self._config.checkpoint.restore_episodes:  # otherwise they will be cut, and nobody needs their first rows
+            running = running_from(learner.replay, self._config.agents.count)
+        floors = self._resident_from()
         floors = np.where(running >= 0, np.minimum(floors, running), floors).tolist()
         facts = {
             **counts,
@@ -163,6 +194,12 @@ class Keeper:
         store.write(counts["version"], learner.state(), facts, learner.published_arrays, policy_facts)
         store.prune()
         recorder.drop_rows_before(store.oldest_segment() or 0)
+
+    def _resident_from(self) -> NDArray[np.int64]:
+        """Row number per lane from which on the replay reads rows: its oldest ones with the frames before them."""
+        replay = self._learner.replay
+        found: NDArray[np.int64] = replay.books.resident_from - (replay.geometry.frame_stack - 1)
+        return found
 
     def _counts(self) -> dict[str, Any]:
         learner = self._learner

@@ -215,7 +215,7 @@ class FaultDesk:
             step=int(str(facts["step"])),
             incarnation=self._incarnations[lane],
         )
-        found = reproducer(event, self._basics, self._block, LaneBooks(self._block))
+        found = reproducer(event, self._basics, self._block, LaneBooks(self._block), self._incarnations[lane])
         if found is None:
             return None
         path = write_reproducer(self._basics.board.parent / "reproducers", found, number)

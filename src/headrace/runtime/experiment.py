@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from headrace.algorithms.registry import acts_in_torch
 from headrace.core.clock import Clock, MonotonicClock
@@ -184,8 +184,6 @@ class Experiment:
         self._course = Course()
         self._ending = Ending(basics.config, self._course, chronicle, resources, observer, clock)
         self._standstill = watch_for(basics.config, observer.views)
-        self._successor: Literal["cleared for", "started"] | None = None
-        """Set while the learner is dead and another one is to go on in its place."""
         self._updates_before = 0
         """Updates of the learner that died."""
         self._salvaging: dict[str, Instruction | None] = {}
@@ -235,20 +233,14 @@ class Experiment:
             if not books["balanced"] and self._course.error is None:
                 self._course.error = unbalanced(books)
         error = self._course.error
-        outcome, code = "completed", 0
-        if error is not None:
-            outcome, code = "stalled" if isinstance(error, ComponentStalled) else "failed", error.exit_code
-        elif self._course.interrupted:
-            outcome, code = "interrupted", 130
-        times = self._course.training_s
-        training_s = times[1] - times[0] if len(times) == 2 else None
+        outcome, code = self._course.outcome
         facts = {
             "outcome": outcome,
             "error": str(error) if error is not None else None,
             "exit_code": code,
             "updates": observer.updates,
             "wall_s": observer.wall_s,
-            "training_s": training_s,
+            "training_s": self._course.lasted_s,
             "degraded": self._incidents.losses.summary(),
         }
         self._say("ended", "supervisor", f"run ended: {outcome}", outcome=outcome)
@@ -291,13 +283,15 @@ class Experiment:
         """It can take rows: start those who bring them."""
         self._course.training_s = self._course.training_s or [self._clock.now()]
         self._resources.layout = facts["layout"]
-        self._resources.streams = facts["streams"]
+        self._resources.streams, self._resources.record_lost = facts["streams"], facts["record_lost"]
         resumed = facts["resumed"]
         if resumed is not None:
             again = self._updates_before - resumed["updates"]
             text = f"another learner goes on from update {resumed['updates']:,}; {again:,} updates are made again"
             self._say("resumed", "learner", text, tell=True, lost_updates=again, **resumed)
-        self._successor = None
+        self._course.successor = None
+        if self._ending.falls_to(self._supervisor):
+            return  # nobody is to bring it rows
         for child_id in collector_ids(self._config):
             if self._resources.groups_left(child_id):
                 self._supervisor.start(child_id)
@@ -318,6 +312,8 @@ class Experiment:
             self._evaluations.order(facts)
         elif kind == "evaluated":
             self._on_evaluated(facts)
+        elif kind == "record_lost":
+            self._resources.record_lost = facts["problem"]
         told = telling(kind, facts)
         self._say(told.kind, child_id, told.text, tell=told.tell, **told.facts)
 
@@ -328,7 +324,7 @@ class Experiment:
         noted = {"kind": "evaluated", "version": point.version, "mean_reward": point.mean_reward}
         self._supervisor.send("learner", Command("note", noted))
         target = self._config.evaluation.target
-        if target is not None and point.mean_reward >= target:
+        if target is not None and point.mean_reward >= target and not self._course.learner_done:
             self._ending.request(f"evaluation.target {target:g} is reached", self._supervisor)
 
     def _on_done(self, child_id: str, facts: dict[str, Any]) -> None:
@@ -346,7 +342,7 @@ class Experiment:
 
     def _on_exit(self, event: Exited) -> None:
         is_collector = event.id in collector_ids(self._config)
-        if is_collector and self._successor is not None:
+        if is_collector and self._course.successor is not None:
             return  # it ended with the learner, and is started again with the next, which salvages its rows
         has_learner = "learner" in self._supervisor.alive() and not self._course.learner_done
         if event.expected:
@@ -375,8 +371,9 @@ class Experiment:
             self._course.over = True
 
     def _succeed(self) -> None:
-        if self._successor == "cleared for" and not set(self._supervisor.alive()) & set(collector_ids(self._config)):
-            self._successor = "started"
+        collectors = set(collector_ids(self._config))
+        if self._course.successor == "cleared for" and not collectors.intersection(self._supervisor.alive()):
+            self._course.successor = "started"
             self._restart("learner")
 
     def _follow(self, event: Exited, instruction: Instruction) -> None:
@@ -402,9 +399,11 @@ class Experiment:
     # What follows.
 
     def _restart(self, child_id: str) -> None:
-        if child_id == "learner" and self._successor is None:
+        if child_id == "learner" and self._course.learner_done:
+            return  # it had told everything before it died, so another one would have nothing to do
+        if child_id == "learner" and self._course.successor is None:
             # The collectors' credits died with it: they are ended, then `_succeed` starts another.
-            self._successor = "cleared for"
+            self._course.successor = "cleared for"
             self._updates_before = self._observer.updates or 0
             self._salvaging.clear()
             self._recycling.clear()

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from headrace.core.clock import Clock
 from headrace.core.errors import ComponentDied, EnvironmentLost, EpisodeNotRestored, HeadraceError, RestartBudgetSpent
+from headrace.lanes.lane import LaneBlock
 from headrace.runtime.history import environment_fault
 from headrace.runtime.observer import Observer
 from headrace.runtime.payloads import Basics, group_lanes, groups_of
@@ -119,7 +120,8 @@ class Incidents:
         instruction = decider.decide(event)
         if not is_collector:
             return instruction
-        self.losses.note(event.lane, self._clock.now())
+        if not isinstance(event.error, EnvironmentLost):  # `lost_environment` has noted that fault already
+            self.losses.note(event.lane, self._clock.now())
         if not isinstance(instruction, Restart | LeaveOut):
             return instruction
         loss = self.losses.leave_out_if_due(event.id, event.lane)
@@ -231,7 +233,7 @@ class Incidents:
         block, books = self._resources.block, self._resources.books
         if block is None or books is None:
             return
-        found = reproducer(event, self._basics, block, books)
+        found = reproducer(event, self._basics, block, books, self._streams(event, block))
         path = write_reproducer(self.folder / "reproducers", found) if found is not None else None
         if found is not None and path is not None:
             text = (
@@ -239,6 +241,14 @@ class Incidents:
                 f"({found.call} of lane {found.lane}, episode {found.episode}, {found.steps} actions)"
             )
             self._say("reproducer", event.id, text, file=f"{path.parent.name}/{path.name}", lane=found.lane)
+
+    def _streams(self, event: Exited, block: LaneBlock) -> int:
+        """Incarnation of the random streams that the environment had which a process ended in."""
+        streams, config = self._resources.streams, self._basics.config
+        if streams is None or (event.id not in collector_ids(config) and event.call != "construct"):
+            # The learner's own: it may have begun a group anew, and notes that with each chunk.
+            return int(block.incarnation[event.lane])
+        return streams[event.lane // config.env.group_size] + event.incarnation
 
 
 def _headline(event: Exited) -> str:

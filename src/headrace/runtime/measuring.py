@@ -267,7 +267,10 @@ def main(context: ChildContext) -> None:
         make = functools.partial(TimedGroups, watch)
         with open_groups(payload, context.fds, board, slot, begun, context.control, make) as groups:
             begun.learner.publish()
-            facts = {"layout": begun.layout, "resumed": None, "streams": begun.streams}
+            facts = {
+                "layout": begun.layout, "resumed": None, "streams": begun.streams,
+                "record_lost": begun.keeper.record_lost,
+            }  # fmt: skip
             context.control.send(Ready(facts), timeout_s=config.deadlines.start_s)
             slot.set_state(State.RUNNING)
             training = Training(begun.learner, groups, context.control, config, begun.keeper, slot, MonotonicClock())

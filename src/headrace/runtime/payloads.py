@@ -145,6 +145,8 @@ class LearnerPayload:
     """Where the run goes on; None: it is new."""
     streams: list[int] | None = None
     """As this session's first learner told when it was ready, for one that takes its place."""
+    record_lost: str | None = None
+    """Why the record had ended before the learner died whose place it takes; None: it had not."""
 
     @property
     def succeeds(self) -> bool:

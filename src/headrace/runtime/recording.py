@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from headrace.core.config import RecordConfig
+from headrace.core.errors import RecordDamaged
 from headrace.lanes.credits import LaneCommit
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.layout import CUT
@@ -102,9 +103,12 @@ class Inherited:
         folder: ``record/`` of the run.
         replay: The lanes, whose books have been settled.
         groups: Lanes of each group.
+        on_event: Called for every event that is read.
     """
 
-    def __init__(self, folder: Path, replay: Replay, groups: Sequence[tuple[int, ...]]) -> None:
+    def __init__(
+        self, folder: Path, replay: Replay, groups: Sequence[tuple[int, ...]], on_event: Callable[[], None]
+    ) -> None:
         self._replay = replay
         self._groups = groups
         extents = Extents(replay.block, groups)
@@ -122,6 +126,7 @@ class Inherited:
         trace = Trace.open(folder / TRACE_FILE)
         self.trace_bytes = trace.start
         for position, event in trace.events():
+            on_event()
             self.trace_bytes, self.updates = position, event.updates
             if isinstance(event, StateSaved):
                 self.saves = event.number
@@ -150,7 +155,11 @@ class Inherited:
                 self._replay.take_over(lane, LaneCommit(part.stop, part.transitions, part.checksum))
 
     def write_missing(self, recorder: Recorder) -> None:
-        """Write the salvage the books are ahead by, if they are; one that was made of some lanes is made of all first."""
+        """Write the salvage the books are ahead by, if they are; one that was made of some lanes is made of all first.
+
+        Raises:
+            RecordDamaged: They are ahead by more than is still in the lanes.
+        """
         for group, lanes in enumerate(self._groups):
             if not any(self._is_ahead(lane) for lane in lanes):
                 continue
@@ -165,7 +174,18 @@ class Inherited:
 
     def _ahead(self, lane: int) -> Salvaged:
         books, start, stop = self._replay.books, self._stops[lane], int(self._replay.books.row[lane])
+        if books.written(lane) - start >= self._replay.geometry.ring_rows - 1:  # the row before is needed too
+            raise _too_far_ahead(lane, start, stop)
         made = books.transitions_before(lane, stop) - books.transitions_before(lane, start)
         last = self._replay.block.rows[lane, (stop - 1) % self._replay.geometry.ring_rows]
         cut = stop > start and bool(last["kind"] == CUT)
         return Salvaged(start, stop, made, int(books.rejected[lane]) - self._rejected[lane], cut)
+
+
+def _too_far_ahead(lane: int, start: int, stop: int) -> RecordDamaged:
+    return RecordDamaged(
+        f"the record lacks more of lane {lane} than can be made good: its oldest rows have been written over",
+        recorded_rows=f"{start:,}",
+        taken_over=f"{stop:,}",
+        fix="resume the run from its newest checkpoint, or start a new one; if nothing ended the record, file a bug",
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +84,8 @@ class Refilled:
     contents: SegmentContents
     """Which rows lie in which segment."""
     episodes: dict[int, NDArray[np.void]]
-    """Running episodes, see `headrace.collectors.restoring.Episodes`; without those whose first rows are gone."""
+    """Running episodes, see `headrace.collectors.restoring.Episodes`; without those whose first rows are gone, or that were
+    to be cut at a resume when the checkpoint was made (``checkpoint.restore_episodes``)."""
 
 
 def stops_of(event: RowEvent) -> list[int]:
@@ -129,6 +130,9 @@ def refill(
     trace: Trace,
     rows: RowReader,
     facts: Mapping[str, Any],
+    on_event: Callable[[], None],
+    *,
+    episodes: bool = True,
 ) -> Refilled:
     """Put into new lanes what was in them when a checkpoint was made: rows, books, exploration.
 
@@ -138,6 +142,8 @@ def refill(
         trace: The record's events.
         rows: The record's rows.
         facts: Of the checkpoint: ``trace_bytes``, ``lanes`` (see `lane_facts`) and ``running_from``.
+        on_event: Called for every event that is read: there may be millions, and whoever waits is to see that it goes on.
+        episodes: Whether the running ones are wanted, whole: they may be far longer than what is resident.
 
     Raises:
         RecordDamaged: Rows that are needed are gone, or differ from what was committed. Nothing may be read then.
@@ -145,10 +151,10 @@ def refill(
     g = block.geometry
     _restore_books(block, facts["lanes"])
     resident_from = [values[BOOKS.index("resident_from")] for values in facts["lanes"]]
-    running = _Running(g, rows, facts["running_from"])
+    running = _Running(g, rows, facts["running_from"] if episodes else [-1] * g.lanes)
     contents = SegmentContents(g.lanes)
     newest: dict[int, RowEvent] = {}
-    for event, extents in _row_events(block, groups, trace, int(facts["trace_bytes"])):
+    for event, extents in _row_events(block, groups, trace, int(facts["trace_bytes"]), on_event):
         newest[event.group] = event
         checksums = [part.checksum for part in event.lanes]
         for (lane, start, stop, offset), checksum in zip(extents, checksums, strict=True):
@@ -209,12 +215,13 @@ def _restore_books(block: LaneBlock, lanes: Sequence[Sequence[int]]) -> None:
 
 
 def _row_events(
-    block: LaneBlock, groups: Sequence[tuple[int, ...]], trace: Trace, until: int
+    block: LaneBlock, groups: Sequence[tuple[int, ...]], trace: Trace, until: int, on_event: Callable[[], None]
 ) -> Iterator[tuple[RowEvent, list[tuple[int, int, int, int]]]]:
     extents = Extents(block, groups)
     for position, event in trace.events():
         if position > until:
             return
+        on_event()
         if isinstance(event, ChunkCommitted | GroupSalvaged):
             yield event, extents.of(event)
 

@@ -69,11 +69,18 @@ class Reproducer:
         return max((len(values) for values in self.actions.values()), default=0)
 
 
-def reproducer(event: Exited, basics: Basics, block: LaneBlock, books: LaneBooks) -> Reproducer | None:
+def reproducer(event: Exited, basics: Basics, block: LaneBlock, books: LaneBooks, streams: int) -> Reproducer | None:
     """What led to the end of a component, read before its rows are salvaged; None if no environment is to blame.
 
     An environment that broke its contract has been named with field and value; that needs no repeating. Of environments
     of many agents there is none yet.
+
+    Args:
+        event: Its end.
+        basics: Of the run.
+        block: The lanes.
+        books: Theirs.
+        streams: Incarnation of the random streams that the lane had; not that of the process in a session that goes on.
     """
     config, lane = basics.config, event.lane
     call = _call(event, books)
@@ -84,7 +91,7 @@ def reproducer(event: Exited, basics: Basics, block: LaneBlock, books: LaneBooks
     actions = _actions(block, lane, episode) if call == "step" else {leaf.path: [] for leaf in block.geometry.action}
     steps = max((len(values) for values in actions.values()), default=0)
     before = books.transitions_before(lane, books.written(lane)) - (running_steps(block, lane) if call == "step" else 0)
-    global_seeds, exact = _global_seeds(event, basics, books, before)
+    global_seeds, exact = _global_seeds(lane, basics, books, before, streams)
     kind, what = _kind(event)
     return Reproducer(
         component=event.id,
@@ -97,7 +104,7 @@ def reproducer(event: Exited, basics: Basics, block: LaneBlock, books: LaneBooks
         error=str(event.error.facts.get("error")) if event.error is not None else None,
         exit_code=event.exit_code,
         env=config.env.model_dump() | _factory(basics),
-        construct_seed=seeding.integer(config.run.seed, "construct-global", lane, event.incarnation),
+        construct_seed=seeding.integer(config.run.seed, "construct-global", lane, streams),
         seed=seeding.integer(config.run.seed, "environment", lane, episode),
         global_seeds=global_seeds,
         exact=exact and config.env.group_size == 1,
@@ -166,22 +173,25 @@ def _actions(block: LaneBlock, lane: int, episode: int) -> dict[str, list[Any]]:
     return found
 
 
-def _global_seeds(event: Exited, basics: Basics, books: LaneBooks, before: int) -> tuple[list[tuple[int, int]], bool]:
+def _global_seeds(
+    lane: int, basics: Basics, books: LaneBooks, before: int, streams: int
+) -> tuple[list[tuple[int, int]], bool]:
     """Seeds of the chunks that the episode lies in, oldest first, and whether its reset came first in its chunk.
 
     Args:
-        event: The fault.
+        lane: Whose episode.
         basics: Of the run.
         books: Of the lanes.
         before: Transitions of the lane before the episode.
+        streams: Incarnation of its random streams.
     """
-    config, lane = basics.config, event.lane
+    config = basics.config
     if config.env.workers:
         return [], False  # what an environment's own process draws from them, nobody seeds
     chunk, begun = books.chunk_begun(lane)
     found: list[tuple[int, int]] = []
     while True:
-        seed = seeding.integer(config.run.seed, "global", lane // config.env.group_size, event.incarnation, chunk)
+        seed = seeding.integer(config.run.seed, "global", lane // config.env.group_size, streams, chunk)
         found.insert(0, (begun - before if begun > before else -1, seed))
         if begun <= before or chunk == 0:
             return found, begun == before

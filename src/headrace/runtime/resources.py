@@ -65,6 +65,8 @@ class Resources:
         """Where the run goes on; None: it is new."""
         self.streams: list[int] | None = None
         """Incarnation of each group's random streams that the first collectors go on with; told by the learner."""
+        self.record_lost: str | None = None
+        """Why the record has ended early; None: it has not."""
         self.left_out: set[int] = set()
         """Groups that no collector is given any more."""
         self._shared: list[SharedBlock] = []
@@ -74,8 +76,8 @@ class Resources:
         """Make lanes and pipes for an environment with these spaces.
 
         Raises:
-            ConfigError: The machine refuses the memory or so many open files, or a commit would not fit into a
-                pipe's atomic write.
+            ConfigError: The machine refuses the memory, so many open files, or pipes that hold all that may be in flight,
+                or a commit would not fit into a pipe's atomic write.
         """
         _require_descriptors(len(collector_ids(self._config)))
         self.spaces = spaces
@@ -85,8 +87,11 @@ class Resources:
         self.block = LaneBlock(geometry, lanes.buf)
         self.books = LaneBooks(self.block)
         size = commit_bytes(self._config.env.group_size)
-        for _ in collector_ids(self._config):
-            self._pipes.append((MessagePipe.create(CREDIT_BYTES), MessagePipe.create(size)))
+        for number in range(len(collector_ids(self._config))):
+            pair = MessagePipe.create(CREDIT_BYTES), MessagePipe.create(size)
+            self._pipes.append(pair)
+            for pipe, messages in zip(pair, _in_flight(self._config, number), strict=True):
+                _make_room(self._config, pipe, messages)
 
     def groups_left(self, collector_id: str) -> tuple[int, ...]:
         """Groups of a collector that have not been left out."""
@@ -137,6 +142,42 @@ def _require_descriptors(collectors: int) -> None:
         )
 
 
+def _in_flight(config: ExperimentConfig, collector: int) -> tuple[int, int]:
+    """Credits and commits that may be on their way to and from a collector at once.
+
+    A group has at most a window of chunks that are granted and not taken over, and a credit grants one or more of them.
+    A window of credits may be left of a collector that has died when its successor is granted another one, and the end
+    takes one credit more. Commits of one that has died are taken before its successor is granted anything; but both may
+    send a last one, which takes no credit.
+    """
+    groups, window = len(groups_of(config, collector)), _window(config)
+    return groups * (2 * window + 1), groups * (window + 2)
+
+
+def _window(config: ExperimentConfig) -> int:
+    """Chunks of one group that may be granted and not taken over; in rounds one."""
+    return config.chunks_ahead if config.run.schedule == "async" else 1
+
+
+def _make_room(config: ExperimentConfig, pipe: MessagePipe, messages: int) -> None:
+    """Refuse what would end with a full pipe in the middle of the run: nobody waits for room in one."""
+    try:
+        pipe.make_room(messages)
+    except OSError as error:
+        env, window = config.env, _window(config)
+        ahead = "rollout.max_policy_lag" if config.on_policy else "collect.window_chunks"
+        raise ConfigError(
+            "the collectors have more groups than their pipes to the learner can carry the messages of: "
+            f"{error.strerror}",
+            groups_of_a_collector=f"{len(groups_of(config, 0)):,} ({env.lanes:,} lanes in groups of {env.group_size}, "
+            f"{config.run.collectors} collectors)",
+            messages_in_flight=f"{messages:,} of {pipe.message_bytes} bytes ({window} chunks ahead in each group)",
+            needed_bytes=pipe.bytes_for(messages),
+            fix=f"raise env.group_size or run.collectors, lower env.lanes{f' or {ahead}' if window > 1 else ''}, or raise "
+            "/proc/sys/fs/pipe-max-size and /proc/sys/fs/pipe-user-pages-soft",
+        ) from None
+
+
 class _Handover:
     """What children are started with, as far as it is known when they are."""
 
@@ -161,6 +202,7 @@ class _Handover:
             incarnation,
             resources.resume,
             resources.streams,
+            resources.record_lost,
         )
 
     def collector(self, number: int, incarnation: int) -> CollectorPayload:

@@ -145,6 +145,7 @@ class Training:
             self._control.try_send(Report("metrics", self.facts() | {"values": self._values()}))
             self._tell_suspicions()
             self._tell_ledger()
+        self._keeper.let_rows_go()
         if self._keeper.state_due and self.learner.at_rest:
             self._slot.enter(Activity.CHECKPOINT)
             problem = self._keeper.state()
@@ -317,7 +318,10 @@ def main(context: ChildContext) -> None:
         if payload.succeeds:
             groups.take()  # what the dead learner had not read was salvaged from the rows themselves
         begun.learner.publish()
-        facts = {"layout": begun.layout, "resumed": begun.succeeded, "streams": begun.streams}
+        facts = {
+            "layout": begun.layout, "resumed": begun.succeeded, "streams": begun.streams,
+            "record_lost": begun.keeper.record_lost,
+        }  # fmt: skip
         context.control.send(Ready(facts), timeout_s=config.deadlines.start_s)
         slot.set_state(State.RUNNING)
         training = Training(begun.learner, groups, context.control, config, begun.keeper, slot, MonotonicClock())

@@ -144,10 +144,16 @@ class SupervisedChild:
             self._child.kill()
 
     def late(self, now_s: float) -> Overdue | None:
-        """Whether it takes too long to become ready, or to stop."""
-        start_limit_s = self.spec.deadlines.get(Activity.START)
-        for_s = now_s - self._started_s
-        if self.life.phase is Phase.STARTING and start_limit_s is not None and for_s > start_limit_s:
+        """Whether it takes too long to become ready, or to stop.
+
+        What it reads of an earlier session may take any time: that has a limit of its own, from each progress to the
+        next, and the time to become ready is counted from its end.
+        """
+        limits, starting = self.spec.deadlines, self.life.phase is Phase.STARTING
+        if starting and Activity.RESUME in limits and self.slot.resume()[0] is Activity.RESUME:
+            self._started_s = now_s
+        start_limit_s, for_s = limits.get(Activity.START), now_s - self._started_s
+        if starting and start_limit_s is not None and for_s > start_limit_s:
             return Overdue(self.spec.id, "start", for_s, start_limit_s)
         if self.life.phase is Phase.STOPPING and now_s > self.due_s:
             limit_s = self.spec.stop_timeout_s

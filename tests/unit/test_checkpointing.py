@@ -1,0 +1,89 @@
+"""Which rows of a record a run keeps, and which it reads again: those of its replay, and of episodes that go on."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.lanes.lane import LaneBlock
+from headrace.learners.checkpoints import CheckpointStore
+from headrace.record.rows import RowLog, RowReader, segments_in
+from headrace.record.trace import Trace
+from headrace.runtime import recording
+from headrace.runtime.payloads import Basics, EnvSpaces, group_lanes
+from headrace.runtime.recording import TRACE_FILE
+from headrace.runtime.refill import refill
+from headrace.runtime.replayer import replay
+from headrace.runtime.rundir import RunDirectory
+from record_here import record_here
+
+SETTINGS: dict[str, Any] = {
+    "checkpoint__enabled": True, "checkpoint__every_steps": 64, "checkpoint__keep": 1, "replay__capacity": 160,
+}  # fmt: skip
+"""Four lanes of 40 rows, and 120 steps each, which are all of one episode."""
+
+
+@pytest.fixture(autouse=True)
+def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "_MIB", 64)  # 64 of them make a segment of 4 KiB
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_only_episodes_that_will_be_brought_back_keep_their_rows(tmp_path: Path, restored: bool):
+    run = record_here(tmp_path / "run", **SETTINGS, checkpoint__restore_episodes=restored)
+    (newest,) = CheckpointStore(run / "checkpoints", keep=1).checkpoints()
+    kept = segments_in(run / "record")
+    assert newest.oldest_segment == kept[0]
+    if restored:
+        assert (newest.facts["running_from"], kept[0]) == ([newest.facts["running_from"][0]] * 4, 0)
+    else:
+        assert newest.facts["running_from"] == [-1] * 4
+        assert kept[0] > len(kept), "the record keeps about as much as the replay"
+
+
+@pytest.mark.parametrize("rows", ["resident", "all"])
+def test_without_checkpoints_rows_go_when_the_replay_holds_them_no_longer(tmp_path: Path, rows: str):
+    run = record_here(tmp_path / "run", **{**SETTINGS, "checkpoint__enabled": False}, record__rows=rows)
+    kept = segments_in(run / "record")
+    assert len(kept) > 2
+    if rows == "all":
+        assert kept == list(range(len(kept)))
+    else:
+        assert kept[0] > 2, "the record keeps about as much as the replay"
+    found = replay(run)
+    assert (found.ended, found.env_steps) == (True, 480)
+
+
+def test_a_disk_that_does_not_delete_costs_the_run_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(log: RowLog, segment: int) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(RowLog, "drop_before", refuse)
+    run = record_here(tmp_path / "run", **{**SETTINGS, "checkpoint__enabled": False})
+    assert segments_in(run / "record")[0] == 0
+    assert replay(run).ended
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_episodes_that_are_to_be_cut_are_not_read_into_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
+):
+    run = record_here(tmp_path / "run", **SETTINGS)
+    (newest,) = CheckpointStore(run / "checkpoints", keep=1).checkpoints()
+    config = RunDirectory.open(run).read_config()
+    geometry = EnvSpaces.of(Basics(config, Path())).geometry(config)
+    block = LaneBlock(geometry, memoryview(bytearray(geometry.nbytes)))
+    block.begin()
+    groups = [group_lanes(config, group) for group in range(config.env.groups)]
+    nbytes, read = [], RowReader.read
+    monkeypatch.setattr(RowReader, "read", lambda *given: nbytes.append(given[2]) or read(*given))
+    with RowReader(run / "record") as rows, Trace.open(run / "record" / TRACE_FILE) as trace:
+        found = refill(block, groups, trace, rows, newest.facts, lambda: None, episodes=wanted)
+    size = geometry.dtype.itemsize
+    assert {lane: len(one) for lane, one in found.episodes.items()} == (dict.fromkeys(range(4), 121) if wanted else {})
+    assert (sum(nbytes) < 4 * 60 * size) is not wanted, "no more than what is resident, in whole chunks"
+    np.testing.assert_array_equal(block.committed[:, 4], geometry.first_row + 120)
