@@ -50,6 +50,17 @@ class Honest(gymnasium.Env[Any, Any]):
         return np.concatenate([self.at, self.speed]).astype(np.float32)
 
 
+class SharedSight(Honest):
+    """Honest: two lanes each are agents of one environment, and see all of it."""
+
+    def generator(self, seed: int | None) -> np.random.Generator:
+        self.episode = getattr(self, "episode", 0) + 1
+        return np.random.default_rng([self.place // 2, self.episode])
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        return super().step(np.zeros(3))  # what both did, and the same for both
+
+
 class FewBeginnings(Honest):
     """Honest: every episode begins in one of 160 ways, as on recorded landscapes, drawn by the seed that is given."""
 

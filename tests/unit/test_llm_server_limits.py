@@ -7,6 +7,7 @@ import io
 import json
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -315,6 +316,16 @@ def test_more_stops_than_may_be_are_400() -> None:
     status, answer = asked("/v1/completions", {"model": "policy", "prompt": "ab", "stop": ["x"] * 1025})
     assert (status, answer["error"]["param"]) == (400, "stop")
     assert answer["error"]["message"] == "stop: 1,025 texts, of 1,024 at most"
+
+
+def test_a_stop_is_held_back_also_in_front_of_half_a_character() -> None:
+    said = ["ab", "ab\n\n", "ab\n\n\ufffd", "ab\n\n\u2014", "ab\n\n\u2014 and"]
+    texts: Any = SimpleNamespace(decode=lambda tokens: said[len(tokens)])
+    growing = GrowingText(texts, ["\n\n\u2014"])
+    assert [growing.grow([0] * place, over=False) for place in range(5)] == ["ab", "", "", "", ""]
+    assert growing.stopped
+    other = GrowingText(texts, ["\n\n!"])
+    assert [other.grow([0] * place, over=False) for place in range(5)] == ["ab", "", "", "\n\n\u2014", " and"]
 
 
 def test_a_stop_is_compared_with_no_more_than_was_said() -> None:

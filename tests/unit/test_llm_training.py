@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from headrace.algorithms.grpo import group_advantages
 from headrace.core.clock import FakeClock
 from headrace.core.errors import BatchRefused, ConfigError, NonFiniteValue, RunDirectoryError
+from headrace.llm.attending import refuse_partial_attention
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import Batch, Sample
 from headrace.llm.training.forward import Device, said
@@ -152,7 +155,9 @@ def test_gradients_do_not_depend_on_how_samples_are_packed(model: Any, kind: str
     assert first["perf/passes"] > second["perf/passes"] == 1.0
     for one, other in zip(trainers[0]._parameters, trainers[1]._parameters, strict=True):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-7, rtol=1e-4)
-    for name in ("loss/mean", "entropy/mean", "mismatch_kl/mean", "is_clipped/mean", "initial_kl/mean"):
+    held = "is_masked/mean" if kind == "icepop" else "is_clipped/mean"
+    assert ("is_masked/mean" in first) != ("is_clipped/mean" in first)
+    for name in ("loss/mean", "entropy/mean", "mismatch_kl/mean", held, "initial_kl/mean"):
         assert first[name] == pytest.approx(second[name], rel=1e-4, abs=1e-7), name
 
 
@@ -291,6 +296,7 @@ def test_what_is_reported(model: Any) -> None:
     assert "train/win_rate" not in metrics, "the orchestrator tells that itself"
     assert metrics["train/effective/reward/mean"] == pytest.approx(np.mean([one.reward for one in whole.samples]))
     assert metrics["batch/trained_tokens"] == sum(trained)
+    assert not metrics.keys() & {"initial_kl/mean", "is_masked/mean", "is_masked/samples"}, "nobody measured them"
     assert trainer.version == 6
     assert all(isinstance(value, float) for value in metrics.values())
 
@@ -367,6 +373,34 @@ def test_a_ratio_that_overflows_is_an_error_that_names_its_sample(model: Any) ->
     after = trainer.state()
     assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
     assert trainer.step(whole)["optim/grad_norm"] > 0
+
+
+@pytest.mark.parametrize(
+    ("config", "seen"),
+    [
+        ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 64}, False),
+        ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 96}, True),
+        ({"layer_types": ["full_attention", "linear_attention"]}, False),
+        ({"layer_types": ["full_attention"], "sliding_window": 8}, True),
+        ({"layers_block_type": ["attention", "mamba"]}, False),
+        ({"layers_block_type": ["attention", "attention"]}, True),
+        ({"sliding_window": 64}, False),
+        ({"sliding_window": 64, "use_sliding_window": False}, True),
+        ({"sliding_window": None}, True),
+        ({}, True),
+    ],
+)
+def test_a_model_that_does_not_attend_to_everything_is_refused(config: dict[str, Any], seen: bool) -> None:
+    other: Any = SimpleNamespace(config=SimpleNamespace(**config))
+    with nullcontext() if seen else pytest.raises(ConfigError, match="do not attend to the whole context"):
+        refuse_partial_attention(other, 96)
+
+
+def test_a_model_with_a_window_is_not_trained(model: Any) -> None:
+    narrow = copy.deepcopy(model)
+    narrow.config.sliding_window = 8
+    with pytest.raises(ConfigError, match="do not attend to the whole context"):
+        build(narrow)
 
 
 def test_a_pass_too_small_for_a_sample_is_refused(model: Any) -> None:

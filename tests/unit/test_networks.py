@@ -109,6 +109,30 @@ def test_factory_that_raises_is_quoted(user_module):
     assert isinstance(caught.value.__cause__, ValueError)
 
 
+class Fourier(nn.Module):
+    """Random features that stay as they were drawn."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.register_buffer("drawn", torch.randn(inputs, 4))
+        self.last = nn.Linear(4, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.sin(x @ self.drawn))
+
+
+class Counting(nn.Linear):
+    """Counts how often it was called."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        return super().forward(x)
+
+
 @pytest.mark.parametrize(
     ("result", "expected", "found"),
     [
@@ -121,6 +145,17 @@ def test_factory_that_raises_is_quoted(user_module):
             "BatchNorm1d at 1",
         ),
         (lambda i, o: nn.Sequential(nn.Dropout(), nn.Linear(i, o)), "without dropout", "Dropout at 0"),
+        (
+            Fourier,
+            "the same however often it is built",
+            "drawn differs from one build to the next",
+        ),
+        (Counting, "and never change", "calls changes where the network is used"),
+        (
+            lambda i, o: nn.utils.parametrizations.spectral_norm(nn.Linear(i, o)),
+            "the same however often it is built",
+            "parametrizations.weight.0._u differs from one build to the next",
+        ),
     ],
 )
 def test_factory_that_returns_something_else(user_module, result, expected, found):
@@ -129,6 +164,29 @@ def test_factory_that_returns_something_else(user_module, result, expected, foun
         build_network(FACTORY, 3, 2, generator())
     assert expected in str(caught.value)
     assert found in str(caught.value)
+
+
+class Scaled(nn.Linear):
+    """Divides by a constant."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.register_buffer("scale", torch.full((inputs,), 255.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x / self.scale)
+
+
+def test_buffers_that_are_constants_will_do(user_module):
+    user_module.make = Scaled
+    network = build_network(FACTORY, 3, 2, generator(1))
+    torch.manual_seed(build_seed(1))
+    assert torch.equal(flat_of(network), flat_of(Scaled(3, 2)))
+
+
+def build_seed(number: int) -> int:
+    """What `build_network` seeds torch with, given a generator."""
+    return int(torch.randint(2**31, (), generator=generator(number)))
 
 
 def test_factory_that_is_no_function(user_module):

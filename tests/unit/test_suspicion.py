@@ -131,6 +131,18 @@ def test_lanes_that_draw_from_the_same_beginnings_are_not_taken_for_copies():
     assert "same_seed" not in played.found()
 
 
+def test_agents_of_one_environment_may_see_the_same():
+    agents = bench("SharedSight", expected=Expected(agents=2)).play(6_000)
+    assert not agents.found().keys() & {"same_seed", "same_in_lanes"}
+    alone = bench("SharedSight").play(6_000)
+    assert alone.found().keys() >= {"same_seed", "same_in_lanes"}
+
+
+@pytest.mark.parametrize(("name", "kind"), [("OwnSeed", "same_seed"), ("Recording", "same_in_lanes")])
+def test_environments_of_agents_that_are_copies_of_each_other_are_named(name, kind):
+    assert kind in bench(name, expected=Expected(agents=2)).play(6_000).found()
+
+
 def test_lanes_that_are_in_step_may_meet_by_chance():
     assert "same_in_lanes" not in bench("Clocked").play(6_000).found()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -159,22 +159,31 @@ class ModuleForward:
 
 
 def _from_factory(name: str, inputs: int, outputs: int, generator: torch.Generator) -> nn.Module:
-    factory = _import_factory(name)
     seed = int(torch.randint(2**31, (), generator=generator))
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        try:
-            network = factory(inputs, outputs)
-        except Exception as error:  # the user's module or factory may raise anything; its text is passed on
-            raise ConfigError(
-                f"network factory {name} raised {type(error).__name__}",
-                called_with=f"inputs={inputs}, outputs={outputs}",
-                message=error,
-                fix="make the factory return a torch.nn.Module for these arguments",
-            ) from error
-        if not isinstance(network, nn.Module):
-            raise _unsuitable(name, "a torch.nn.Module", f"{type(network).__name__}: {network!r:.80}")
+        network = _called(name, inputs, outputs, seed)
+        built = {path: buffer.clone() for path, buffer in network.named_buffers()}
         _check(name, network, inputs, outputs)
+        if built:
+            _check_buffers(name, network, built, _called(name, inputs, outputs, seed + 1))
+    return network
+
+
+def _called(name: str, inputs: int, outputs: int, seed: int) -> nn.Module:
+    """What a factory returns with torch's global generator seeded."""
+    factory = _import_factory(name)
+    torch.default_generator.manual_seed(seed)
+    try:
+        network = factory(inputs, outputs)
+    except Exception as error:  # the user's module or factory may raise anything; its text is passed on
+        raise ConfigError(
+            f"network factory {name} raised {type(error).__name__}",
+            called_with=f"inputs={inputs}, outputs={outputs}",
+            message=error,
+            fix="make the factory return a torch.nn.Module for these arguments",
+        ) from error
+    if not isinstance(network, nn.Module):
+        raise _unsuitable(name, "a torch.nn.Module", f"{type(network).__name__}: {network!r:.80}")
     return network
 
 
@@ -208,6 +217,27 @@ def _check(name: str, network: nn.Module, inputs: int, outputs: int) -> None:
     if not isinstance(out, Tensor) or out.shape != (2, outputs):
         found = f"shape {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
         raise _unsuitable(name, f"for an input of shape [2, {inputs}] an output of shape [2, {outputs}]", found)
+
+
+def _check_buffers(name: str, network: nn.Module, built: Mapping[str, Tensor], other: nn.Module) -> None:
+    """Buffers are neither published nor saved: whoever acts builds its own, so they have to be the same everywhere and stay so.
+
+    Args:
+        name: Of the factory.
+        network: Has been used.
+        built: Its buffers before that.
+        other: The same, built anew.
+    """
+    wanted = (
+        "buffers that are the same however often it is built, and never change (a parameter with requires_grad=False may "
+        "be drawn: it is published)"
+    )
+    for path, buffer in network.named_buffers():
+        if path not in built or not torch.equal(built[path], buffer):
+            raise _unsuitable(name, wanted, f"{path} changes where the network is used")
+    for path, buffer in other.named_buffers():
+        if path not in built or not torch.equal(built[path], buffer):
+            raise _unsuitable(name, wanted, f"{path} differs from one build to the next")
 
 
 def _unsuitable(name: str, expected: str, found: str) -> ConfigError:

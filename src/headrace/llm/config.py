@@ -90,7 +90,7 @@ class TextEnvConfig(Section):
 
 
 class SamplingConfig(Section):
-    """How training rollouts are sampled."""
+    """How training rollouts are sampled; evaluations too, with a temperature of their own."""
 
     max_tokens: int = Field(default=8, ge=1)
     """Per message of the model."""
@@ -412,7 +412,23 @@ def _evaluations_are_waited_for(config: RLConfig) -> None:
         )
 
 
+def _nothing_is_ignored(config: RLConfig) -> None:
+    trainer, inference = config.trainer, config.inference
+    kept = type(trainer).model_fields["final_lr_fraction"].default
+    for key, is_ignored, why in (
+        (
+            "trainer.final_lr_fraction",
+            trainer.decay == "constant" and trainer.final_lr_fraction != kept,
+            "the rate does not fall",
+        ),
+        ("inference.command", inference.command and inference.backend != "vllm", "only vLLM is started by a command"),
+    ):
+        if is_ignored:
+            raise ConfigError(f"{key} would be ignored: {why}", fix=f"remove {key}, or change what it belongs to")
+
+
 _CHECKS = (
+    _nothing_is_ignored,
     _inline_is_on_policy,
     _url_fits,
     _icepop_interval,

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headrace.core.errors import ConfigError
+from headrace.llm.attending import refuse_partial_attention
 from headrace.llm.engine.cache import KVCache
 
 
@@ -243,7 +243,7 @@ class ModuleForward:
     """Any causal language model of transformers whose layers attend to the whole context, called as it is."""
 
     def __init__(self, model: Any, cache: KVCache) -> None:
-        _refuse_other_attention(model, cache.columns)
+        refuse_partial_attention(model, cache.columns)
         self._model = model
         self._cache = cache
         parameters = inspect.signature(model.forward).parameters
@@ -265,22 +265,6 @@ class ModuleForward:
         ).logits
         packed = span.packed(scores)
         return packed if every else packed[span.last]
-
-
-def _refuse_other_attention(model: Any, columns: int) -> None:
-    config = model.config
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None)
-    if kinds - {"full_attention", "sliding_attention"} or (
-        "sliding_attention" in kinds and window is not None and window < columns
-    ):
-        raise ConfigError(
-            f"{type(model).__name__} has layers that do not attend to the whole context",
-            layers=", ".join(sorted(kinds)),
-            window=window,
-            context_tokens=columns,
-            fix="use another model, a context no longer than its window, or inference.backend = vllm",
-        )
 
 
 class _Handed:

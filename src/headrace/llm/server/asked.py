@@ -24,17 +24,28 @@ MOST_STOPS = 1024
 """Texts that end a completion: after every token each is looked for in what was said."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (None,),
+    "bad_words": (None, []),
     "best_of": (None, 1),
     "frequency_penalty": (None, 0),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "ignore_eos": (None, False),
     "logit_bias": (None, {}),
     "min_p": (None, 0),
+    "min_tokens": (None, 0),
     "presence_penalty": (None, 0),
     "repetition_penalty": (None, 1),
     "response_format": (None, {"type": "text"}),
+    "structured_outputs": (None,),
     "suffix": (None, ""),
     "tools": (None, []),
     "top_k": (None, -1, 0),
     "top_logprobs": (None, 0),
+    "typical_p": (None, 1),
+    "use_beam_search": (None, False),
 }
 """Settings that would change what is generated and that we do not have, with the values that change nothing."""
 

@@ -41,14 +41,13 @@ class GrowingText:
         return new
 
     def _held_back(self, text: str) -> int:
-        """Characters at the end that may be the beginning of a stop, or of a character."""
-        if text.endswith("\ufffd"):
-            return len(text) - len(text.rstrip("\ufffd"))
-        longest = 0
+        """Characters at the end that may be the beginning of a stop, or of a character that is to become part of one."""
+        whole = text.rstrip("\ufffd")
+        broken, text, longest = len(text) - len(whole), whole, 0
         for stop in self._stops:
             sizes = range(min(len(stop), len(text) + 1))  # a stop may be a million times as long as the text
             longest = max(longest, *(size for size in sizes if text.endswith(stop[:size])))
-        return longest
+        return broken + longest
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ class Tally:
     held: int = 0
     samples_held: int = 0
     ratio_max: float = 0.0
-    kl: float = 0.0
+    kl: float | None = None
+    """None: nobody asked."""
     compared: int = 0
     mismatch: float = 0.0
     mismatch_max: float = 0.0
@@ -33,7 +34,7 @@ class Tally:
         self.samples_held += fully_held(found.held, tokens)
         self.ratio_max = max(self.ratio_max, float(found.ratio.max()))
         if kl is not None:
-            self.kl += float(kl.detach().double().sum())
+            self.kl = (self.kl or 0.0) + float(kl.detach().double().sum())
 
     def compare(self, tokens: Tokens) -> None:
         """Count what sampler and trainer disagree about; before the first gradient step, which would add to it."""
@@ -43,21 +44,25 @@ class Tally:
         self.mismatch_max = max(self.mismatch_max, float(mismatch.max()))
 
     def metrics(self, *, masks: bool) -> dict[str, float]:
-        """Means, by metric name.
+        """Means, by metric name; what was not measured is left out.
 
         Args:
             masks: Whether tokens that were held were masked, not clipped.
         """
         held = self.held / self.tokens
+        found = (
+            {"is_masked/mean": held, "is_masked/samples": float(self.samples_held)}
+            if masks
+            else {"is_clipped/mean": held}
+        )
+        if self.kl is not None:
+            found["initial_kl/mean"] = self.kl / self.tokens
         return {
+            **found,
             "loss/mean": sum(self.losses) / len(self.losses),
             "optim/grad_norm": sum(self.norms) / len(self.norms),
             "entropy/mean": self.entropy / self.tokens,
             "mismatch_kl/mean": self.mismatch / self.compared,
             "mismatch_kl/max": self.mismatch_max,
-            "is_clipped/mean": 0.0 if masks else held,
-            "is_masked/mean": held if masks else 0.0,
-            "is_masked/samples": float(self.samples_held) if masks else 0.0,
             "importance_ratio/max": self.ratio_max,
-            "initial_kl/mean": self.kl / self.tokens,
         }

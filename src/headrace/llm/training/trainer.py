@@ -14,6 +14,7 @@ from headrace.algorithms.grpo import TokenLosses, Tokens, kl_to, token_losses, t
 from headrace.core import seeding
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, NonFiniteValue
+from headrace.llm.attending import refuse_partial_attention
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import Batch, Probe, Sample
 from headrace.llm.tiny import served_copy
@@ -264,6 +265,7 @@ class Trainer:
 
 
 def _refuse(model: nn.Module, config: RLConfig, initial: nn.Module | None) -> None:
+    refuse_partial_attention(model, config.model.context_tokens)
     if attention_kind(model) not in _ATTENTION:
         raise ConfigError(
             "packed samples need attention that takes a mask of its own for each pair of tokens",
