@@ -122,6 +122,7 @@ def test_n_step_returns_of_many_lanes_are_waited_for_by_one_side_only(runs):
     assert_books(run)
 
 
+@pytest.mark.table
 def test_a_collector_of_more_groups_than_a_usual_pipe_holds_credits_of(runs):
     """It is granted a chunk of each before it has begun: 1,700 messages of 40 bytes."""
     run = runs.train(

@@ -159,6 +159,7 @@ def test_a_learner_that_dies_when_it_is_to_stop_is_succeeded_by_one_that_ends_th
     assert replay(run.path).weights_sha256 == run.summary["weights_sha256"]
 
 
+@pytest.mark.table
 def test_in_a_session_that_goes_on_it_needs_no_checkpoint_that_was_pruned(runs: Runs, kill_learner):
     run = runs.train(
         "run_envs:make",

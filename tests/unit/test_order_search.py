@@ -205,7 +205,7 @@ def test_without_scikit_learn_it_says_what_to_install(monkeypatch):
     with pytest.raises(ConfigError) as caught:
         OrderSearch(ITEMS, 0)
     assert caught.value.what == "the search over orders needs scikit-learn, which is not installed"
-    assert caught.value.fix == "pip install 'headrace[search]'"
+    assert caught.value.fix == "pip install 'PATH_OF_THE_CLONE[search]'"
 
 
 # Calibration.

@@ -29,7 +29,7 @@ MODULES = {
     SAMPLE_FACTORY: "headrace.benchmarks.sample_factory",
     RLLIB: "headrace.benchmarks.rllib",
 }
-_WITH_MUJOCO = "pip install 'headrace[peers,mujoco]'"
+_WITH_MUJOCO = "pip install 'PATH_OF_THE_CLONE[peers,mujoco]'"
 
 Trainings = Mapping[str, Sequence[Found]]
 """What each side found, by its name, for every seed."""

@@ -177,7 +177,7 @@ def opened(pythons: Sequence[Path], request: Request, threads: int | None = None
 def _not_there(request: Request, missing: Sequence[str]) -> str:
     modules = ", ".join(dict.fromkeys(missing)) or "an interpreter"
     remedy = request.get("remedy") or INSTALLED_BY.get(
-        request["side"].partition(",")[0], "pip install 'headrace[peers]'"
+        request["side"].partition(",")[0], "pip install 'PATH_OF_THE_CLONE[peers]'"
     )
     return f"{modules} is not installed: {remedy}; or name an environment that has it with --peers DIR"
 

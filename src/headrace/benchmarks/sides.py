@@ -32,8 +32,8 @@ VERSIONS = {
 }
 """Whose version is told of each."""
 INSTALLED_BY = {
-    ZOO: "pip install 'headrace[peers]'",
-    SBX: "pip install 'headrace[peers]'",
+    ZOO: "pip install 'PATH_OF_THE_CLONE[peers]'",
+    SBX: "pip install 'PATH_OF_THE_CLONE[peers]'",
     SAMPLE_FACTORY: "pip install sample-factory==2.1.1, in an environment of its own that --peers DIR names",
     RLLIB: "pip install torch 'ray[rllib]==2.60.0', in an environment of its own that --peers DIR names",
 }

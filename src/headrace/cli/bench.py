@@ -41,7 +41,7 @@ def _options(command: _Command) -> _Command:
 def bench() -> None:
     """Our speed beside the peers that are installed: the same work, in one run.
 
-    pip install 'headrace[peers]' brings them. Who is not there is told, with what brings it, and has no figures.
+    pip install 'PATH_OF_THE_CLONE[peers]' brings them. Who is not there is told, with what brings it, and has no figures.
     """
 
 

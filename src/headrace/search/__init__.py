@@ -1,7 +1,7 @@
 """Search for the best order of a few things: which order to try next, when to stop with one, where its policy begins.
 
 Nothing here trains or knows an environment. `orders` is about permutations, `search` asks and is told, `surrogate` and `kernel`
-are its Gaussian process (scikit-learn: ``pip install 'headrace[search]'``), `calibration` compares what was predicted with
+are its Gaussian process (scikit-learn: ``pip install 'PATH_OF_THE_CLONE[search]'``), `calibration` compares what was predicted with
 what came, `stopping` says when enough was seen of one order.
 """
 

@@ -112,7 +112,7 @@ def require_scikit_learn() -> None:
         raise ConfigError(
             "the search over orders needs scikit-learn, which is not installed",
             problem=f"{type(error).__name__}: {error}",
-            fix="pip install 'headrace[search]'",
+            fix="pip install 'PATH_OF_THE_CLONE[search]'",
         ) from error
 
 
