@@ -183,7 +183,7 @@ class AsTheyAre(Infos):
 
     def fill(self, infos: Mapping[int, Info], columns: Sequence[Columns], places: Mapping[int, int] | None) -> None:
         """See `Infos.fill`."""
-        everybody = {env: _own(info) for env, info in infos.items()}
+        everybody = {env: kept(info) for env, info in infos.items()}
         for one in columns:
             everybody |= one.one_by_one()
         self.batch = {env if places is None else places[env]: info for env, info in everybody.items()}
@@ -198,9 +198,9 @@ def _told(fault: Fault) -> Info:
     return {"fault": fault.kind.value, "message": fault.message, "step": fault.step, "phase": fault.phase}
 
 
-def _own(info: Info) -> Info:
-    """A copy: an environment in this process may go on with what it gave."""
+def kept(info: Any) -> Any:
+    """A copy of one info: its environment may go on with what it gave."""
     try:
         return copy.deepcopy(info)
     except Exception:  # noqa: BLE001 - it may hold anything; then at least its entries stay
-        return dict(info)
+        return dict(info) if isinstance(info, Mapping) else info

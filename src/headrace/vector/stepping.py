@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode
 from headrace.core.errors import EnvironmentNotBuilt, UnknownAttribute
 from headrace.vector import probes
 from headrace.vector.faults import Problem, broken_contract
+from headrace.vector.infos import kept
 from headrace.vector.probes import Probe
 from headrace.vector.rows import Returned
 
@@ -166,7 +167,7 @@ class Body:
             return returned  # type: ignore[no-any-return]  # goes on, or is no answer at all
         observation, reward, terminated, truncated, info = returned
         # reset() may write into the same array, and into the same dict.
-        final = {"final_obs": copy.deepcopy(observation), "final_info": _kept(info)}
+        final = {"final_obs": copy.deepcopy(observation), "final_info": kept(info)}
         self._ending = True  # what was evaluated belongs to the episode that ends, and not to the next one
         again = self._reset(self.env)
         self._ending, self._steps = False, 0
@@ -191,13 +192,6 @@ class Body:
             environment=str(self.env)[:200],
             fix="correct the name, or create the attribute in the environment's __init__",
         )
-
-
-def _kept(info: Any) -> Any:
-    try:
-        return copy.deepcopy(info)
-    except Exception:  # noqa: BLE001 - it may hold anything; then at least its entries stay
-        return dict(info) if isinstance(info, Mapping) else info
 
 
 def _nobody_listens(_phase: Phase) -> None:
