@@ -119,9 +119,7 @@ def choose(
     if workers is None:
         why = _ENFORCED if isolate else _BESIDE if here else ""
         plan = _workers(measured, machine, num_envs, threads, why, may_split=here is None)
-        if plan.here:
-            return plan
-        workers, reason = plan.workers, plan.reason
+        workers, reason, here = plan.workers, plan.reason, plan.here or here
     beside = min(here or 0, num_envs - 1) if workers else 0
     workers = min(workers, num_envs - beside)
     if threads > 1 and workers:
@@ -153,7 +151,7 @@ def _workers(
     here, split_s = _split(measured, num_envs, free - 1)
     expected = "expected to be {:.2g} times as fast as this process alone"
     if may_split and here and split_s * _WORTH_IT <= alone_s and split_s * _WORTH_IT_BESIDE <= times[best]:
-        return Plan(min(free - 1, num_envs - here), threads, f"{said}; {expected.format(alone_s / split_s)}", here)
+        return Plan(free - 1, threads, f"{said}; {expected.format(alone_s / split_s)}", here)
     ratio = alone_s / times[best]
     if ratio >= _WORTH_IT and best > 1:
         return Plan(best, threads, f"{said}; {expected.format(ratio)}")

@@ -194,8 +194,7 @@ def _policy(options: Options, count: int) -> Policy:
 
 
 def _crew_options(data: dict[int, bytes], options: Options, chosen: Plan) -> CrewOptions:
-    count = len(data)
-    workers = min(chosen.workers, count - chosen.here)
+    count, workers = len(data), chosen.workers
     edges = [chosen.here + round(place * (count - chosen.here) / workers) for place in range(workers + 1)]
     template = Assignment(
         num_envs=count,
