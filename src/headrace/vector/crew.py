@@ -101,6 +101,7 @@ class Crew:
             ComponentStalled: They were not built in time.
         """
         deadline, left, built = self._launched, dict(self.handles), dict[int, Built]()
+        said: dict[str, HeadraceError] = {}
         while left:
             self.wait(min(deadline.left_s(), _SLICE_S))
             ended = {child.id: child.exit_code for child in self.server.collect()}
@@ -111,12 +112,12 @@ class Crew:
                     del left[index]
                 elif isinstance(message, NotBuilt):
                     raise losses.not_built(message.env, message.problem)
-                elif handle.name in ended:
-                    error = message.error if isinstance(message, Failed) else None
-                    raise losses.died_starting(handle.name, ended[handle.name] or 0, handle.ids, error)
-            for handle in self.handles.values():  # had built everything, and waited for the others
+                elif isinstance(message, Failed):
+                    said[handle.name] = message.error
+            for handle in self.handles.values():  # also one that has built all of its own
                 if handle.name in ended:
-                    raise losses.died_starting(handle.name, ended[handle.name] or 0, handle.ids, None)
+                    name, exit_code = handle.name, ended[handle.name] or 0
+                    raise losses.died_starting(name, exit_code, handle.ids, said.get(name))
             if self.server.error is not None:
                 raise self.server.error
             if left and deadline.passed:
