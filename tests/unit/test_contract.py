@@ -102,6 +102,30 @@ def test_exception_behind_gymnasium_is_found(monkeypatch):
     assert error.facts["raised_at"].endswith("in entry")
 
 
+def causes_itself():
+    error = ValueError("no such level")
+    raise error from error
+
+
+def is_caused_by_a_ring():
+    first, second = ValueError("no such level"), KeyError("y")
+    try:
+        raise second from first
+    except KeyError:
+        raise first from second
+
+
+def is_caused_by_what_was_raised_nowhere():
+    raise ValueError("no such level") from KeyError("y")  # as by a pool of processes, whose cause is a text
+
+
+@pytest.mark.parametrize("factory", [causes_itself, is_caused_by_a_ring, is_caused_by_what_was_raised_nowhere])
+def test_a_cause_that_leads_nowhere_is_not_followed(factory):
+    error = not_built(factory)
+    assert error.what == "building the environment of lane 0 raised ValueError: no such level"
+    assert error.facts["raised_at"].endswith(f"in {factory.__name__}")
+
+
 def test_factory_that_returned_nothing():
     assert str(not_built(lambda: None)) == (
         "[ENV-001] factory for lane 0 returned None\n"

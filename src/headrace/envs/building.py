@@ -209,9 +209,7 @@ class _Builder:
                 )
 
     def _raised(self, error: Exception) -> EnvironmentNotBuilt:
-        root: BaseException = error
-        while root.__cause__ is not None:  # gymnasium.make raises anew; where it began is what helps
-            root = root.__cause__
+        root = _first_raised(error)
         frames = traceback.extract_tb(root.__traceback__)
         # Errors of an import end inside the import system; the last line of real code tells more.
         real = [frame for frame in frames if not frame.filename.startswith("<frozen")]
@@ -240,6 +238,20 @@ class _Builder:
 
     def _not_built(self, what: str, *, fix: str, **facts: object) -> EnvironmentNotBuilt:
         return EnvironmentNotBuilt(what, component=self.component, environment=self.name, **facts, fix=fix)
+
+
+def _first_raised(error: BaseException) -> BaseException:
+    """Where it began: gymnasium.make raises anew, and names as the cause what the environment raised.
+
+    Causes are followed while they were raised here. One that never was, or in another process, has no line to show; and an
+    error may be its own cause.
+    """
+    seen = [error]
+    while (cause := seen[-1].__cause__) is not None and cause.__traceback__ is not None:
+        if any(cause is known for known in seen):
+            break
+        seen.append(cause)
+    return seen[-1]
 
 
 def _instead_of(made: object) -> str:
