@@ -200,6 +200,12 @@ def test_agents_may_have_numbers_for_names():
         build_copy(EnvConfig(), 2, factory=lambda: env)
 
 
+@pytest.mark.parametrize("module", ["", "headrace.envs.registration:"])
+def test_an_id_is_of_many_agents_whether_or_not_a_module_is_named_before_it(module):
+    copy = build_copy(EnvConfig(id=f"{module}headrace/TreasureHunt-v0", kwargs={"num_agents": 2}), 2)
+    assert len(copy.agents) == 2
+
+
 def test_the_number_of_agents_has_to_be_declared():
     with pytest.raises(ConfigError, match="has 3 agents: a, b, c") as caught:
         build_copy(EnvConfig(), 2, factory=agent_envs.leavers)

@@ -97,11 +97,16 @@ class _Builder:
     def name(self) -> str:
         return environment_name(self.config, self.factory)
 
+    @property
+    def _plain_id(self) -> str:
+        """The id without the module that may be named before it."""
+        return (self.config.id or "").rpartition(":")[2]
+
     def build(self, kwargs: dict[str, Any]) -> Environment:
         return self._checked(self._made(kwargs, self._make))
 
     def build_any(self, kwargs: dict[str, Any], agents: int) -> Environment | ParallelCopy:
-        many = agents > 1 and self.factory is None and self.config.id in registration.PARALLEL_ENTRY_POINTS
+        many = agents > 1 and self.factory is None and self._plain_id in registration.PARALLEL_ENTRY_POINTS
         made = self._made(kwargs, self._make_parallel if many else self._make)
         if takes_turns(made):
             self._require_parallelizable(made)
@@ -149,7 +154,7 @@ class _Builder:
             raise self._raised(error) from error
 
     def _make_parallel(self, kwargs: dict[str, Any]) -> Any:
-        return self._import(registration.PARALLEL_ENTRY_POINTS[str(self.config.id)])(**kwargs)
+        return self._import(registration.PARALLEL_ENTRY_POINTS[self._plain_id])(**kwargs)
 
     def _make(self, kwargs: dict[str, Any]) -> Environment:
         if self.factory is not None:
@@ -226,7 +231,7 @@ class _Builder:
         )
 
     def _unregistered(self, error: Exception) -> EnvironmentNotBuilt:
-        wanted = (self.config.id or "").rpartition(":")[2]
+        wanted = self._plain_id
         meant = nearest(wanted, gymnasium.registry)
         return self._not_built(
             f"Gymnasium knows no environment {wanted}",
