@@ -182,6 +182,15 @@ def test_a_set_of_files_is_sorted_and_of_one_size(tmp_path):
     assert caught.value.facts == {"expected": "9 x 9 cells", "found": "8 x 8 cells"}
 
 
+@pytest.mark.parametrize("ignored", [{"first_raster": 0}, {"rasters": 3, "raster_seed": 1}])
+def test_what_deals_out_synthetic_landscapes_is_refused_with_real_ones(tmp_path, ignored):
+    """Or whoever holds some out would evaluate what was trained on."""
+    with pytest.raises(ConfigError, match=f"would ignore {', '.join(ignored)}: ") as caught:
+        Task(raster_path=str(tmp_path), **ignored)
+    assert "another folder" in caught.value.fix
+    assert Task(raster_path=None, **ignored).model_fields_set == {"raster_path", *ignored}
+
+
 @pytest.mark.parametrize("folder", ["", "nowhere"])
 def test_a_folder_without_rasters_is_an_error_and_not_a_random_landscape(tmp_path, folder):
     with pytest.raises(ConfigError, match="holds no landscape"):

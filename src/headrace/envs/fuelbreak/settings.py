@@ -39,7 +39,7 @@ class Task(Section):
     raster_seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the synthetic maps."""
     raster_path: str | None = None
-    """A folder with real maps, or one of them; instead of synthetic ones."""
+    """A folder with real maps, or one of them; instead of synthetic ones, so the three above have to be left away."""
 
     @model_validator(mode="after")
     def _fits(self) -> Task:
@@ -56,6 +56,13 @@ class Task(Section):
                 fix="Lower break_step or raise budget.",
                 break_step=self.cells_per_step,
                 budget=self.total_budget,
+            )
+        ignored = [name for name in ("rasters", "first_raster", "raster_seed") if name in self.model_fields_set]
+        if self.raster_path is not None and ignored:
+            raise ConfigError(
+                f"FuelBreakEnv would ignore {', '.join(ignored)}: every map of raster_path is dealt out",
+                fix="Leave them away. Real maps are held out by keeping them in another folder: set raster_path to it.",
+                raster_path=self.raster_path,
             )
         return self
 
