@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+import zlib
 
 import numpy as np
 import pytest
@@ -162,14 +163,44 @@ def test_an_archive_without_a_map_is_an_error(tmp_path):
         load_raster(save(tmp_path / "valley.npz", maps))
 
 
-@pytest.mark.parametrize("name", ["missing.npz", "missing.tif", "missing", "text.npz", "text.txt"])
-def test_what_is_no_landscape_is_an_error(tmp_path, name, monkeypatch):
+def written(path):
+    """What stands in the file of this name; those that are missing are not written."""
+    if path.stem == "text":
+        path.write_text("nothing")
+    elif path.stem == "empty":
+        path.touch()
+    elif path.stem == "one":
+        with path.open("wb") as file:
+            np.save(file, layers(9)["slope"])
+    elif path.stem == "damaged":
+        np.savez_compressed(path, **layers(9))
+        whole = bytearray(path.read_bytes())
+        name_bytes = int.from_bytes(whole[26:28], "little") + int.from_bytes(whole[28:30], "little")
+        whole[30 + name_bytes] = 0xFF  # the first byte that is compressed
+        path.write_bytes(whole)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("missing.npz", "FileNotFoundError"),
+        ("missing.tif", "nothing that reads GeoTIFF is installed"),
+        ("missing", "no such file"),
+        ("text.npz", "ValueError"),
+        ("text.txt", "neither"),
+        ("empty.npz", "EOFError"),
+        ("one.npz", "a single array, as in a .npy"),
+        ("damaged.npz", "error: Error -3 while decompressing data"),
+    ],
+)
+def test_what_is_no_landscape_is_an_error_that_names_the_file(tmp_path, name, found, monkeypatch):
     monkeypatch.setitem(sys.modules, "rasterio", None)
     monkeypatch.setitem(sys.modules, "tifffile", None)
-    if name.startswith("text"):
-        (tmp_path / name).write_text("nothing")
-    with pytest.raises(ConfigError):
-        load_raster(tmp_path / name)
+    path = written(tmp_path / name)
+    with pytest.raises(ConfigError, match=found) as caught:
+        load_raster(path)
+    assert str(path) in caught.value.what
 
 
 def test_a_set_of_files_is_sorted_and_of_one_size(tmp_path):
@@ -265,6 +296,14 @@ def is_ours(raster):
 def test_a_landscape_file_is_converted(monkeypatch, tmp_path, library, axes):
     install(monkeypatch, library, {"valley.tif": bands()}, axes)
     assert is_ours(load_raster(tmp_path / "valley.tif"))
+
+
+def test_whatever_a_library_makes_of_a_damaged_file_is_told_with_its_name(monkeypatch, tmp_path):
+    install(monkeypatch, "rasterio", {})
+    monkeypatch.setattr(sys.modules["rasterio"], "open", lambda _: zlib.decompress(b"no such thing"))
+    with pytest.raises(ConfigError, match="error: Error -3 while decompressing data") as caught:
+        load_raster(tmp_path / "valley.tif")
+    assert str(tmp_path / "valley.tif") in caught.value.what
 
 
 def test_one_file_per_map_is_converted(monkeypatch, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -77,11 +76,15 @@ def _is_layers(path: Path) -> bool:
 
 
 def _arrays(path: Path) -> dict[str, _Bands]:
+    expected = "an .npz archive of arrays"
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise _unreadable(path, "an .npz archive of arrays", f"{type(error).__name__}: {error}") from error
+        file = np.load(path, allow_pickle=False)
+        if not isinstance(file, np.ndarray):
+            with file:
+                return {name: file[name] for name in file.files}
+    except Exception as error:  # a damaged file may make NumPy and the decompressors raise anything
+        raise _unreadable(path, expected, f"{type(error).__name__}: {error}") from error
+    raise _unreadable(path, expected, "a single array, as in a .npy")
 
 
 def _layers(folder: Path) -> dict[str, _Bands]:
@@ -127,7 +130,7 @@ def _read_tiff(path: Path) -> _Bands:
             continue
         try:
             return read(library, path)
-        except (OSError, ValueError, IndexError) as error:  # theirs derive from these; the last: no image in the file
+        except Exception as error:  # as above, of these libraries
             raise _unreadable(path, "a GeoTIFF", f"{type(error).__name__}: {error}") from error
     raise ConfigError(
         f"{path} cannot be read: nothing that reads GeoTIFF is installed",
