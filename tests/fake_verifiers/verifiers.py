@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import subprocess
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+FOR_EVER = "import os; os.read(os.pipe()[0], 1)"
 
 
 class Error(Exception):
@@ -54,11 +60,12 @@ class Client(ABC):
 
 
 class HiLo:
-    """Four guesses; what ``fault`` names happens at the second message."""
+    """Four guesses; what ``fault`` names happens at the second message. Whatever way a rollout ends, it leaves a ``marker``."""
 
-    def __init__(self, separate: bool, leaks: bool, fault: str | None) -> None:
+    def __init__(self, separate: bool, leaks: bool, fault: str | None, marker: str | None) -> None:
         self.eval_dataset = None
         self.fault = fault
+        self.marker = marker
         self.rows = [self.row("guess a digit", digit) for digit in "35"]
         if separate or leaks:
             self.eval_dataset = self.rows[:1] if leaks else [self.row("and for evaluation", "7")]
@@ -76,6 +83,15 @@ class HiLo:
     async def run_rollout(
         self, row: dict[str, Any], client: Client, model: str, sampling_args: Any, state_columns: list[str]
     ) -> dict[str, Any]:
+        try:
+            return await self.guessed(row, client, model, sampling_args)
+        finally:
+            if self.marker:
+                for _ in range(200):  # in no hurry
+                    await asyncio.to_thread(os.getpid)
+                Path(self.marker).touch()
+
+    async def guessed(self, row: dict[str, Any], client: Client, model: str, sampling_args: Any) -> dict[str, Any]:
         said: list[Any] = list(row["prompt"])
         error, right = None, False
         for turn in range(4):
@@ -93,6 +109,8 @@ class HiLo:
         return {"reward": float(right), "metrics": {"turns": turn}, "error": error, "stop_condition": "over"}
 
     def go_wrong(self) -> str:
+        if self.fault in ("dies", "hangs"):
+            subprocess.Popen([sys.executable, "-c", FOR_EVER])
         if self.fault == "dies":
             os._exit(7)
         if self.fault == "hangs":
@@ -102,7 +120,9 @@ class HiLo:
         return "ToolError"
 
 
-def load_environment(name: str, separate: bool = True, leaks: bool = False, fault: str | None = None) -> HiLo:
+def load_environment(
+    name: str, separate: bool = True, leaks: bool = False, fault: str | None = None, marker: str | None = None
+) -> HiLo:
     if name != "hi-lo":
         raise ValueError(f"there is no {name}")
-    return HiLo(separate, leaks, fault)
+    return HiLo(separate, leaks, fault, marker)

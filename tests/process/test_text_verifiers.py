@@ -107,7 +107,16 @@ def test_an_environment_that_raises_is_quoted_and_goes_on() -> None:
         assert talk(env, problem, "3")[1] == Reply(done=True)
 
 
+def test_a_rollout_that_stands_still_is_ended_in_order(tmp_path: Path) -> None:
+    marker = tmp_path / "ended"
+    with played(marker=str(marker)) as env:
+        talk(env, env.dataset("train")[0], "1")
+        assert not marker.exists()
+    assert marker.exists()
+
+
 def test_one_that_dies_or_hangs_is_named() -> None:
+    """And what it has started ends with it, says the fixture no_leaks."""
     with played(fault="dies") as env, pytest.raises(ComponentDied, match=r"verifiers's process ended in say\(\)"):
         talk(env, env.dataset("train")[0], "1", "2")
     with played(fault="hangs") as env:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -121,15 +122,14 @@ class GuestProcess:
         return self._answer(doing, timeout_s, deadline)
 
     def close(self) -> None:
-        """End the process and wait for its end; calling it again does nothing."""
+        """End the process, with what it has started, and wait for its end; calling it again does nothing."""
         if self._requests < 0:
             return
         self._close_files()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=_END_S)  # it leaves by itself when the requests end
-        if self._process.returncode is None:
-            self._process.kill()
-            self._process.wait(timeout=_END_S)
+        self._kill()
+        self._process.wait(timeout=_END_S)
 
     def __enter__(self) -> Self:
         return self
@@ -159,7 +159,7 @@ class GuestProcess:
         return answer
 
     def _stalled(self, doing: str, timeout_s: float) -> HeadraceError:
-        self._process.kill()
+        self._kill()
         words = self._last_words()
         self.close()
         return ComponentStalled(
@@ -179,6 +179,11 @@ class GuestProcess:
             exit_code="none yet" if code is None else code,
             output=words,
         )
+
+    def _kill(self) -> None:
+        """Itself and the programs that it has started; it may be gone already, and they not."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _last_words(self) -> str:
         if self._output.closed:

@@ -95,11 +95,11 @@ def bits(seen: Any) -> str:
     return "".join(str(int(bit)) for bit in seen)
 
 
-def leave_with_the_parent(requests: int) -> None:
+def leave_with_the_parent(requests: int, parent: int) -> None:
     """End the process when nobody is left to ask anything, whatever it is doing."""
     poll = select.poll()
-    poll.register(requests, 0)  # hang-up is told unasked
-    while not poll.poll(_LOOK_MS):
+    poll.register(requests, 0)  # hang-up is told unasked, except on macOS
+    while not poll.poll(_LOOK_MS) and os.getppid() == parent:
         pass
     os._exit(1)
 
@@ -114,7 +114,7 @@ def answer(game: Game, request: dict[str, Any]) -> dict[str, Any]:
 def main() -> int:
     """Build the game and answer requests until they end."""
     requests, answers = int(sys.argv[1]), int(sys.argv[2])
-    threading.Thread(target=leave_with_the_parent, args=(requests,), daemon=True).start()
+    threading.Thread(target=leave_with_the_parent, args=(requests, os.getppid()), daemon=True).start()
     with os.fdopen(os.dup(requests)) as lines, os.fdopen(answers, "w") as out:
 
         def reply(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -12,11 +12,13 @@ which runs only while a request is answered.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import importlib.util
 import json
 import os
 import select
+import signal
 import sys
 import threading
 import traceback
@@ -24,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 _LOOK_MS = 60_000
+_LEAVE_S = 8.0
+"""For the end in order. Whoever closed the requests waits for two seconds more before it kills."""
 _GIVE_UP_S = 3600
 
 
@@ -132,6 +136,13 @@ class Stage:
             self.sessions[number] = session
         return {"session": number, **event}
 
+    async def close(self) -> None:
+        """End the rollouts that stand still, each with what it does last, then the environment."""
+        for session in self.sessions.values():
+            session.give_up()
+        await asyncio.gather(*(session.task for session in self.sessions.values()), return_exceptions=True)
+        await self.piece.close()
+
 
 def client_of(vf: Any, session: Session) -> Any:
     """A client of verifiers that asks the session."""
@@ -184,13 +195,17 @@ def outcome(output: Any) -> dict[str, Any]:
     }
 
 
-def leave_with_the_parent(requests: int) -> None:
-    """End the process when nobody is left to ask anything, whatever it is doing."""
+def leave_with_the_parent(requests: int, parent: int) -> None:
+    """End the process when nobody is left to ask anything, whatever it is doing.
+
+    It ends by itself then, since the requests do; what takes longer than it may is killed, with all that it has started.
+    """
     poll = select.poll()
-    poll.register(requests, 0)  # hang-up is told unasked
-    while not poll.poll(_LOOK_MS):
+    poll.register(requests, 0)  # hang-up is told unasked, except on macOS
+    while not poll.poll(_LOOK_MS) and os.getppid() == parent:
         pass
-    os._exit(1)
+    threading.Event().wait(_LEAVE_S)
+    os.killpg(0, signal.SIGKILL)  # of its own session
 
 
 async def piece_of(environment: str, kwargs: dict[str, Any], most: int) -> Any:
@@ -210,7 +225,8 @@ async def piece_of(environment: str, kwargs: dict[str, Any], most: int) -> Any:
 
 async def serve(requests: int, answers: int, settings: dict[str, Any]) -> int:
     """Build the environment and answer requests until they end."""
-    with os.fdopen(os.dup(requests)) as lines, os.fdopen(answers, "w") as out:
+    gone = contextlib.suppress(BrokenPipeError)  # whoever asked; the requests end then, too
+    with gone, os.fdopen(os.dup(requests)) as lines, os.fdopen(answers, "w") as out:
 
         def write(message: dict[str, Any]) -> None:
             out.write(json.dumps(message) + "\n")
@@ -221,26 +237,25 @@ async def serve(requests: int, answers: int, settings: dict[str, Any]) -> int:
         except Exception:  # noqa: BLE001 - a process border: it goes to the parent
             write({"traceback": traceback.format_exc()})
             return 1
-        write({"separate": piece.separate, "most_sessions": piece.most_sessions})
         stage = Stage(piece)
         loop = asyncio.get_running_loop()
-        while line := await loop.run_in_executor(None, lines.readline):
-            try:
-                message = await stage.answer(json.loads(line))
-            except Exception:  # noqa: BLE001 - as above
-                message = {"traceback": traceback.format_exc()}
-            write(message)
-        for session in stage.sessions.values():
-            session.give_up()
-        await asyncio.gather(*(session.task for session in stage.sessions.values()), return_exceptions=True)
-        await piece.close()
+        try:
+            write({"separate": piece.separate, "most_sessions": piece.most_sessions})
+            while line := await loop.run_in_executor(None, lines.readline):
+                try:
+                    message = await stage.answer(json.loads(line))
+                except Exception:  # noqa: BLE001 - as above
+                    message = {"traceback": traceback.format_exc()}
+                write(message)
+        finally:
+            await stage.close()
     return 0
 
 
 def main() -> int:
     """Answer requests until they end."""
     requests, answers = int(sys.argv[1]), int(sys.argv[2])
-    threading.Thread(target=leave_with_the_parent, args=(requests,), daemon=True).start()
+    threading.Thread(target=leave_with_the_parent, args=(requests, os.getppid()), daemon=True).start()
     settings = json.loads(sys.argv[3])
     # This file's folder goes: its modules are no business of anybody there.
     sys.path[:1] = settings.pop("path")
