@@ -99,7 +99,9 @@ class HiLo:
                 answer = (await client.get_response(said, model, sampling_args)).message
             except OverlongPromptError:
                 break
-            if turn == 1 and self.fault:
+            if turn == 1 and self.fault == "rewrites":
+                said[2] = {"role": "user", "content": "(left out)"}
+            elif turn == 1 and self.fault:
                 error = self.go_wrong()
                 break
             right = answer.content == row["answer"]

@@ -107,6 +107,17 @@ def test_an_environment_that_raises_is_quoted_and_goes_on() -> None:
         assert talk(env, problem, "3")[1] == Reply(done=True)
 
 
+def test_one_that_rewrites_what_was_said_fails_and_is_given_up() -> None:
+    with played(fault="rewrites") as env:
+        problem = env.dataset("train")[0]
+        with pytest.raises(EnvironmentRaised, match="goes on from other messages than were said") as raised:
+            talk(env, problem, "1", "2")
+        assert raised.value.facts["place"] == 2
+        assert raised.value.facts["said"] == Message("user", "higher")
+        assert raised.value.facts["asked"] == Message("user", "(left out)")
+        assert not env._standing
+
+
 def test_a_rollout_that_stands_still_is_ended_in_order(tmp_path: Path) -> None:
     marker = tmp_path / "ended"
     with played(marker=str(marker)) as env:

@@ -27,8 +27,8 @@ class VerifiersEnvironment:
     """Runs a verifiers environment in its own interpreter, and has its rollouts answered by whoever asks here.
 
     Rollouts there go on from message to message. One that is not at hand, because another one has gone on from there or the
-    process was started again, is begun anew and told everything again; an environment that draws at random may then answer
-    something else.
+    process was started again, is begun anew and told everything again; where the environment draws at random and answers
+    otherwise than before, the episode fails.
 
     Args:
         environment: What ``verifiers.load_environment`` is called with.
@@ -86,13 +86,16 @@ class VerifiersEnvironment:
         return self._problems[split]
 
     def step(self, problem: Problem, transcript: Transcript) -> Reply:
-        """What it answers."""
+        """What it answers.
+
+        Raises:
+            EnvironmentRaised: It raised; or it goes on from other messages than those of the transcript, which are what the
+                model is trained on.
+        """
         *before, last = _said(problem, transcript)
-        event = self._say((problem.id, tuple(before)), problem, last)
-        if "done" in event:
-            return Reply(done=True)
-        asked = _messages(event["messages"])
-        return Reply(asked[_told(problem, transcript) :])
+        told = transcript[: _told(problem, transcript)]
+        event = self._say((problem.id, tuple(before)), problem, last, told)
+        return Reply(done=True) if "done" in event else Reply(_messages(event["messages"])[len(told) :])
 
     def reward(self, problem: Problem, transcript: Transcript) -> Judgement:
         """Its own reward. An episode that was cut is ended there as one that has become too long.
@@ -118,12 +121,24 @@ class VerifiersEnvironment:
         solved = outcome.reward >= self._solved_above
         return Judgement({"reward": outcome.reward}, solved=solved, facts=outcome.metrics)
 
-    def _say(self, key: Key, problem: Problem, text: str | None) -> Mapping[str, Any]:
-        """Go on from ``key`` with a message of the model, or with the end of what there is room for."""
+    def _say(self, key: Key, problem: Problem, text: str | None, told: Transcript = ()) -> Mapping[str, Any]:
+        """Go on from ``key`` with a message of the model, or with the end of what there is room for; all so far is ``told``."""
         session = self._session(key, problem)
         if isinstance(session, Mapping):
             return session
         event = self._ask({"op": "say", "session": session, "text": text})
+        asked = _messages(event.get("messages", ()))
+        place = _first_other(told, asked)
+        if place is not None and "done" not in event:
+            raise self._refused(
+                session,
+                "goes on from other messages than were said",
+                problem=problem.id,
+                place=place,
+                said=told[place],
+                asked=asked[place] if place < len(asked) else "nothing",
+                fix="have it add messages and change none, and draw nothing: it may be told everything again",
+            )
         said = key if text is None else (key[0], (*key[1], text))
         self._note(said, session, event)
         return event
@@ -135,9 +150,9 @@ class VerifiersEnvironment:
         split, _, row = problem.id.partition(":")
         opened = self._ask({"op": "open", "split": split, "row": int(row)})
         if "messages" in opened and _messages(opened["messages"]) != problem.opening:
-            self._ask({"op": "drop", "session": opened["session"]})
-            raise EnvironmentRaised(
-                "a rollout of verifiers asks something else than its problem is opened with",
+            raise self._refused(
+                opened["session"],
+                "asks something else than its problem is opened with",
                 problem=problem.id,
                 asked=opened["messages"],
                 fix="have it open every rollout of a problem with the same messages, drawn from nothing",
@@ -150,6 +165,11 @@ class VerifiersEnvironment:
             self._remember(key, event["done"])
             return event
         return int(session)
+
+    def _refused(self, session: int, what: str, *, fix: str, **facts: object) -> EnvironmentRaised:
+        """Why a rollout is given up."""
+        self._ask({"op": "drop", "session": session})
+        return EnvironmentRaised(f"a rollout of verifiers {what}", **facts, fix=fix)
 
     def _note(self, key: Key, session: int, event: Mapping[str, Any]) -> None:
         if "done" in event:
@@ -177,6 +197,20 @@ class VerifiersEnvironment:
 
 def _messages(plain: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
     return tuple(Message(message["role"], message["content"]) for message in plain)
+
+
+def _first_other(told: Transcript, asked: Transcript) -> int | None:
+    """The place of the first message that was told and is not asked with, if any.
+
+    Of the model's messages only the place counts: what it said is known here.
+    """
+    for place, message in enumerate(told):
+        found = asked[place] if place < len(asked) else None
+        if found is None or found.role != message.role:
+            return place
+        if message.role != "assistant" and found.content != message.content:
+            return place
+    return None
 
 
 def _said(problem: Problem, transcript: Transcript) -> list[str]:
