@@ -20,6 +20,11 @@ def test_texts_are_different_and_held_out_ones_are_not_trained_on() -> None:
     assert env.dataset("train") == ReverseEnvironment(problems=300, held_out=50).dataset("train")
 
 
+def test_long_texts_are_never_too_few() -> None:
+    env = ReverseEnvironment(shortest=9, longest=9, problems=3, held_out=1)
+    assert [len(problem.facts["answer"]) for problem in env.dataset("train")] == [9, 9, 9]
+
+
 @pytest.mark.parametrize("dialect", ["brief", "guide"])
 def test_the_right_answer_is_worth_one_and_any_other_less(dialect: str) -> None:
     env = ReverseEnvironment(dialect=dialect)

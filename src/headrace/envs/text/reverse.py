@@ -118,7 +118,8 @@ def _check(shortest: int, longest: int, problems: int, held_out: int, dialect: s
             fix="set shortest from 1 to longest",
         )
     # Drawing goes on until all are different, so half of all there are must be enough.
-    most = sum(len(_LETTERS) ** length for length in range(shortest, min(longest, 8) + 1)) // 2
+    enough = max(shortest, 8)  # texts of more letters need not be counted
+    most = sum(len(_LETTERS) ** length for length in range(shortest, min(longest, enough) + 1)) // 2
     if problems < 1 or held_out < 1 or problems + held_out > most:
         raise ConfigError(
             "reverse-text has not so many texts, or none of a split",
