@@ -55,7 +55,7 @@ def test_it_plays_what_the_other_interpreter_plays(built):
     steps = [env.step(action) for action in (1, 17, 144)]
     assert [step[1] for step in steps] == [-0.1, -0.1 * 17, -0.1 * 144]
     assert [step[2:4] for step in steps] == [(False, False), (False, False), (False, True)]
-    assert env.episode_return == sum(step[1] for step in steps)
+    assert env.episode_return == steps[0][1] + steps[1][1] + steps[2][1]
     assert env.red_levels()[network.ENTERPRISE_1] == 3
     assert env.compromised_types() == 0b10010
     assert env.compromised_types(foothold=False) == 0b00010

@@ -27,6 +27,7 @@ from headrace.envs.cage2.workflows import (
     RewardLedger,
     Rule,
     check_return,
+    total,
 )
 
 WORKFLOW_BITS = OBSERVATION_BITS + ENCODING_BITS
@@ -140,7 +141,7 @@ class WorkflowEnv(gymnasium.Wrapper[NDArray[np.uint8], SupportsIndex, NDArray[np
         info |= {"compliance": self.compliance, "fixes": self.fixes}
         if fixes:
             info["compliant"] = float(judged.complied[0])
-        return self._extended(seen), sum(paid.values()), terminated, truncated, info
+        return self._extended(seen), total(paid), terminated, truncated, info
 
     def _extended(self, seen: NDArray[np.uint8]) -> NDArray[np.uint8]:
         return np.concatenate([seen, self._compliance.codes[0]])
@@ -214,7 +215,7 @@ class WorkflowVector(VectorWrapper):
             judged.judge(chosen, compromised)
             terms = judged.terms(rewards, terminations | truncations)
         self.ledger.add(terms)
-        return self._extended(seen), _sum(terms), terminations, truncations, info | self._info(terms)
+        return self._extended(seen), total(terms), terminations, truncations, info | self._info(terms)
 
     def _info(self, terms: dict[str, NDArray[np.float64]]) -> dict[str, Any]:
         """Arrays by key, each with a mask of who has it, as Gymnasium's vector environments return them."""
@@ -273,10 +274,3 @@ def _for_each(order: Any, copies: int) -> list[Any]:
             copies=copies,
         )
     return orders
-
-
-def _sum(terms: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-    total = np.zeros_like(terms[TERMS[0]])
-    for name in TERMS:
-        total = total + terms[name]
-    return total

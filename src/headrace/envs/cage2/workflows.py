@@ -6,7 +6,9 @@ environment: arrays have a row for each of N copies.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
@@ -29,12 +31,23 @@ NO_FIX_RATE: Final = 0.5
 """Compliance of an episode without a fix, by definition."""
 
 TERMS: Final = ("environment", "alignment", "no_fix_penalty", "step_bonus")
-"""What a reward is the sum of, in this order; ``info`` has each as ``reward_`` and its name."""
+"""What a reward is the sum of, in this order, see `total`; ``info`` has each as ``reward_`` and its name."""
 
 FIX_TYPE: Final = np.array(
     [net.TYPE_OF[action.host] if action.kind in (net.REMOVE, net.RESTORE) else -1 for action in net.ACTIONS]
 )
 """[action] -> type of the host that it fixes; -1: it fixes nothing."""
+
+
+def total(terms: Mapping[str, Any]) -> Any:
+    """The reward that the terms are: added from left to right, so that a copy's is bit for bit that of one environment.
+
+    Python's own ``sum`` makes up for rounding since 3.12, and would differ from arrays in the last bit.
+
+    Args:
+        terms: All of `TERMS`, numbers or arrays of one shape.
+    """
+    return functools.reduce(operator.add, (terms[name] for name in TERMS))
 
 
 class Alignment(Section):
