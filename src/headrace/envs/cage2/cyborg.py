@@ -86,7 +86,8 @@ class CybORGEnv(gymnasium.Env[NDArray[np.uint8], SupportsIndex]):
             HeadraceError: As `GuestProcess.ask`.
         """
         check_options("CybORGEnv", options)
-        super().reset(seed=checked_seed("CybORGEnv", seed))
+        seed = checked_seed("CybORGEnv", seed)
+        super().reset(seed=seed)
         self._running = False
         answer = self._cyborg.ask({"op": "reset", "seed": seed}, self._step_s)
         self._steps, self.episode_return, self._running = 0, 0.0, True
