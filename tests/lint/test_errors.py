@@ -5,12 +5,17 @@ from __future__ import annotations
 import ast
 import pickle
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
 from headrace.core import errors
+from headrace.core.config import Section
 from headrace.core.errors import HeadraceError
+from headrace.llm.config import RLConfig
+from headrace.runtime.config import ExperimentConfig
 
 
 def family(cls: type[HeadraceError]) -> list[type[HeadraceError]]:
@@ -82,3 +87,50 @@ def test_errors_are_defined_in_one_place(modules: dict[str, ast.Module]) -> None
         if isinstance(node, ast.ClassDef) and names & {ast.unparse(base).rpartition(".")[2] for base in node.bases}
     ]
     assert not elsewhere, f"move to core/errors.py: {elsewhere}"
+
+
+KEY = re.compile(r"(?<![\w./:])[a-z]\w*(?:\.[a-z]\w*)+")
+TABLES = ("env.kwargs", "agents.policies")
+ATTRIBUTES = {
+    "runtime/policy.py: env.agents",
+    "runtime/reenactment.py: algorithm.update",
+    "envs/hockey/actions.py: env.action_space",
+}
+"""What looks like a setting in a remedy, and is an attribute of an object."""
+
+
+def settings(config: type[Section], outer: str = "") -> Iterator[str]:
+    """Dotted keys of a configuration and all that may stand in it."""
+    for name, field in config.model_fields.items():
+        yield f"{outer}{name}"
+        for section in sections_in(field.annotation):
+            yield from settings(section, f"{outer}{name}.")
+
+
+def sections_in(annotation: Any) -> Iterator[type[Section]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for part in get_args(annotation):
+        yield from sections_in(part)
+
+
+def remedies(tree: ast.Module) -> Iterator[str]:
+    """The texts, or pieces of them, that are given as ``fix``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg == "fix":
+            for part in ast.walk(node.value):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.value
+
+
+def test_a_setting_that_a_remedy_names_exists(modules: dict[str, ast.Module]) -> None:
+    known = {*settings(ExperimentConfig), *settings(RLConfig)}
+    sections = {key.partition(".")[0] for key in known if "." in key}
+    named = {
+        f"{module}: {key}"
+        for module, tree in modules.items()
+        for text in remedies(tree)
+        for key in KEY.findall(text)
+        if key.partition(".")[0] in sections and not key.startswith(TABLES) and key not in known
+    }
+    assert named == ATTRIBUTES

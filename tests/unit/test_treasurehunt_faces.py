@@ -187,7 +187,7 @@ def test_more_agents_are_sent_elsewhere():
     assert str(refused.value) == (
         "[CFG-001] TreasureHuntEnv is for one agent\n"
         "  num agents: 2\n"
-        "  fix: Set env.agents in the configuration of a run, or build a TreasureHuntParallel."
+        "  fix: Set agents.count in the configuration of a run, or build a TreasureHuntParallel."
     )
 
 

@@ -45,7 +45,7 @@ class TreasureHuntEnv(gymnasium.Env[NDArray[np.uint8], SupportsIndex]):
         if self.settings.num_agents != 1:
             raise ConfigError(
                 "TreasureHuntEnv is for one agent",
-                fix="Set env.agents in the configuration of a run, or build a TreasureHuntParallel.",
+                fix="Set agents.count in the configuration of a run, or build a TreasureHuntParallel.",
                 num_agents=self.settings.num_agents,
             )
         self.render_mode = checked_render_mode("TreasureHuntEnv", render_mode)
