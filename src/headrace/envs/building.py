@@ -252,11 +252,19 @@ def _first_raised(error: BaseException) -> BaseException:
     error may be its own cause.
     """
     seen = [error]
-    while (cause := seen[-1].__cause__) is not None and cause.__traceback__ is not None:
-        if any(cause is known for known in seen):
+    while (before := _raised_before(seen[-1])) is not None and before.__traceback__ is not None:
+        if any(before is known for known in seen):
             break
-        seen.append(cause)
+        seen.append(before)
     return seen[-1]
+
+
+def _raised_before(error: BaseException) -> BaseException | None:
+    """Its cause; of what gymnasium.make raised anew, in older versions without naming one, what it had caught."""
+    if error.__cause__ is not None or error.__traceback__ is None:
+        return error.__cause__
+    *_, last = traceback.walk_tb(error.__traceback__)
+    return error.__context__ if last[0].f_code.co_filename == gymnasium.envs.registration.__file__ else None
 
 
 def _instead_of(made: object) -> str:

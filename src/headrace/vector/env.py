@@ -48,6 +48,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env[Any, Any]]], **options: Any) -> None:
+        self.closed = True  # until there is something to close: older versions of Gymnasium close what was not built, too
         _check_names(options)
         self._options = Options(**options)
         self._opened: Opened = open_environments(list(env_fns), self._options)
@@ -75,6 +76,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._all = np.arange(self.num_envs)
         backend = self._opened.backend
         self._lane = FastLane(self._engine, backend, self._options.mode, copies=self.copy)
+        self.closed = False
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
