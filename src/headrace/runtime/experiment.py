@@ -188,6 +188,8 @@ class Experiment:
         """Updates of the learner that died."""
         self._salvaging: dict[str, Instruction | None] = {}
         """Dead collectors whose rows are being saved, and what follows."""
+        self._again: set[str] = set()
+        """Who was told to start again, and has not yet; collectors that start with another learner have not failed."""
         self._recycling: dict[str, str] = {}
         """Collectors that were told to leave for their memory, and how much that is."""
 
@@ -253,7 +255,8 @@ class Experiment:
     def _on(self, event: Event) -> None:
         match event:
             case Started(child_id, pid, incarnation):
-                kind = "started" if incarnation == 0 else "restarted"
+                kind = "restarted" if child_id in self._again else "started"
+                self._again.discard(child_id)
                 self._say(kind, child_id, f"{child_id} {kind}", pid=pid, incarnation=incarnation)
             case BecameReady():
                 self._on_ready(event)
@@ -410,6 +413,7 @@ class Experiment:
             self._supervisor.kill_all(collector_ids(self._config))
             return
         self._observer.faults["restarts"] += 1
+        self._again.add(child_id)
         self._supervisor.restart(child_id)
 
     def _order(self, collector_id: str, name: str, **facts: object) -> None:
