@@ -126,6 +126,32 @@ def test_a_failure_without_an_event_is_laid_on_whom_its_sentence_names():
     assert found.culprit == "learner"
 
 
+FORK_SERVER = "[SUP-001] the fork server ended: killed by SIGKILL\n  fix: look for who kills processes"
+
+
+def failed(error: str, *events, **more):
+    summary = {"outcome": "failed", "error": error, "wall_s": 3600.0} | more
+    return diagnose(replace(WELL, summary=summary, live=False, events=events)).culprit
+
+
+def test_a_fault_that_was_mended_is_no_culprit_of_another_end():
+    mended = event("fault", 10.0), event("restarted", 10.2)
+    end = event("fault", 3600.0, "supervisor")
+    assert failed(FORK_SERVER, *mended, end) is None
+    assert failed(FORK_SERVER, mended[0], event("ready", 12.0), end) is None
+    assert failed(FORK_SERVER, *mended, event("fault", 3599.0), end) == "collector-0"
+
+
+def test_a_culprit_is_a_component():
+    assert failed(FORK_SERVER, event("fault", 10.0, "environment of lane 3", how="hung")) is None
+
+
+def test_whom_the_summary_names_is_the_culprit():
+    told = event("fault", 3599.0), event("verdict", 3599.5, "learner")
+    assert failed(FORK_SERVER, *told, culprit="trainer") == "trainer"
+    assert failed(SPENT, *told, culprit=None) is None
+
+
 def test_a_killed_parent():
     found = diagnose(replace(WELL, looks=(at(83.2, 5_000),), live=False, silent_s=300.4))
     assert (found.state, found.culprit, found.exit_code) == (Condition.DEAD, "supervisor", 1)

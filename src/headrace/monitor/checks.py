@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headrace.monitor.snapshot import Snapshot
@@ -54,7 +54,7 @@ def ended(snapshot: Snapshot) -> Blame | None:
     return Blame(
         Condition.FAILED,
         f"the run {gave_up} {after}: {what}" + (f"; {last}" if last else ""),
-        _culprit(snapshot, what),
+        _culprit(snapshot, summary, what),
         (*evidence, *seen(snapshot)),
         facts.get("fix", "read events.jsonl and logs/"),
     )
@@ -365,15 +365,28 @@ def _told(error: str) -> tuple[str, dict[str, str]]:
     return re.sub(r"^\[[A-Z]+-\d+\] ", "", first), facts
 
 
-def _culprit(snapshot: Snapshot, what: str) -> str | None:
-    """Whom the run's own verdict names, or the last fault, or the error's sentence."""
-    for kind in ("verdict", "fault"):
-        named = [event.get("component") for event in snapshot.events if event.get("kind") == kind]
-        others = [str(name) for name in named if name not in {None, "supervisor"}]
-        if others:
-            return others[-1]
+def _culprit(snapshot: Snapshot, summary: Mapping[str, Any], what: str) -> str | None:
+    """Whom the summary names; in one that names nobody either way: the run's own verdict, its sentence, an open fault."""
+    if "culprit" in summary:
+        return None if summary["culprit"] is None else str(summary["culprit"])
+    verdicts = [str(event.get("component")) for event in snapshot.events if event.get("kind") == "verdict"]
+    if verdicts and verdicts[-1] != "supervisor":
+        return verdicts[-1]
     ids = [view.id for view in snapshot.looks[-1].views] if snapshot.looks else []
-    return next((name for name in ids if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", what)), None)
+    named = (name for name in ids if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", what))
+    return next(named, _at_fault(snapshot, ids))
+
+
+def _at_fault(snapshot: Snapshot, ids: Sequence[str]) -> str | None:
+    """The component of the last fault, if none has taken its place since."""
+    open_faults: dict[str, None] = {}
+    for event in snapshot.events:
+        component = str(event.get("component"))
+        if event.get("kind") in {"fault", "restarted", "ready"}:
+            open_faults.pop(component, None)
+        if event.get("kind") == "fault" and component in ids and component != "supervisor":
+            open_faults[component] = None
+    return next(reversed(open_faults), None)
 
 
 def _size(number_bytes: float) -> str:
