@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 
 from board_support import PLAN, START_NS, component, look
 from headrace.cli.doctor import in_words
 from headrace.core.errors import ConfigError
+from headrace.monitor import doctor
 from headrace.monitor.doctor import diagnose, diagnose_stretch, shares
 from headrace.monitor.snapshot import Disk, Memory, Snapshot
 from headrace.runtime.config import load_config
@@ -465,3 +468,42 @@ def test_in_words():
     assert f"stalled: {found.verdict}" in lines
     assert lines[-2:] == ["what to do", f"  {found.remedy}"]
     assert json.loads(json.dumps(found.to_json()))["culprit"] == "collector-0"
+
+
+def seen_in(lanes, since=None):
+    """Looks at a collector in the step of these lanes, one a second."""
+    since = since or range(len(lanes))
+    return [
+        look(
+            float(second),
+            component("learner", Activity.UPDATE, second, env_steps=second, updates=second),
+            component("collector-0", Activity.ENV_STEP, since[second], lane=lane, env_steps=second),
+        )
+        for second, lane in enumerate(lanes)
+    ]
+
+
+@pytest.mark.parametrize(("group_size", "twice"), [(64, 2), (128, 2), (128, 3)])
+def test_a_lane_that_is_met_again_among_many_is_not_the_slow_one(group_size, twice):
+    lanes = [*range(25 - twice + 1), *[0] * (twice - 1)]
+    found = diagnose_stretch(Snapshot(looks=seen_in(lanes), plan=replace(PLAN, group_size=group_size)))
+    assert len(lanes) == 25
+    assert found.evidence == ()
+
+
+def test_one_step_that_is_seen_again_and_again_counts_once():
+    lanes = [*range(12), *[3] * 8]
+    plan = replace(PLAN, group_size=32)
+    found = diagnose_stretch(Snapshot(looks=seen_in(lanes, [*range(12), *[12] * 8]), plan=plan))
+    assert found.evidence == ()
+    found = diagnose_stretch(Snapshot(looks=seen_in(lanes), plan=plan))
+    assert found.evidence == ("collector-0 was found in the step of lane 3 at 9 of 20 looks: it is the slow one",)
+
+
+@pytest.mark.parametrize(("hits", "tries", "share"), [(0, 5, 0.3), (3, 5, 0.3), (5, 5, 0.3), (900, 1500, 0.5)])
+def test_the_tail_of_the_binomial(hits, tries, share):
+    exact = sum(
+        Fraction(math.comb(tries, k)) * Fraction(share) ** k * (1 - Fraction(share)) ** (tries - k)
+        for k in range(hits, tries + 1)
+    )
+    assert doctor._at_least(hits, tries, share) == pytest.approx(float(exact), rel=1e-9)
