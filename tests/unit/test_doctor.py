@@ -227,6 +227,15 @@ def test_memory_that_is_nearly_used_up():
     )
 
 
+def test_memory_that_other_programs_hold_is_laid_on_nobody():
+    found = diagnose(replace(WELL, memory=Memory(GB // 2, 64 * GB)))
+    assert (found.state, found.culprit) == (Condition.STARVED, None)
+    assert found.verdict == (
+        "the machine runs out of memory: 500 MB of 64.0 GB are left, and other programs hold it: this run has 2.1 GB"
+    )
+    assert found.remedy == "end what else uses memory, or give the run a machine with more of it"
+
+
 def test_memory_that_grows():
     looks = (at(98.0, 5_000, rss_bytes=GB), at(100.0, 5_240, rss_bytes=GB + 400_000_000))
     found = diagnose(replace(WELL, looks=looks))

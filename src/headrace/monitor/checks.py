@@ -7,13 +7,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from headrace.monitor.snapshot import Snapshot
+from headrace.monitor.snapshot import Memory, Snapshot
 from headrace.telemetry.blame import Blame, Condition, blame
 from headrace.telemetry.looks import Flow
 from headrace.telemetry.wording import amount, names, place, seconds, verb
 
 _FULL_BYTES = 16 * 2**20
 _SCARCE = 0.05
+_CONSIDERABLE = 0.25
+"""Share of the memory in use from which on it is the run that runs out of it."""
 _GROWTH_BYTES = 16 * 2**20
 _AHEAD = 60.0
 """Memory growth is extrapolated over so many times the period in which it was seen."""
@@ -138,15 +140,27 @@ def no_memory(snapshot: Snapshot) -> Blame | None:
     if not sizes:
         return None
     remedy = "lower replay.capacity or env.lanes if it is by design; else look for what the environment keeps"
-    largest = max(sizes, key=lambda name: sizes[name])
     if memory.available_bytes < _SCARCE * memory.total_bytes:
-        return Blame(
-            Condition.STARVED,
-            f"the machine runs out of memory: {_size(memory.available_bytes)} of {_size(memory.total_bytes)} are left, "
-            f"and {largest} holds the most of this run, {_size(sizes[largest])}",
-            largest, (), remedy,
-        )  # fmt: skip
+        return _scarce(sizes, memory, remedy)
     return _growing(snapshot, sizes, memory.available_bytes, remedy)
+
+
+def _scarce(sizes: Mapping[str, int], memory: Memory, remedy: str) -> Blame:
+    largest = max(sizes, key=lambda name: sizes[name])
+    left = f"the machine runs out of memory: {_size(memory.available_bytes)} of {_size(memory.total_bytes)} are left, "
+    held = sum(sizes.values())
+    if held < _CONSIDERABLE * (memory.total_bytes - memory.available_bytes):
+        return Blame(
+            Condition.STARVED, f"{left}and other programs hold it: this run has {_size(held)}", None, (),
+            "end what else uses memory, or give the run a machine with more of it",
+        )  # fmt: skip
+    return Blame(
+        Condition.STARVED,
+        f"{left}and {largest} holds the most of this run, {_size(sizes[largest])}",
+        largest,
+        (),
+        remedy,
+    )
 
 
 def _growing(snapshot: Snapshot, sizes: Mapping[str, int], available_bytes: int, remedy: str) -> Blame | None:
