@@ -271,6 +271,8 @@ def test_an_evaluation_that_falls_behind():
     found = diagnose(replace(WELL, events=events))
     assert (found.state, found.culprit) == (Condition.HEALTHY, None)
     assert found.verdict == f"{GETS_ON}; the evaluation is 2 policies behind"
+    without = replace(WELL, events=events[:1] + events[2:], plan=replace(PLAN, evaluates=False))
+    assert diagnose(without).verdict == GETS_ON
 
 
 MOVED = "the target critic moved 820 times in 410 updates; algorithm.policy_delay 2 declares 205"

@@ -214,7 +214,7 @@ def remarks(snapshot: Snapshot) -> list[Remark]:
             text = f"{component} was restarted {count} times within {window_s:g} s, and more than {budget} end the run"
             found.append(Remark(component, text))
     behind = _unevaluated(snapshot)
-    if behind >= _BEHIND:
+    if snapshot.plan.evaluates and behind >= _BEHIND:
         found.append(Remark(None, f"the evaluation is {behind} policies behind"))
     return found
 

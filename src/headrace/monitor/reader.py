@@ -228,6 +228,7 @@ def read_plan(config_file: Path) -> Plan:
         ratio=None if on_policy or replay.get("free_running") else _number(replay.get("ratio")),
         max_policy_lag=_whole(_section(table, "rollout").get("max_policy_lag")) if on_policy else None,
         group_size=_whole(_section(table, "env").get("group_size")) or 1,
+        evaluates=_section(table, "evaluation").get("episodes") != 0,
         max_restarts=_whole(_section(table, "supervision").get("max_restarts")),
         restart_window_s=_number(_section(table, "supervision").get("restart_window_s")) or 300.0,
     )

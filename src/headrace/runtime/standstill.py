@@ -96,6 +96,7 @@ def plan(config: ExperimentConfig) -> Plan:
         ratio=config.declared_ratio,
         max_policy_lag=config.rollout.max_policy_lag if config.on_policy else None,
         group_size=config.env.group_size,
+        evaluates=config.evaluation.episodes > 0,
         max_restarts=config.supervision.max_restarts,
         restart_window_s=config.supervision.restart_window_s,
     )
