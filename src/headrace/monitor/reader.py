@@ -131,9 +131,13 @@ def read_numbers(path: str | Path) -> dict[str, float]:
     Besides the names of TensorBoard ``step``, ``updates`` and ``wall_s``; none where nothing was written yet.
     """
     found: dict[str, float] = {}
+    own: dict[str, float] = {}
     for row in _rows(RunDirectory(Path(path)).metrics_file):
-        found |= {name: float(value) for name, value in row.items() if _is_number(value)}
-    return found
+        numbers = {name: float(value) for name, value in row.items() if _is_number(value)}
+        if "updates" in numbers and "step" in numbers:  # others (an evaluation) are written under the step they are of
+            own["step"] = numbers["step"]
+        found |= numbers
+    return found | own
 
 
 def _look_at(
