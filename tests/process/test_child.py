@@ -145,7 +145,9 @@ def test_an_import_that_fails_is_noted_and_is_the_childs_own_problem(start, spaw
     assert "ModuleNotFoundError" in (tmp_path / "1.log").read_text()
 
 
-@pytest.mark.parametrize("target", ["nonsense", "headrace.testing.faults:nobody", ":f"])
+@pytest.mark.parametrize(
+    "target", ["nonsense", "headrace.testing.faults:nobody", ":f", "headrace.testing.faults:caf\udce9"]
+)
 def test_a_target_that_is_none_is_a_configuration_error(start, tmp_path, target):
     server = start()
     child = server.spawn("child-0", target, None, {}, tmp_path / "0.log", tmp_path / "0.stacks")

@@ -23,6 +23,10 @@ from headrace.llm.launch.launcher import launch
 from headrace.llm.launch.place import LanguageRun, read_endpoints
 from headrace.llm.launch.starting import begin, resume
 from headrace.llm.loading import Source, load_rl_config
+from headrace.monitor.doctor import diagnose
+from headrace.monitor.reader import _last_sign_ns, read_run
+from headrace.telemetry.blame import Condition
+from headrace.telemetry.board import Board
 from llm_launch_support import Launches, launches, llm_server
 from llm_stand_ins import TARGETS, keep
 from run_support import events
@@ -145,6 +149,29 @@ def test_a_failure_tells_how_it_failed_last(stand_ins, tmp_path):
     config_file.write_text(config_file.read_text().replace('"trainer"', '"orchestrator"').replace("at = 2", "at = -1"))
     assert go(resume(run, None))["culprit"] == "orchestrator"
     assert LanguageRun.open(run).read_summary()["culprit"] == "orchestrator"
+
+
+def test_what_happened_in_earlier_sessions_is_not_taken_for_news(stand_ins, tmp_path):
+    run = tmp_path / "run"
+    config = load_rl_config([], {"run.steps": 4, "env.kwargs": {"who": "trainer", "fault": "fail", "at": 2, "from": 0}})
+    go(begin(config, run, "x"))
+    config_file = run / "config.toml"
+    config_file.write_text(config_file.read_text().replace("from = 0", "from = 2"))
+    with (run / "events.jsonl").open("a") as file:
+        for second in range(7_000, 7_005):
+            file.write(f'{{"t_s": {second}, "kind": "restarted", "component": "inference", "text": "again"}}\n')
+    seen = []
+    second = go(resume(run, None), lambda _: seen.append(read_run(run, between_s=0.0, pause=lambda _: None)))
+    assert second["wall_s"] > 7_000
+    for snapshot in seen:
+        assert snapshot.events[0]["kind"] == "resumed"
+        assert 0.0 <= max(event["t_s"] for event in snapshot.events) < LIMIT_S
+        assert not [event for event in snapshot.events if event["kind"] == "restarted"]
+        assert diagnose(snapshot).state is not Condition.LIVELOCKED
+    assert seen
+    with Board.open(run / "board") as board:  # and killed in this session, it was silent since then
+        last_ns = _last_sign_ns(board.header, board.read_all(), seen[-1].events)
+        assert board.header.created_ns <= last_ns < board.header.created_ns + LIMIT_S * 1e9
 
 
 def damaged(path):

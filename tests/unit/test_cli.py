@@ -109,6 +109,17 @@ def test_train_runs_and_prints_the_ending(fake, capsys):
     assert not run.place.is_live()
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_a_file_name_in_another_encoding_ends_no_command_that_prints_it(fake, monkeypatch, encoding):
+    fake(progress=[Progress(wall_s=1.0, env_steps=10, message="no such file: caf\udce9 ●")])
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", out)
+    assert headrace(["train", "pendulum-td3"]) == 0
+    told = out.buffer.getvalue().decode(encoding)
+    assert "no such file: caf\\udce9 " + ("●" if encoding == "utf-8" else "\\u25cf") in told
+    assert "completed after" in told
+
+
 def test_options_reach_the_configuration(fake):
     run = fake()
     arguments = "--schedule lockstep --collectors 3 --seed 7 --steps 9000 --run-duration 30 --quiet"

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
+from decimal import Decimal
+from enum import Enum
 from typing import Annotated, Literal
 
+import numpy as np
 import pytest
 from pydantic import Field
 
@@ -14,6 +18,11 @@ from headrace.core import toml
 from headrace.core.config import DeadlinesConfig, EnvConfig, RunConfig, Section, factory_name
 from headrace.core.errors import ConfigError
 from headrace.runtime.config import ExperimentConfig, config_sha256, dump_toml, load_config
+
+
+class Level(int, Enum):
+    A = 1
+
 
 NETWORK_16 = DQNConfig(network=NetworkConfig(hidden=[16]))
 
@@ -309,6 +318,12 @@ def test_sections_are_frozen():
         ({"deadlines.credit_s": 200.0, "deadlines.rows_s": 240.0}, "the learner would give up before a collector"),
         ({"supervision.when_spent": "degrade", "supervision.max_restarts": 1}, "no lane would ever be left out alone"),
         ({"env.kwargs": {"f": print}}, "an argument of the environment cannot be written"),
+        ({"env.kwargs": {"level": Level.A}}, "an argument of the environment cannot be written"),
+        ({"env.kwargs": {"deep": [{"level": Level.A}]}}, "an argument of the environment cannot be written"),
+        ({"env.kwargs": {"price": Decimal("0.1")}}, "an argument of the environment cannot be written"),
+        ({"env.kwargs": {"file": "caf\udce9"}}, "an argument of the environment cannot be written"),
+        ({"env.kwargs": {"nothing": None}}, "an argument of the environment cannot be written"),
+        ({"env.kwargs": {"table": {1: 2}}}, "an argument of the environment cannot be written"),
     ],
 )
 def test_contradictions_are_refused_before_anything_starts(overrides, what):
@@ -434,6 +449,24 @@ def test_dump_holds_every_key_and_reads_back_the_same(file):
     for section in ExperimentConfig.model_fields:
         for key in type(getattr(config, section)).model_fields:
             assert re.search(rf"^(# |\[{section}\.)?{key}\b", text, re.MULTILINE), f"{section}.{key} is missing"
+
+
+@pytest.mark.parametrize("text", ["a\x85b", "a\u2028b", "a\u2029b", "a\x0b\x0c\x1cb", "a\r\nb\n"])
+def test_a_text_may_hold_any_end_of_a_line(file, text):
+    for settings in ({"env.kwargs": {"sep": text, "deep": {"of": [text]}}}, {"run.directory": text}):
+        config = load_config("pendulum-td3", settings)
+        assert load_config(file(dump_toml(config))) == config
+
+
+def test_arguments_are_in_the_first_session_what_they_are_in_a_later_one(file):
+    given = {"size": (3, (4, 5)), "deep": {"of": ({"a": (1,)},)}, "rate": np.float64(0.5), "b": True}
+    config = load_config("pendulum-td3", {"env.kwargs": given})
+    again = load_config(file(dump_toml(config)))
+    assert config == again
+    assert config.env.kwargs["size"] == [3, [4, 5]]
+    assert config.env.kwargs["deep"] == {"of": [{"a": [1]}]}
+    assert type(config.env.kwargs["rate"]) is float
+    assert math.isnan(load_config("pendulum-td3", {"env.kwargs": {"never": math.nan}}).env.kwargs["never"])
 
 
 def test_hash_changes_with_any_value():

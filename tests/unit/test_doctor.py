@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 
 from board_support import PLAN, START_NS, component, look
 from headrace.cli.doctor import in_words
 from headrace.core.errors import ConfigError
+from headrace.monitor import doctor
 from headrace.monitor.doctor import diagnose, diagnose_stretch, shares
 from headrace.monitor.snapshot import Disk, Memory, Snapshot
 from headrace.runtime.config import load_config
@@ -126,6 +129,32 @@ def test_a_failure_without_an_event_is_laid_on_whom_its_sentence_names():
     assert found.culprit == "learner"
 
 
+FORK_SERVER = "[SUP-001] the fork server ended: killed by SIGKILL\n  fix: look for who kills processes"
+
+
+def failed(error: str, *events, **more):
+    summary = {"outcome": "failed", "error": error, "wall_s": 3600.0} | more
+    return diagnose(replace(WELL, summary=summary, live=False, events=events)).culprit
+
+
+def test_a_fault_that_was_mended_is_no_culprit_of_another_end():
+    mended = event("fault", 10.0), event("restarted", 10.2)
+    end = event("fault", 3600.0, "supervisor")
+    assert failed(FORK_SERVER, *mended, end) is None
+    assert failed(FORK_SERVER, mended[0], event("ready", 12.0), end) is None
+    assert failed(FORK_SERVER, *mended, event("fault", 3599.0), end) == "collector-0"
+
+
+def test_a_culprit_is_a_component():
+    assert failed(FORK_SERVER, event("fault", 10.0, "environment of lane 3", how="hung")) is None
+
+
+def test_whom_the_summary_names_is_the_culprit():
+    told = event("fault", 3599.0), event("verdict", 3599.5, "learner")
+    assert failed(FORK_SERVER, *told, culprit="trainer") == "trainer"
+    assert failed(SPENT, *told, culprit=None) is None
+
+
 def test_a_killed_parent():
     found = diagnose(replace(WELL, looks=(at(83.2, 5_000),), live=False, silent_s=300.4))
     assert (found.state, found.culprit, found.exit_code) == (Condition.DEAD, "supervisor", 1)
@@ -198,6 +227,15 @@ def test_memory_that_is_nearly_used_up():
     )
 
 
+def test_memory_that_other_programs_hold_is_laid_on_nobody():
+    found = diagnose(replace(WELL, memory=Memory(GB // 2, 64 * GB)))
+    assert (found.state, found.culprit) == (Condition.STARVED, None)
+    assert found.verdict == (
+        "the machine runs out of memory: 500 MB of 64.0 GB are left, and other programs hold it: this run has 2.1 GB"
+    )
+    assert found.remedy == "end what else uses memory, or give the run a machine with more of it"
+
+
 def test_memory_that_grows():
     looks = (at(98.0, 5_000, rss_bytes=GB), at(100.0, 5_240, rss_bytes=GB + 400_000_000))
     found = diagnose(replace(WELL, looks=looks))
@@ -233,6 +271,8 @@ def test_an_evaluation_that_falls_behind():
     found = diagnose(replace(WELL, events=events))
     assert (found.state, found.culprit) == (Condition.HEALTHY, None)
     assert found.verdict == f"{GETS_ON}; the evaluation is 2 policies behind"
+    without = replace(WELL, events=events[:1] + events[2:], plan=replace(PLAN, evaluates=False))
+    assert diagnose(without).verdict == GETS_ON
 
 
 MOVED = "the target critic moved 820 times in 410 updates; algorithm.policy_delay 2 declares 205"
@@ -439,3 +479,42 @@ def test_in_words():
     assert f"stalled: {found.verdict}" in lines
     assert lines[-2:] == ["what to do", f"  {found.remedy}"]
     assert json.loads(json.dumps(found.to_json()))["culprit"] == "collector-0"
+
+
+def seen_in(lanes, since=None):
+    """Looks at a collector in the step of these lanes, one a second."""
+    since = since or range(len(lanes))
+    return [
+        look(
+            float(second),
+            component("learner", Activity.UPDATE, second, env_steps=second, updates=second),
+            component("collector-0", Activity.ENV_STEP, since[second], lane=lane, env_steps=second),
+        )
+        for second, lane in enumerate(lanes)
+    ]
+
+
+@pytest.mark.parametrize(("group_size", "twice"), [(64, 2), (128, 2), (128, 3)])
+def test_a_lane_that_is_met_again_among_many_is_not_the_slow_one(group_size, twice):
+    lanes = [*range(25 - twice + 1), *[0] * (twice - 1)]
+    found = diagnose_stretch(Snapshot(looks=seen_in(lanes), plan=replace(PLAN, group_size=group_size)))
+    assert len(lanes) == 25
+    assert found.evidence == ()
+
+
+def test_one_step_that_is_seen_again_and_again_counts_once():
+    lanes = [*range(12), *[3] * 8]
+    plan = replace(PLAN, group_size=32)
+    found = diagnose_stretch(Snapshot(looks=seen_in(lanes, [*range(12), *[12] * 8]), plan=plan))
+    assert found.evidence == ()
+    found = diagnose_stretch(Snapshot(looks=seen_in(lanes), plan=plan))
+    assert found.evidence == ("collector-0 was found in the step of lane 3 at 9 of 20 looks: it is the slow one",)
+
+
+@pytest.mark.parametrize(("hits", "tries", "share"), [(0, 5, 0.3), (3, 5, 0.3), (5, 5, 0.3), (900, 1500, 0.5)])
+def test_the_tail_of_the_binomial(hits, tries, share):
+    exact = sum(
+        Fraction(math.comb(tries, k)) * Fraction(share) ** k * (1 - Fraction(share)) ** (tries - k)
+        for k in range(hits, tries + 1)
+    )
+    assert doctor._at_least(hits, tries, share) == pytest.approx(float(exact), rel=1e-9)

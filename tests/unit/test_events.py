@@ -127,3 +127,19 @@ def test_time_of_a_run_that_goes_on_does_so_too(tmp_path):
         clock.advance(2.0)
         log.emit("ready", "learner", "")
     assert read_events(tmp_path / "e")[0]["t_s"] == 42.0
+
+
+def test_half_characters_of_a_file_name_in_another_encoding_cost_no_event(tmp_path):
+    path = tmp_path / "e"
+    with EventLog(path) as log:
+        log.emit("fault", "x", "caf\udce9", error="\udce9", deep=[{"\udce9": ["\ud800"]}], kind_of=OSError("\udce9"))
+        assert log.lost == 0
+    (event,) = read_events(path)
+    assert (event["text"], event["error"], event["kind_of"]) == ("caf\\udce9", "\\udce9", "\\udce9")
+    assert event["deep"] == [{"\\udce9": ["\\ud800"]}]
+    json.dumps(event, ensure_ascii=False).encode()
+
+
+def test_what_can_be_written_stays_as_it_is():
+    text = "café ● \N{PILE OF POO} \x85\u2028"
+    assert plain({text: text}) == {text: text}

@@ -15,6 +15,7 @@ from headrace.core.clock import FakeClock
 from headrace.core.errors import EnvironmentLost, EnvironmentRaised, NonFiniteValue
 from headrace.runtime.config import load_config
 from headrace.runtime.experiment import Experiment
+from headrace.runtime.history import read_history
 from headrace.runtime.incidents import Chronicle, Incidents
 from headrace.runtime.interrupts import Interrupts
 from headrace.runtime.observer import Observer
@@ -35,6 +36,7 @@ from headrace.supervision.spec import (
     Reported,
     Restart,
     RestartBudget,
+    Started,
 )
 from headrace.telemetry.board import Activity, Board
 from headrace.telemetry.events import EventLog, read_events
@@ -567,6 +569,18 @@ def test_a_learner_that_dies_while_the_run_ends_is_succeeded_by_one_that_ends_it
     scene.happen(LEARNER_DONE)
     assert scene.experiment._course.over
     assert (scene.summary["outcome"], scene.summary["exit_code"]) == ("completed", 0)
+
+
+def test_restarts_are_counted_alike_while_they_happen_and_from_the_events_they_leave(scene):
+    scene.happen(died("collector-1"))
+    scene.happen(salvaged(1))
+    scene.happen(Started("collector-1", 71, 1))
+    scene.happen(died("learner"))
+    scene.happen(*BOTH_GONE)
+    scene.happen(Started("learner", 72, 1), succeeds())
+    scene.happen(Started("collector-0", 73, 1), Started("collector-1", 74, 2))  # with the learner
+    assert scene.summary["restarts"] == 2
+    assert read_history(read_events(scene.events_file)).faults == {"died": 2, "restarts": 2}
 
 
 DEATH = died("learner"), *BOTH_GONE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -67,6 +68,41 @@ def test_what_a_dead_writer_left_is_removed_by_the_next(tmp_path):
         (tmp_path / name).write_text("half")
     write_whole(tmp_path / "a", [b"new"])
     assert names(tmp_path) == [".b.77", "a"]
+
+
+def test_what_others_keep_beside_a_file_stays(tmp_path):
+    for name in (".a[1].swp", ".a[1].7.bak", ".a[1].7x", ".a1.7"):
+        (tmp_path / name).write_text("theirs")
+    (tmp_path / ".a[1].d").mkdir()
+    (tmp_path / ".a[1].8").mkdir()
+    (tmp_path / ".a[1].9").write_text("half")
+    theirs = {".a[1].swp", ".a[1].7.bak", ".a[1].7x", ".a1.7", ".a[1].d", ".a[1].8"}
+    write_whole(tmp_path / "a[1]", [b"new"])
+    assert set(names(tmp_path)) == {*theirs, "a[1]"}
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP])
+def test_a_file_system_that_promises_nothing_about_names_is_enough(tmp_path, monkeypatch, code):
+    fail_for_folders(monkeypatch, code)
+    write_whole(tmp_path / "a", [b"new"])
+    assert (tmp_path / "a").read_bytes() == b"new"
+
+
+def test_a_name_that_may_be_lost_is_an_error(tmp_path, monkeypatch):
+    fail_for_folders(monkeypatch, errno.EIO)
+    with pytest.raises(OSError, match="Input/output error"):
+        write_whole(tmp_path / "a", [b"new"])
+
+
+def fail_for_folders(monkeypatch, code):
+    fsync = os.fsync
+
+    def failing(handle):
+        if Path(f"/proc/self/fd/{handle}").is_dir():
+            raise OSError(code, os.strerror(code))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", failing)
 
 
 def test_a_write_may_take_only_a_part(tmp_path, monkeypatch):

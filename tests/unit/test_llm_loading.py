@@ -17,7 +17,7 @@ from headrace.llm.loading import (
     load_rl_config,
     write_effective,
 )
-from headrace.runtime.config import load_config
+from headrace.runtime.config import dump_toml, load_config
 
 
 @pytest.fixture
@@ -36,6 +36,14 @@ def test_a_table_given_for_a_section_changes_the_keys_it_states(file):
     config = load_rl_config([Source(one)], given)
     assert (config.trainer.loss.clip_low, config.trainer.loss.clip_high) == (0.1, 0.3)
     assert config.env.kwargs == {"a": 3}
+
+
+def test_arguments_of_an_environment_are_such_as_a_file_gives_back(file):
+    config = load_rl_config([], {"env.kwargs": {"sep": "\u2028", "words": ("a", "b")}})
+    assert config.env.kwargs == {"sep": "\u2028", "words": ["a", "b"]}
+    assert load_rl_config([Source(file("again.toml", dump_toml(config)))]) == config
+    with pytest.raises(ConfigError, match="an argument of the environment cannot be written"):
+        load_rl_config([], {"env.kwargs": {"f": print}})
 
 
 def test_later_files_are_laid_over_earlier_ones_key_by_key(file):

@@ -61,6 +61,14 @@ def test_value_without_a_source_is_absent(tmp_path, sink):
     assert scalars(event_file(tmp_path)) == []
 
 
+def test_name_that_utf8_cannot_hold_reaches_both_files(tmp_path, sink):
+    sink.write(1, 1, 0.0, {"agent-\udce9": 2.0})
+    assert lines(tmp_path / "metrics.jsonl")[0]["agent-\\udce9"] == 2.0
+    [(_, values)] = scalars(event_file(tmp_path))
+    assert values == {"agent-\\udce9": 2.0}
+    assert sink.lost == 0
+
+
 def test_nan_is_a_measurement(tmp_path, sink):
     sink.write(1, 1, 0.0, {"train/critic_loss": float("nan")})
     assert lines(tmp_path / "metrics.jsonl")[0]["train/critic_loss"] is None

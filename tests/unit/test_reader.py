@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.commands.config import load as supervised
 from headrace.core.errors import RunDirectoryError
 from headrace.monitor import reader
 from headrace.monitor.doctor import diagnose
@@ -185,7 +186,8 @@ def test_this_machine_after_a_restart(run, board):
     assert verdict.verdict.startswith("the machine or container was restarted while the run went on, ")
 
 
-def test_a_live_run_in_another_container_of_this_machine_is_known_by_its_lock(run, board):
+def test_a_live_run_in_another_container_of_this_machine_is_known_by_its_lock(run, board, monkeypatch):
+    monkeypatch.setattr(reader, "PATIENCE_S", 0.0)  # the board was made a moment ago, which would tell as well
     boot = board.header.machine.partition(" ")[0]
     rewritten(board, machine=f"{boot} pid:[1]", host="fox")
     found = read_run(run.path, pause=lambda _: None)
@@ -193,6 +195,88 @@ def test_a_live_run_in_another_container_of_this_machine_is_known_by_its_lock(ru
     assert found.looks[1].processes == {}
     run.close()  # gives the lock back
     assert not read_run(run.path, pause=lambda _: None).live
+
+
+@pytest.fixture
+def sibling(run, board, monkeypatch):
+    """The run goes on in another container of this machine, where its lock is not seen from."""
+    boot = board.header.machine.partition(" ")[0]
+    rewritten(board, machine=f"{boot} pid:[1]", host="fox")
+    monkeypatch.setattr(reader, "_locked", lambda _: False)
+    return board
+
+
+def test_a_run_in_another_container_lives_if_its_board_moves(run, sibling, monkeypatch):
+    monkeypatch.setattr(reader, "PATIENCE_S", 0.0)  # so that only the two looks can tell
+    found = read_run(run.path, pause=lambda _: sibling.slot("collector-0").enter(Activity.ENV_STEP, 4, 18))
+    assert (found.live, found.here, len(found.looks)) == (True, False, 2)
+    assert diagnose(found).state is not Condition.DEAD
+    assert not read_run(run.path, pause=lambda _: None).live
+
+
+def test_a_run_in_another_container_lives_if_its_supervisor_was_there_a_moment_ago(run, sibling, monkeypatch):
+    sibling.slot("supervisor").waiting(Activity.WAIT_CHILD)
+    assert read_run(run.path, pause=lambda _: None).live
+    hour_ns = time.monotonic_ns() + 3600 * 10**9
+    monkeypatch.setattr(reader.time, "monotonic_ns", lambda: hour_ns)
+    assert not read_run(run.path, pause=lambda _: None).live
+
+
+def test_a_lock_of_another_file_system_is_another_one(run, tmp_path, monkeypatch):
+    assert reader._locked(run.lock_file)
+    mine = next(
+        line for line in Path("/proc/locks").read_text().splitlines() if f":{run.lock_file.stat().st_ino} " in line
+    )
+    device = mine.split()[-3].rpartition(":")[0]
+    read_text = Path.read_text
+
+    def of_another(path, *args, **kwargs):
+        text = read_text(path, *args, **kwargs)
+        return text.replace(f" {device}:", " ff:ff:") if path == Path("/proc/locks") else text
+
+    monkeypatch.setattr(Path, "read_text", of_another)
+    assert not reader._locked(run.lock_file)
+
+
+def test_a_run_that_ends_while_it_is_looked_at_has_ended(run, board, monkeypatch):
+    done = {"outcome": "completed", "error": None, "wall_s": 3.0, "env_steps": 5, "updates": 2}
+    opened = Board.open
+
+    def open_late(path):
+        run.write_summary(done)
+        another_process(board)
+        return opened(path)
+
+    monkeypatch.setattr(reader.Board, "open", open_late)
+    found = read_run(run.path, pause=lambda _: None)
+    assert (found.live, diagnose(found).state) == (False, Condition.FINISHED)
+
+
+def test_a_run_that_ends_before_it_has_a_board_has_ended(run, monkeypatch):
+    def ends(_):
+        run.write_summary({"outcome": "failed", "error": "[CFG-001] x\n  fix: y", "wall_s": 3.0})
+        return False
+
+    monkeypatch.setattr(reader, "_locked", ends)
+    assert diagnose(read_run(run.path)).state is Condition.FAILED
+
+
+def test_what_to_do_after_a_kill_of_a_supervised_run(tmp_path):
+    run = tmp_path / "my run"
+    run.mkdir()
+    (run / "config.toml").write_text('[process.server]\ncommand = "true"\n')
+    with Board.create(run / "board", COMPONENTS) as board:
+        another_process(board)
+    found = diagnose(read_run(run, pause=lambda _: None))
+    assert found.remedy.endswith(f"; start it again: headrace supervise '{run / 'config.toml'}'")
+    assert list(supervised(run / "config.toml").process) == ["server"]
+
+
+def test_a_run_without_evaluations_is_expected_to_make_none(tmp_path):
+    for episodes in (0, 5):
+        path = tmp_path / f"{episodes}.toml"
+        path.write_text(dump_toml(load_config(None, {"env.id": "Pendulum-v1", "evaluation.episodes": episodes})))
+        assert read_plan(path).evaluates == bool(episodes)
 
 
 def test_a_run_that_has_no_board_yet_and_one_that_never_had_one(run):

@@ -61,3 +61,12 @@ def test_a_run_that_stands_still_is_given_up_with_the_sentence_of_the_doctor(sce
 def test_the_limit_is_never_shorter_than_twice_the_longest_activity(scene):
     config = load_config("pendulum-td3", {"deadlines.step_s": 1000.0, "deadlines.stall_s": 10.0})
     assert config.deadlines.stall_limit_s == 2000.0
+
+
+def test_a_run_that_was_frozen_as_a_whole_gets_time_to_move_on(scene):
+    for second in range(4):
+        assert scene.after(second) is None
+    assert scene.after(5_000) is None
+    for second in range(5_001, 5_007):
+        assert scene.after(second) is None
+    assert isinstance([scene.after(second) for second in range(5_007, 5_013)][-1], ComponentStalled)

@@ -56,12 +56,13 @@ def test_what_has_no_source_is_null_and_never_zero():
     config = load_config("pendulum-td3")
     outcome = {
         "outcome": "failed", "error": "x", "exit_code": 1, "updates": 0, "wall_s": 1.23456, "training_s": None, "degraded": None,
-        "lost_lines": {},
+        "lost_lines": {}, "culprit": "learner",
     }  # fmt: skip
     queue = EvaluationQueue(baseline=True, enabled=True)
     summary = summarize(config, outcome, {}, audit(None, 6), queue, {"died": 1, "restarts": 2})
     for name in ("episodes", "policy_lag", "policy_version", "first_update_at", "weights_sha256", "random_baseline"):
         assert summary[name] is None
+    assert summary["culprit"] == "learner"
     assert summary["replay_ratio"] == {"declared": 1.0, "measured": None}
     assert summary["throughput"] == {"env_steps_per_s": None, "updates_per_s": None}
     assert (summary["faults"], summary["restarts"], summary["wall_s"]) == ({"died": 1}, 2, 1.235)
@@ -72,6 +73,7 @@ def test_throughput_is_over_training_alone():
     outcome = {
         "outcome": "completed",
         "error": None,
+        "culprit": None,
         "exit_code": 0,
         "updates": 30,
         "wall_s": 9.0,
@@ -94,7 +96,7 @@ RESUMES = [
     {"env_steps": 6, "updates": 10, "lost_env_steps": 0, "lost_updates": 0},
 ]
 OUTCOME = {
-    "outcome": "completed", "error": None, "exit_code": 0, "updates": 30, "wall_s": 9.0, "training_s": 2.0, "degraded": None,
+    "outcome": "completed", "error": None, "culprit": None, "exit_code": 0, "updates": 30, "wall_s": 9.0, "training_s": 2.0, "degraded": None,
     "lost_lines": {"events": 0, "metrics": 3},
 }  # fmt: skip
 
@@ -142,7 +144,7 @@ def test_session_that_ends_before_its_experience_is_there_again_keeps_the_counts
 def test_a_run_that_ended_as_declared_and_learned_nothing_says_so(settings, ended, why):
     outcome = {
         "outcome": "completed", "error": None, "exit_code": 0, "updates": 0, "wall_s": 1.0, "training_s": 1.0,
-        "degraded": None, "lost_lines": {},
+        "degraded": None, "culprit": None, "lost_lines": {},
     } | ended  # fmt: skip
     queue = EvaluationQueue(baseline=True, enabled=True)
     books = audit(FakeBooks(BALANCED), 1)

@@ -71,10 +71,9 @@ def test_a_caught_child_is_not_caught_again_but_killed(watchdog, child, late_s):
 def test_a_child_that_stops_has_only_the_limit_of_stopping(watchdog, child, late_s):
     child.life.move(Phase.STOPPING)
     child.due_s = late_s + 10.0
-    for look in range(4):
-        assert watchdog.look(late_s + look * LOOK_S) == []
-    [late] = watchdog.look(late_s + 10.0 + LOOK_S)
-    assert str(late) == "stop for 20.2 s (limit 20 s)"
+    assert watchdog.look(late_s) == []
+    assert looks(watchdog, late_s, 10.0) == []
+    assert looks(watchdog, late_s + 10.0, LOOK_S) == [(LOOK_S, "stop for 20.2 s (limit 20 s)")]
 
 
 @pytest.fixture
@@ -117,3 +116,65 @@ def test_without_that_limit_reading_it_is_part_of_the_start(starting):
     del child.spec.deadlines[Activity.RESUME]
     child.slot.enter(Activity.RESUME)
     assert str(child.late(since_s + 61.0)) == "start for 61 s (limit 60 s)"
+
+
+def looks(watchdog: Watchdog, begin_s: float, seconds: float) -> list[tuple[float, str]]:
+    """Who is caught when, in seconds after ``begin_s``, by looks at their pace."""
+    found = []
+    for look in range(1, int(seconds / LOOK_S) + 1):
+        found += [(look * LOOK_S, str(late)) for late in watchdog.look(begin_s + look * LOOK_S)]
+    return found
+
+
+def test_a_job_that_was_frozen_as_a_whole_goes_on_starting(starting, board):
+    child, since_s = starting
+    watchdog = Watchdog({"c": child}, board)
+    assert watchdog.look(since_s + 1.0) == []
+    assert watchdog.look(since_s + 501.0) == []
+    assert looks(watchdog, since_s + 501.0, 58.0) == []
+    assert child.life.phase is Phase.STARTING
+    ((after_s, told),) = looks(watchdog, since_s + 559.0, 2.0)
+    assert 0.0 < after_s <= 1.0
+    assert told == "start for 60.2 s (limit 60 s)"
+
+
+def test_time_that_nobody_has_watched_is_not_counted_in_an_activity(watchdog, child, late_s):
+    begin_s = late_s - 31.0
+    assert watchdog.look(begin_s + 1.0) == []
+    assert watchdog.look(begin_s + 501.0) == []
+    assert looks(watchdog, begin_s + 501.0, 28.0) == []
+    assert watchdog.look(begin_s + 900.0) == []  # and again
+    ((after_s, told),) = looks(watchdog, begin_s + 900.0, 2.0)
+    assert after_s <= 1.0
+    assert told.startswith("env.step for 30.")
+
+
+def test_what_begins_while_nobody_looks_is_counted_from_when_somebody_does(watchdog, child, late_s):
+    begin_s = late_s - 31.0
+    assert watchdog.look(begin_s - 10.0) == []  # then the step began, then all was frozen
+    assert watchdog.look(begin_s + 100.0) == []
+    assert looks(watchdog, begin_s + 100.0, 29.0) == []
+    assert len(looks(watchdog, begin_s + 129.0, 2.0)) == 1
+
+
+def test_what_begins_afterwards_has_its_limit_and_no_more(watchdog, board, child, late_s):
+    assert watchdog.look(late_s - 30.0) == []
+    assert watchdog.look(late_s + 500.0) == []
+    child.slot.enter(Activity.ENV_STEP, lane=3)
+    assert watchdog.look(late_s + 500.0 + LOOK_S) == []
+    assert watchdog._allowed == {"c": (board.read("c").since_ns, 0.0)}
+
+
+def test_a_child_that_was_frozen_while_it_stopped_is_given_the_rest_of_its_time(watchdog, child, late_s):
+    assert watchdog.look(late_s) == []
+    child.life.move(Phase.STOPPING)
+    child.due_s = late_s + 20.0  # told at once
+    assert watchdog.look(late_s + 500.0) == []
+    assert looks(watchdog, late_s + 500.0, 19.0) == []
+    ((_, told),) = looks(watchdog, late_s + 519.0, 2.0)
+    assert told == "stop for 20.2 s (limit 20 s)"
+
+
+def test_looks_at_their_pace_allow_nothing(watchdog, child, late_s):
+    looks(watchdog, late_s - 31.0, 29.0)
+    assert [allowance_s for _, allowance_s in watchdog._allowed.values()] == [0.0]

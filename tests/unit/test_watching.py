@@ -71,6 +71,20 @@ def test_the_newest_value_of_each_name_counts_and_a_half_written_line_does_not(t
     assert (found["step"], found["updates"], found["off_policy/max"], found["loss/mean"]) == (3.0, 3.0, 2.0, 0.01)
 
 
+def test_an_evaluation_that_comes_late_does_not_take_the_step_back(tmp_path):
+    baseline, learner = (
+        {"step": 0, "wall_s": 1.0, "eval/random_mean_reward": -9.0},
+        {"step": 5_000, "wall_s": 8.0, "updates": 4_000},
+    )
+    late = {"step": 1_000, "wall_s": 9.0, "eval/mean_reward": 3.0}
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in (baseline, learner, late)))
+    found = read_numbers(tmp_path)
+    assert (found["step"], found["updates"], found["eval/mean_reward"], found["wall_s"]) == (5000.0, 4000.0, 3.0, 9.0)
+    file.write_text(f"{json.dumps(baseline)}\n")
+    assert read_numbers(tmp_path)["step"] == 0.0
+
+
 def test_components_that_were_started_alone_are_all_shown(tmp_path, capsys):
     (tmp_path / "config.toml").write_text("[orchestrator]\nmax_policy_lag = 1\n")
     for component in ("trainer", "inference"):

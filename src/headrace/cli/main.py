@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import io
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -84,6 +85,7 @@ class Commands(click.Group):
         Exit codes: 0 as declared, 1 the run failed, 2 wrong command or configuration, 3 stalled, or nothing came
         that may be trained on, 4 books or replay differ, 130 interrupted.
         """
+        _spell_out_what_cannot_be_shown()
         run = functools.partial(super().main, args, prog_name, complete_var, standalone_mode=False, **extra)
         if not standalone_mode:
             return run()
@@ -97,6 +99,12 @@ class Commands(click.Group):
 @click.version_option(package_name="headrace", prog_name="headrace", message="%(prog)s %(version)s")
 def main() -> None:
     """Asynchronous reinforcement learning that does not hang, lose data, or learn something else."""
+
+
+def _spell_out_what_cannot_be_shown() -> None:
+    """A file name in another encoding, or a terminal without our characters, ends no command that prints it."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in {"strict", "surrogateescape"}:
+        sys.stdout.reconfigure(errors="backslashreplace")  # as Python has it on standard error
 
 
 def _exit_code(command: Callable[[], Any]) -> int:

@@ -104,9 +104,9 @@ class _Planner:
     def run(self, seconds: float, most: int, *, learner: bool) -> int:
         """The exit code."""
         from headrace.cli.planreport import Report, in_words, to_json
+        from headrace.core.cores import usable_cores
         from headrace.runtime.advisor import candidates, predict
         from headrace.runtime.learnerways import timed
-        from headrace.runtime.load import usable_cores
         from headrace.runtime.measuring import costs_of
         from headrace.runtime.planning import measure
 

@@ -76,9 +76,9 @@ def plan_language_model(name: str, settings: tuple[str, ...], steps: int | None,
 
 
 def _compare(name: str, config: RLConfig, settings: tuple[str, ...], steps: int, folder: Path, *, quiet: bool) -> int:
+    from headrace.core.cores import usable_cores
     from headrace.llm.comparing import recommended, ways
     from headrace.llm.planning import try_way, warm_start
-    from headrace.runtime.load import usable_cores
 
     def say(text: str) -> None:
         if not quiet:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from headrace.cli.drawing import make_view
 from headrace.cli.train import import_from_here, overrides_of
 from headrace.cli.twinreport import in_words, to_json
 from headrace.cli.unheard import going_on
+from headrace.core.cores import usable_cores
 from headrace.core.errors import RecordDamaged, RunDirectoryError
 from headrace.core.files import write_whole
 from headrace.runtime.config import ExperimentConfig, load_config
@@ -87,7 +87,7 @@ def twin(config: str, out: Path | None, as_json: bool, quiet: bool, **given: Any
     if runs[-1].summary["outcome"] != "completed":
         return _failed(runs[-1], folder / planned[len(runs) - 1].name, as_json=as_json)
     exact = exact_schedules(experiment)
-    twins = Twins(experiment.run.steps, tuple(runs), given["margin"], experiment.run.collectors, _cores(), exact)
+    twins = Twins(experiment.run.steps, tuple(runs), given["margin"], experiment.run.collectors, usable_cores(), exact)
     return _report(twins, experiment, folder, title, as_json=as_json)
 
 
@@ -215,8 +215,3 @@ def _folder(out: Path | None, config: ExperimentConfig, title: str) -> Path:
             fix="choose another --out",
         ) from None
     return folder
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -7,10 +7,11 @@ The file format is TOML; `headrace.runtime.config` puts the sections together.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from headrace.core import toml
 from headrace.core.errors import ConfigError
 from headrace.core.refusals import refusal
 
@@ -52,6 +53,10 @@ class Section(BaseModel):
             raise refusal(cls, error, obj) from None
 
 
+Arguments = Annotated[dict[str, Any], AfterValidator(toml.as_read_back)]
+"""Of a factory of the user's, as ``config.toml`` can hold them."""
+
+
 class RunConfig(Section):
     """How long the run lasts, who runs when, and where it lives."""
 
@@ -79,7 +84,7 @@ class EnvConfig(Section):
     """A Gymnasium id, e.g. ``Pendulum-v1`` or ``my_module:MyEnv-v0``."""
     factory: str | None = None
     """``module:function`` that returns a Gymnasium environment; instead of ``id``."""
-    kwargs: dict[str, Any] = Field(default_factory=dict)
+    kwargs: Arguments = Field(default_factory=dict)
     """Passed to the factory or to ``gymnasium.make``."""
     lanes: int = Field(default=6, ge=1, le=4096)
     """Environment copies, each with its own random streams and ring of rows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import zlib
@@ -12,6 +13,8 @@ from pathlib import Path
 Piece = bytes | memoryview
 
 _PIECE_BYTES = 1 << 20  # small enough that what was summed up is still in the cache when it is written
+_NO_FOLDERS = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
+"""How file systems that know no such promise for folders answer (some network ones do)."""
 _PART = re.compile(r"\..+\.\d+")
 
 
@@ -51,8 +54,10 @@ def stage(path: Path, pieces: Iterable[Piece]) -> tuple[Path, FileMark]:
     Raises:
         OSError: It cannot be written; nothing is left.
     """
-    for left in path.parent.glob(f".{path.name}.*"):
-        left.unlink(missing_ok=True)
+    ours = re.compile(rf"\.{re.escape(path.name)}\.\d+")  # and nobody else's: an editor keeps .NAME.swp beside a file
+    for left in path.parent.iterdir():
+        if ours.fullmatch(left.name) and not left.is_dir():
+            left.unlink(missing_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         return part, _write(part, pieces)
@@ -81,10 +86,17 @@ def mark_of(path: Path) -> FileMark:
 
 
 def sync_folder(path: Path) -> None:
-    """Make names that were given or taken away in a folder outlive a power cut."""
+    """Make names that were given or taken away in a folder outlive a power cut, on a file system that can promise it.
+
+    Raises:
+        OSError: They may be lost.
+    """
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _NO_FOLDERS:
+            raise
     finally:
         os.close(handle)
 

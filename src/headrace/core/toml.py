@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,40 @@ def parse_value(text: str) -> Any:
     return table["value"] if list(table) == ["value"] else text
 
 
+def as_read_back(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of the user's own as a file gives it back (tuples as lists), so that all sessions of a run are given the same.
+
+    Raises:
+        ConfigError: A value cannot be written, or would come back as another one.
+    """
+    return {name: _as_read_back(name, value) for name, value in table.items()}
+
+
+def _as_read_back(name: str, value: Any) -> Any:
+    problem: object = "it would be read as another value"
+    try:
+        found = tomllib.loads(tomli_w.dumps({name: value}).encode().decode())[name]
+    except (TypeError, ValueError) as error:
+        problem = error
+    else:
+        meant = _with_lists(value)
+        if found == meant or repr(found) == repr(meant):  # nan equals nothing
+            return found
+    raise ConfigError(
+        "an argument of the environment cannot be written into the run's config.toml",
+        argument=f"env.kwargs.{name}",
+        found=f"{type(value).__name__}: {value!r}"[:200],
+        problem=problem,
+        fix="make it a number, text, list or table, or set it inside a factory function",
+    )
+
+
+def _with_lists(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _with_lists(inner) for name, inner in value.items()}
+    return [_with_lists(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
 def dump(section: BaseModel) -> str:
     """Every key of ``section`` as TOML; a key without a value becomes a comment, since TOML has no null."""
     return "\n".join(_tables(section, ""))
@@ -74,7 +109,7 @@ def _tables(section: BaseModel, path: str) -> list[str]:
             nested: dict[str, Any] = value
             for part in reversed(place.split(".")):
                 nested = {part: nested}
-            below += [*tomli_w.dumps(nested).splitlines(), ""]
+            below += [*tomli_w.dumps(nested).removesuffix("\n").split("\n"), ""]  # a text may hold other ends of lines
         elif value is None:
             lines.append(f"# {name} is not set")
         else:

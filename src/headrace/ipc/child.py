@@ -112,10 +112,11 @@ def _work(bootstrap: Bootstrap, fds: list[int], server_pid: int) -> int:
         except Exception as error:  # noqa: BLE001 - a process border: it goes into the log, and to the supervisor
             if isinstance(error, ChannelClosed) and not control.peer_alive():
                 # Nobody's fault here and nobody left to tell: a line for whoever reads the logs, instead of a page each.
-                os.write(2, f"{bootstrap.id} leaves: {error.what}\n".encode())
+                os.write(2, f"{bootstrap.id} leaves: {error.what}\n".encode(errors="backslashreplace"))
                 return 1
             if isinstance(error, (ConfigError, NothingToTrain)):
-                os.write(2, f"{error}\n".encode())  # says what to change; where in our code it was found helps nobody
+                # It says what to change; where in our code it was found helps nobody.
+                os.write(2, f"{error}\n".encode(errors="backslashreplace"))
             else:
                 traceback.print_exc()
             _report(control, bootstrap.id, error)

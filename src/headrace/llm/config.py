@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from headrace.core.config import Section
+from headrace.core.config import Arguments, Section
 from headrace.core.errors import ConfigError
 
 COMPONENTS = ("inference", "orchestrator", "trainer")
@@ -64,7 +64,7 @@ class TextEnvConfig(Section):
     """One that comes with Headrace: wordle, reverse-text; or ``verifiers``."""
     factory: str | None = None
     """``module:function`` that returns a `headrace.envs.text.protocol.TextEnvironment`; then ``name`` must not be set."""
-    kwargs: dict[str, Any] = Field(default_factory=dict)
+    kwargs: Arguments = Field(default_factory=dict)
     """Passed to it."""
     max_turns: int = Field(default=8, ge=1)
     """Messages of the model after which an episode is cut."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from headrace.core.cores import usable_cores
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.files import write_whole
 from headrace.llm.config import RLConfig
@@ -74,7 +75,7 @@ def check(
     tell([Finding("configuration", Verdict.OK, f"the sections agree with each other; {size}")])
     tell(check_start(config))
     tell(check_port(config))
-    tell(check_threads(config, len(os.sched_getaffinity(0))))
+    tell(check_threads(config, usable_cores()))
     tell(check_memory(config, int(psutil.virtual_memory().available)))
     with gone_again(folder):
         tell(tried("disk", lambda: check_disk(config, folder)))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from headrace.monitor.snapshot import Snapshot
+from headrace.monitor.snapshot import Memory, Snapshot
 from headrace.telemetry.blame import Blame, Condition, blame
 from headrace.telemetry.looks import Flow
 from headrace.telemetry.wording import amount, names, place, seconds, verb
 
 _FULL_BYTES = 16 * 2**20
 _SCARCE = 0.05
+_CONSIDERABLE = 0.25
+"""Share of the memory in use from which on it is the run that runs out of it."""
 _GROWTH_BYTES = 16 * 2**20
 _AHEAD = 60.0
 """Memory growth is extrapolated over so many times the period in which it was seen."""
@@ -54,7 +56,7 @@ def ended(snapshot: Snapshot) -> Blame | None:
     return Blame(
         Condition.FAILED,
         f"the run {gave_up} {after}: {what}" + (f"; {last}" if last else ""),
-        _culprit(snapshot, what),
+        _culprit(snapshot, summary, what),
         (*evidence, *seen(snapshot)),
         facts.get("fix", "read events.jsonl and logs/"),
     )
@@ -138,15 +140,27 @@ def no_memory(snapshot: Snapshot) -> Blame | None:
     if not sizes:
         return None
     remedy = "lower replay.capacity or env.lanes if it is by design; else look for what the environment keeps"
-    largest = max(sizes, key=lambda name: sizes[name])
     if memory.available_bytes < _SCARCE * memory.total_bytes:
-        return Blame(
-            Condition.STARVED,
-            f"the machine runs out of memory: {_size(memory.available_bytes)} of {_size(memory.total_bytes)} are left, "
-            f"and {largest} holds the most of this run, {_size(sizes[largest])}",
-            largest, (), remedy,
-        )  # fmt: skip
+        return _scarce(sizes, memory, remedy)
     return _growing(snapshot, sizes, memory.available_bytes, remedy)
+
+
+def _scarce(sizes: Mapping[str, int], memory: Memory, remedy: str) -> Blame:
+    largest = max(sizes, key=lambda name: sizes[name])
+    left = f"the machine runs out of memory: {_size(memory.available_bytes)} of {_size(memory.total_bytes)} are left, "
+    held = sum(sizes.values())
+    if held < _CONSIDERABLE * (memory.total_bytes - memory.available_bytes):
+        return Blame(
+            Condition.STARVED, f"{left}and other programs hold it: this run has {_size(held)}", None, (),
+            "end what else uses memory, or give the run a machine with more of it",
+        )  # fmt: skip
+    return Blame(
+        Condition.STARVED,
+        f"{left}and {largest} holds the most of this run, {_size(sizes[largest])}",
+        largest,
+        (),
+        remedy,
+    )
 
 
 def _growing(snapshot: Snapshot, sizes: Mapping[str, int], available_bytes: int, remedy: str) -> Blame | None:
@@ -200,7 +214,7 @@ def remarks(snapshot: Snapshot) -> list[Remark]:
             text = f"{component} was restarted {count} times within {window_s:g} s, and more than {budget} end the run"
             found.append(Remark(component, text))
     behind = _unevaluated(snapshot)
-    if behind >= _BEHIND:
+    if snapshot.plan.evaluates and behind >= _BEHIND:
         found.append(Remark(None, f"the evaluation is {behind} policies behind"))
     return found
 
@@ -365,15 +379,28 @@ def _told(error: str) -> tuple[str, dict[str, str]]:
     return re.sub(r"^\[[A-Z]+-\d+\] ", "", first), facts
 
 
-def _culprit(snapshot: Snapshot, what: str) -> str | None:
-    """Whom the run's own verdict names, or the last fault, or the error's sentence."""
-    for kind in ("verdict", "fault"):
-        named = [event.get("component") for event in snapshot.events if event.get("kind") == kind]
-        others = [str(name) for name in named if name not in {None, "supervisor"}]
-        if others:
-            return others[-1]
+def _culprit(snapshot: Snapshot, summary: Mapping[str, Any], what: str) -> str | None:
+    """Whom the summary names; in one that names nobody either way: the run's own verdict, its sentence, an open fault."""
+    if "culprit" in summary:
+        return None if summary["culprit"] is None else str(summary["culprit"])
+    verdicts = [str(event.get("component")) for event in snapshot.events if event.get("kind") == "verdict"]
+    if verdicts and verdicts[-1] != "supervisor":
+        return verdicts[-1]
     ids = [view.id for view in snapshot.looks[-1].views] if snapshot.looks else []
-    return next((name for name in ids if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", what)), None)
+    named = (name for name in ids if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", what))
+    return next(named, _at_fault(snapshot, ids))
+
+
+def _at_fault(snapshot: Snapshot, ids: Sequence[str]) -> str | None:
+    """The component of the last fault, if none has taken its place since."""
+    open_faults: dict[str, None] = {}
+    for event in snapshot.events:
+        component = str(event.get("component"))
+        if event.get("kind") in {"fault", "restarted", "ready"}:
+            open_faults.pop(component, None)
+        if event.get("kind") == "fault" and component in ids and component != "supervisor":
+            open_faults[component] = None
+    return next(reversed(open_faults), None)
 
 
 def _size(number_bytes: float) -> str:

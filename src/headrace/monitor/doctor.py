@@ -25,6 +25,8 @@ _BEFORE: tuple[Callable[[Snapshot], Blame | None], ...] = (
 
 
 _ENOUGH_LOOKS = 10
+_BY_CHANCE = 0.01
+"""Probability that a run whose lanes are alike has one of them called slow."""
 
 
 def diagnose(snapshot: Snapshot) -> Diagnosis:
@@ -154,20 +156,33 @@ def diagnose_stretch(snapshot: Snapshot) -> Diagnosis:
 def _slow_lanes(looks: Sequence[Look], group_size: int) -> list[str]:
     """Lanes in whose step a component was found more often than in those of its other lanes, and not by chance."""
     places: dict[str, Counter[int]] = {}
-    for look in looks:
-        for view in look.views:
-            if view.activity is Activity.ENV_STEP and view.state in ALIVE:
-                places.setdefault(view.id, Counter())[view.lane] += 1
+    newest: dict[str, int] = {}
+    for view in (view for look in looks for view in look.views):
+        if view.activity is Activity.ENV_STEP and view.state in ALIVE and newest.get(view.id) != view.since_ns:
+            newest[view.id] = view.since_ns  # the same step seen again says no more of the lanes
+            places.setdefault(view.id, Counter())[view.lane] += 1
     found = []
-    for component, lanes in places.items():
-        (lane, most), total = lanes.most_common(1)[0], lanes.total()
-        fair = 1.0 / max(group_size, len(lanes))
-        chance = 3.0 * math.sqrt(total * fair * (1.0 - fair))
-        if total >= _ENOUGH_LOOKS and most > total * fair + chance:
+    for component, seen in places.items():
+        (lane, most), total = seen.most_common(1)[0], seen.total()
+        lanes = max(group_size, len(seen))
+        if lanes == 1 or total < _ENOUGH_LOOKS:
+            continue
+        # Of all lanes of all components, the one is looked at that was found most often.
+        if _at_least(most, total, 1.0 / lanes) * lanes * len(places) < _BY_CHANCE:
             found.append(
                 f"{component} was found in the step of lane {lane} at {most} of {total} looks: it is the slow one"
             )
     return found
+
+
+def _at_least(hits: int, tries: int, share: float) -> float:
+    """Probability of so many hits or more, where each try hits with probability ``share``, which is neither 0 nor 1."""
+
+    def log_of(count: int) -> float:
+        ways = math.lgamma(tries + 1) - math.lgamma(count + 1) - math.lgamma(tries - count + 1)
+        return ways + count * math.log(share) + (tries - count) * math.log1p(-share)
+
+    return sum(math.exp(log_of(count)) for count in range(hits, tries + 1))
 
 
 def _trains(look: Look) -> bool:

@@ -26,6 +26,7 @@ from headrace.core.errors import RunDirectoryError
 from headrace.ipc.channel import poll_fds
 from headrace.monitor.snapshot import Disk, Memory, Snapshot
 from headrace.runtime.rundir import RunDirectory
+from headrace.telemetry.blame import PATIENCE_S
 from headrace.telemetry.board import Activity, Board, SlotView
 from headrace.telemetry.header import Header, process_start, this_machine
 from headrace.telemetry.looks import Look, Plan, Process
@@ -114,8 +115,13 @@ def read_run(path: str | Path, *, between_s: float = BETWEEN_S, pause: Callable[
         try:
             board = stack.enter_context(Board.open(run.board_file))
         except RunDirectoryError:
-            return replace(found, live=_locked(run.lock_file))
-        return _look_at(found, board, run, between_s, pause)
+            found = replace(found, live=_locked(run.lock_file))
+        else:
+            found = _look_at(found, board, run, between_s, pause)
+    if found.live or found.summary is not None:
+        return found
+    # It may have ended in order since the summary was looked for.
+    return replace(found, summary=run.read_summary(), events=_tail(run.events_file))
 
 
 def places(path: str | Path) -> list[Path]:
@@ -131,9 +137,13 @@ def read_numbers(path: str | Path) -> dict[str, float]:
     Besides the names of TensorBoard ``step``, ``updates`` and ``wall_s``; none where nothing was written yet.
     """
     found: dict[str, float] = {}
+    own: dict[str, float] = {}
     for row in _rows(RunDirectory(Path(path)).metrics_file):
-        found |= {name: float(value) for name, value in row.items() if _is_number(value)}
-    return found
+        numbers = {name: float(value) for name, value in row.items() if _is_number(value)}
+        if "updates" in numbers and "step" in numbers:  # others (an evaluation) are written under the step they are of
+            own["step"] = numbers["step"]
+        found |= numbers
+    return found | own
 
 
 def _look_at(
@@ -141,21 +151,31 @@ def _look_at(
 ) -> Snapshot:
     header = board.header
     same_boot = header.machine.partition(" ")[0] == this_machine().partition(" ")[0]
-    ended = found.summary is not None
-    # In another container of this machine processes cannot be seen, but the clock is the same and the lock tells.
-    live = not ended and (header.supervisor_alive() if header.here else same_boot and _locked(run.lock_file))
-    if not live:
+    may_live = found.summary is None and (header.supervisor_alive() if header.here else same_boot)
+    looks: tuple[Look, ...] = ()
+    if may_live:
+        first = take_look(board)
+        pause(between_s)
+        looks = (first, take_look(board))
+    if not may_live or not (header.here or _locked(run.lock_file) or _moves(*looks)):
         last_ns = _last_sign_ns(header, board.read_all(), found.events)
         silent_s = (time.monotonic_ns() - last_ns) / 1e9 if same_boot else None
         look = Look(last_ns, board.read_all(), processes(header, board.read_all()) if header.here else {})
         return replace(found, looks=(look,), header=header, here=header.here, live=False, silent_s=silent_s)
-    first = take_look(board)
-    pause(between_s)
-    looks = (first, take_look(board))
     return replace(
         found, looks=looks, header=header, here=header.here, events=_tail(run.events_file),
         summary=run.read_summary(), memory=machine_memory(),
     )  # fmt: skip
+
+
+def _moves(first: Look, second: Look) -> bool:
+    """Whether a run lives whose processes cannot be seen from here, because they are in another container of this machine.
+
+    The clock is the same, so its board tells: the supervisor enters its wait anew all the time. The lock tells only where
+    it is seen: the system lists none whose owner has no number here.
+    """
+    supervisors = [view.age_s(second.now_ns) for view in second.views if view.kind == "supervisor"]
+    return first.views != second.views or min(supervisors, default=PATIENCE_S) < PATIENCE_S
 
 
 def take_look(board: Board) -> Look:
@@ -228,6 +248,7 @@ def read_plan(config_file: Path) -> Plan:
         ratio=None if on_policy or replay.get("free_running") else _number(replay.get("ratio")),
         max_policy_lag=_whole(_section(table, "rollout").get("max_policy_lag")) if on_policy else None,
         group_size=_whole(_section(table, "env").get("group_size")) or 1,
+        evaluates=_section(table, "evaluation").get("episodes") != 0,
         max_restarts=_whole(_section(table, "supervision").get("max_restarts")),
         restart_window_s=_number(_section(table, "supervision").get("restart_window_s")) or 300.0,
     )
@@ -243,8 +264,10 @@ def read_table(config_file: Path) -> dict[str, Any]:
 
 def _go_on(run: RunDirectory) -> str:
     """How whoever's run was killed goes on."""
-    path = run.path.absolute()
-    if "orchestrator" not in read_table(run.config_file):
+    path, table = run.path.absolute(), read_table(run.config_file)
+    if "process" in table:  # of headrace supervise, whose runs begin anew
+        return f"start it again: headrace supervise {shlex.quote(str(path / run.config_file.name))}"
+    if "orchestrator" not in table:
         return f"go on from its newest checkpoint: headrace train --resume --run-dir {shlex.quote(str(path))}"
     if path.parent.name == "alone":  # of one component, see `headrace.llm.launch.alone`
         return f"start it again: headrace {path.name} --run-dir {shlex.quote(str(path.parent.parent))}"
@@ -353,12 +376,19 @@ def _disk(path: Path) -> Disk | None:
 def _locked(lock_file: Path) -> bool:
     """Whether somebody holds the run's lock. Asks the system's list: trying the lock could disturb a run that starts."""
     try:
-        inode = str(lock_file.stat().st_ino)
+        with lock_file.open("rb") as file:
+            info = Path(f"/proc/self/fdinfo/{file.fileno()}").read_text(encoding="ascii").split()
+            inode = os.fstat(file.fileno()).st_ino
+        mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()]
         held = Path("/proc/locks").read_text(encoding="ascii").splitlines()
-    except OSError:
+        # Not `st_dev`, which on some file systems (btrfs) is of a part of it, and not what the list names.
+        mount = info[info.index("mnt_id:") + 1]
+        major, minor = next(parts[2] for parts in mounts if parts[0] == mount).split(":")
+    except (OSError, ValueError, StopIteration):
         return False
     # 1: FLOCK  ADVISORY  WRITE 4711 08:01:123456 0 EOF
-    return any(" FLOCK " in line and line.split()[-3].rpartition(":")[2] == inode for line in held)
+    wanted = f"{int(major):02x}:{int(minor):02x}:{inode}"
+    return any(" FLOCK " in line and line.split()[-3] == wanted for line in held)
 
 
 def _section(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:

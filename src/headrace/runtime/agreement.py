@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import tomli_w
-
 from headrace.algorithms.configs import DQNConfig, ExplorationConfig, IQNConfig, SACConfig, TD3Config
 from headrace.algorithms.exploration import decay_of
 from headrace.core.config import CollectConfig, LearnConfig, ReplayConfig, RolloutConfig
@@ -44,16 +42,6 @@ def _check_environment(config: ExperimentConfig) -> None:
             env_factory=env.factory,
             fix="remove env.id or env.factory",
         )
-    for name, value in env.kwargs.items():
-        try:
-            tomli_w.dumps({name: value})
-        except (TypeError, ValueError):
-            raise ConfigError(
-                "an argument of the environment cannot be written into the run's config.toml",
-                argument=f"env.kwargs.{name}",
-                found=f"{type(value).__name__}: {value!r}"[:200],
-                fix="make it a number, text, list or table, or set it inside a factory function",
-            ) from None
 
 
 def _check_schedule(config: ExperimentConfig) -> None:

@@ -26,6 +26,8 @@ class Course:
 
     error: HeadraceError | None = None
     """The reason it fails for; the first one counts."""
+    culprit: str | None = None
+    """Whom that is laid on: a component."""
     interrupted: bool = False
     learner_done: bool = False
     """Whether the learner has told everything it had to."""

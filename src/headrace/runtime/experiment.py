@@ -115,7 +115,7 @@ def _supervise(experiment: Experiment, run_dir: RunDirectory, supervised: Abstra
             experiment.fail(error)
         except BaseException as error:
             # Not of the run itself: a bug, or whoever looks on has raised.
-            experiment.fail(_own_failure(error))
+            experiment.fail(_own_failure(error), "supervisor")
             run_dir.write_summary(experiment.summary())
             raise
 
@@ -188,6 +188,8 @@ class Experiment:
         """Updates of the learner that died."""
         self._salvaging: dict[str, Instruction | None] = {}
         """Dead collectors whose rows are being saved, and what follows."""
+        self._again: set[str] = set()
+        """Who was told to start again, and has not yet; collectors that start with another learner have not failed."""
         self._recycling: dict[str, str] = {}
         """Collectors that were told to leave for their memory, and how much that is."""
 
@@ -215,13 +217,14 @@ class Experiment:
         if self._course.interrupted or self._course.error is not None:
             supervisor.kill_all()  # whoever is still there has nothing to finish that anybody waits for
 
-    def fail(self, error: HeadraceError) -> None:
-        """Note the reason the run fails for; the first one counts."""
+    def fail(self, error: HeadraceError, culprit: str | None = None) -> None:
+        """Note the reason the run fails for, and whom that is laid on; the first one counts."""
         if self._course.error is None:
-            self._course.error = error.in_run(self._incidents.folder)
+            self._course.error, self._course.culprit = error.in_run(self._incidents.folder), culprit
             self._say("fault", "supervisor", error.what, code=error.code)
             found = self._standstill.verdict() if isinstance(error, ComponentStalled) else None
             if found is not None:
+                self._course.culprit = found.culprit
                 self._say("verdict", found.culprit or "supervisor", found.sentence, remedy=found.remedy)
 
     def summary(self) -> Summary:
@@ -235,14 +238,10 @@ class Experiment:
         error = self._course.error
         outcome, code = self._course.outcome
         facts = {
-            "outcome": outcome,
-            "error": str(error) if error is not None else None,
-            "exit_code": code,
-            "updates": observer.updates,
-            "wall_s": observer.wall_s,
-            "training_s": self._course.lasted_s,
-            "degraded": self._incidents.losses.summary(),
-        }
+            "outcome": outcome, "error": str(error) if error is not None else None, "exit_code": code,
+            "culprit": self._course.culprit, "updates": observer.updates, "wall_s": observer.wall_s,
+            "training_s": self._course.lasted_s, "degraded": self._incidents.losses.summary(),
+        }  # fmt: skip
         self._say("ended", "supervisor", f"run ended: {outcome}", outcome=outcome)
         facts["lost_lines"] = self._chronicle.lost_lines
         faults, resumes = observer.faults, observer.history.resumes
@@ -253,7 +252,8 @@ class Experiment:
     def _on(self, event: Event) -> None:
         match event:
             case Started(child_id, pid, incarnation):
-                kind = "started" if incarnation == 0 else "restarted"
+                kind = "restarted" if child_id in self._again else "started"
+                self._again.discard(child_id)
                 self._say(kind, child_id, f"{child_id} {kind}", pid=pid, incarnation=incarnation)
             case BecameReady():
                 self._on_ready(event)
@@ -378,7 +378,7 @@ class Experiment:
 
     def _follow(self, event: Exited, instruction: Instruction) -> None:
         if isinstance(instruction, GiveUp):
-            self.fail(self._incidents.error(event, instruction, self._checkpoint))
+            self.fail(self._incidents.error(event, instruction, self._checkpoint), event.id)
 
     def _salvage(self, collector_id: str, then: Instruction | None) -> None:
         self._salvaging[collector_id] = then
@@ -410,6 +410,7 @@ class Experiment:
             self._supervisor.kill_all(collector_ids(self._config))
             return
         self._observer.faults["restarts"] += 1
+        self._again.add(child_id)
         self._supervisor.restart(child_id)
 
     def _order(self, collector_id: str, name: str, **facts: object) -> None:

@@ -12,11 +12,6 @@ import psutil
 from headrace.core.clock import MonotonicClock
 
 
-def usable_cores() -> int:
-    """Cores that this process, and a run that it starts, may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @dataclass(frozen=True, slots=True)
 class Load:
     """Seconds that have passed, and how much of the cores has been used in them."""

@@ -14,6 +14,8 @@ from headrace.telemetry.board import SlotView
 from headrace.telemetry.looks import WORK, Look, Plan
 
 _LOOK_EVERY_NS = 1_000_000_000
+_AWAY_NS = 30_000_000_000
+"""Between two looks; their supervisor takes them every second."""
 _LOOKS_KEPT = 5
 
 
@@ -49,8 +51,11 @@ class StandstillWatch:
             The error that ends the run, once nothing has been done in it for the whole limit.
         """
         now_ns = self._now_ns()
-        if self._looks and now_ns - self._looks[-1].now_ns < _LOOK_EVERY_NS:
+        since_ns = now_ns - self._looks[-1].now_ns if self._looks else _LOOK_EVERY_NS
+        if since_ns < _LOOK_EVERY_NS:
             return None
+        if since_ns > _AWAY_NS:  # all was frozen together, and gets time to move on
+            self._moved_ns += since_ns
         views = self._views()
         self._looks.append(Look(now_ns, views))
         work = sum(view.counters[name] for view in views for name in WORK)
@@ -91,6 +96,7 @@ def plan(config: ExperimentConfig) -> Plan:
         ratio=config.declared_ratio,
         max_policy_lag=config.rollout.max_policy_lag if config.on_policy else None,
         group_size=config.env.group_size,
+        evaluates=config.evaluation.episodes > 0,
         max_restarts=config.supervision.max_restarts,
         restart_window_s=config.supervision.restart_window_s,
     )

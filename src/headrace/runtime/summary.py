@@ -56,7 +56,7 @@ def summarize(
 
     Args:
         config: Of the run.
-        outcome: ``outcome``, ``error``, ``exit_code``, ``updates``, ``wall_s``, ``training_s``, ``degraded``,
+        outcome: ``outcome``, ``error``, ``culprit``, ``exit_code``, ``updates``, ``wall_s``, ``training_s``, ``degraded``,
             ``lost_lines`` (by file; what a full disk cost).
         learner: The learner's last facts; empty if it never told any.
         books: From `audit`; None if a resumed run ended before its experience was there again.
@@ -69,6 +69,7 @@ def summarize(
     return {
         "outcome": outcome["outcome"],
         "error": outcome["error"],
+        "culprit": outcome["culprit"],
         "exit_code": outcome["exit_code"],
         "schedule": config.run.schedule,
         "collectors": config.run.collectors if config.run.schedule != "inline" else 0,

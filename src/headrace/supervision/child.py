@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from headrace.core.errors import ChannelClosed, ComponentError, EnvironmentFault, HeadraceError
@@ -143,13 +144,22 @@ class SupervisedChild:
         if self._child is not None:
             self._child.kill()
 
-    def late(self, now_s: float) -> Overdue | None:
+    def late(self, now_s: float, unseen_s: Callable[[float], float] = lambda _: 0.0) -> Overdue | None:
         """Whether it takes too long to become ready, or to stop.
 
         What it reads of an earlier session may take any time: that has a limit of its own, from each progress to the
         next, and the time to become ready is counted from its end.
+
+        Args:
+            now_s: The time, on the clock of all calls.
+            unseen_s: How much of the time since a moment nobody has watched, beyond what was told before: it has so much
+                longer.
         """
         limits, starting = self.spec.deadlines, self.life.phase is Phase.STARTING
+        if starting:
+            self._started_s += unseen_s(self._started_s)
+        elif self.life.phase is Phase.STOPPING:
+            self.due_s += unseen_s(self.due_s - self.spec.stop_timeout_s)
         if starting and Activity.RESUME in limits and self.slot.resume()[0] is Activity.RESUME:
             self._started_s = now_s
         start_limit_s, for_s = limits.get(Activity.START), now_s - self._started_s

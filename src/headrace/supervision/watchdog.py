@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from headrace.supervision.child import SupervisedChild
 from headrace.supervision.policy import WATCHED, Phase, overdue
@@ -11,7 +12,8 @@ from headrace.telemetry.board import Board
 
 LOOK_S = 0.25
 """Seconds between two looks at the board. Nobody is called overdue on the first look alone, so that processes which
-were frozen together with their supervisor (a paused container) get time to move on."""
+were frozen together with their supervisor (a paused container) get time to move on. What goes beyond two of these is
+time in which the supervisor itself was away: it counts against nobody."""
 
 _SETTLE_S = 0.01  # between two looks at stacks that are being written
 
@@ -29,7 +31,9 @@ class Watchdog:
         self._board = board
         self._deadlines = {child_id: child.spec.deadlines for child_id, child in children.items()}
         self._suspects: dict[str, int] = {}  # id -> beginning of the activity that was too long at the last look
-        self._next_look_s: float | None = None
+        self._allowed: dict[str, tuple[int, float]] = {}
+        """Id -> beginning of its activity, and how much longer than its limit that may last."""
+        self._looked_s: float | None = None
 
     def look(self, now_s: float) -> list[Overdue]:
         """Go on with dumps and kills and, when it is time to, look for missed deadlines.
@@ -42,11 +46,16 @@ class Watchdog:
         """
         for child in self._children.values():
             child.go_on_dumping()
-        if self._next_look_s is not None and now_s < self._next_look_s:
+        looked_s = self._looked_s
+        if looked_s is not None and now_s < looked_s + LOOK_S:
             return []
-        self._next_look_s = now_s + LOOK_S
-        found = self._too_long_in_one_activity(now_s)
-        found += [late for child in self._children.values() if (late := child.late(now_s)) is not None]
+        self._looked_s = now_s
+
+        def unseen_s(since_s: float) -> float:
+            return 0.0 if looked_s is None else max(0.0, now_s - max(looked_s, since_s) - 2 * LOOK_S)
+
+        found = self._too_long_in_one_activity(now_s, unseen_s)
+        found += [late for child in self._children.values() if (late := child.late(now_s, unseen_s)) is not None]
         caught = []
         for late in found:
             child = self._children[late.id]
@@ -60,10 +69,19 @@ class Watchdog:
         dumping = any(child.life.phase is Phase.DUMPING for child in self._children.values())
         return _SETTLE_S if dumping else LOOK_S
 
-    def _too_long_in_one_activity(self, now_s: float) -> list[Overdue]:
+    def _too_long_in_one_activity(self, now_s: float, unseen_s: Callable[[float], float]) -> list[Overdue]:
         """Those that were too long in the very same activity at the last look already."""
         watched = [child_id for child_id, child in self._children.items() if child.life.phase in WATCHED]
-        found = overdue(map(self._board.read, watched), self._deadlines, int(now_s * 1e9))
+        views = [self._board.read(child_id) for child_id in watched]
+        for view in views:
+            begun_ns, allowance_s = self._allowed.get(view.id, (0, 0.0))
+            before_s = allowance_s if begun_ns == view.since_ns else 0.0
+            self._allowed[view.id] = view.since_ns, before_s + unseen_s(view.since_ns / 1e9)
+        seen = [
+            (replace(late, for_s=late.for_s - self._allowed[late.id][1]), since_ns)
+            for late, since_ns in overdue(views, self._deadlines, int(now_s * 1e9))
+        ]
+        found = [(late, since_ns) for late, since_ns in seen if late.for_s > late.limit_s]
         confirmed = [late for late, since_ns in found if self._suspects.get(late.id) == since_ns]
         self._suspects = {late.id: since_ns for late, since_ns in found}
         return confirmed

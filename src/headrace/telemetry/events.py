@@ -14,18 +14,31 @@ from headrace.core.clock import Clock, MonotonicClock
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON knows it: numpy numbers become numbers, NaN and infinity null, anything unknown its text."""
+    """``value`` as JSON knows it: numpy numbers become numbers, NaN and infinity null, anything unknown its text.
+
+    All of it can be written as UTF-8, see `writable`.
+    """
     if isinstance(value, Mapping):
-        return {str(key): plain(inner) for key, inner in value.items()}
+        return {writable(str(key)): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [plain(inner) for inner in value]
-    if isinstance(value, bool | int | str) or value is None:
+    if isinstance(value, bool | int) or value is None:
         return value
+    if isinstance(value, str):
+        return writable(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if hasattr(value, "tolist"):  # numpy scalars and arrays
         return plain(value.tolist())
-    return str(value)
+    return writable(str(value))
+
+
+def writable(text: str) -> str:
+    """``text`` with what UTF-8 cannot hold spelled out.
+
+    A file name in another encoding has half characters in Python (U+DCE9), and so have the errors that name the file.
+    """
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 class JsonLines:

@@ -100,6 +100,8 @@ class Plan:
     """On-policy, by how many versions an acting policy may be older than the one that learns; None: there is a replay."""
     group_size: int = 1
     """Lanes that are stepped one after the other by one collector."""
+    evaluates: bool = True
+    """Whether frozen policies are evaluated."""
     max_restarts: int | None = None
     restart_window_s: float = 300.0
 

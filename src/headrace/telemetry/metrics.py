@@ -17,7 +17,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from headrace.core.files import write_whole
-from headrace.telemetry.events import JsonLines
+from headrace.telemetry.events import JsonLines, writable
 
 
 def _unix_time_s() -> float:
@@ -187,7 +187,7 @@ class TensorBoardFile:
         """Write all values of one step as one record; False if it was lost."""
         if not values:
             return True
-        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        scalars = [Summary.Value(tag=writable(name), simple_value=value) for name, value in values.items()]
         return self._write(Event(wall_time=self._unix_time_s(), step=step, summary=Summary(value=scalars)))
 
     def close(self) -> None:

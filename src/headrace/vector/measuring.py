@@ -7,6 +7,7 @@ import os
 import select
 from pathlib import Path
 
+from headrace.core.cores import usable_cores
 from headrace.core.errors import ChannelClosed, HeadraceError
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.child import Failed
@@ -47,13 +48,6 @@ def make_plan(server: ForkServer, factories: dict[int, bytes], options: Options)
         return choose(None, Machine(cores=cores), len(factories), workers, threads, isolate, here)
     measured, busy = _measure(server, factories[0], options)
     return choose(measured, Machine(cores=cores, busy_cores=busy), len(factories), workers, threads, isolate, here)
-
-
-def usable_cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _measure(server: ForkServer, factory: bytes, options: Options) -> tuple[Measured, float]:

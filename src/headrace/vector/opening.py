@@ -14,13 +14,14 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
+from headrace.core.cores import usable_cores
 from headrace.core.errors import ConfigError
 from headrace.vector.choosing import Plan
 from headrace.vector.crew import Crew, CrewOptions, start_server
 from headrace.vector.engine import Engine
 from headrace.vector.events import Backend
 from headrace.vector.limits import Limits
-from headrace.vector.measuring import make_plan, usable_cores
+from headrace.vector.measuring import make_plan
 from headrace.vector.messages import Assignment, Built, Spaces
 from headrace.vector.options import Options
 from headrace.vector.pool import Pool

@@ -135,6 +135,9 @@ def _launch(what: Launch, on_line: OnLine | None) -> dict[str, Any]:
         metrics = stack.enter_context(MetricsSink(place.metrics_file, place.tensorboard_dir, resumed_at=resumed_at))
         follower = LogFollower({name: place.log_file(name) for name in what.cast.ids})
         chronicle = Chronicle(events, metrics, what.tally, follower, clock, config.run.steps, on_line)
+        if what.resume is not None:  # before all else: whoever reads the events counts this session's time from here
+            text = f"goes on from checkpoint {what.resume.name}"
+            chronicle.say("resumed", "supervisor", text, checkpoint=what.resume.name, session=what.sessions)
         if shared.endpoint is not None and INFERENCE in what.cast.ids:
             chronicle.show(INFERENCE, f"answers at {shared.endpoint}/v1 when it is ready", "event")
         for text in what.notes:
