@@ -27,7 +27,6 @@ from headrace.core.config import EnvConfig
 from headrace.core.errors import HeadraceError
 from headrace.envs.building import build_environment
 from headrace.ipc.channel import Deadline, poll_fds
-from headrace.ipc.child import adopt_orphans
 from headrace.monitor.doctor import diagnose
 from headrace.monitor.reader import read_run
 from headrace.runtime.config import ExperimentConfig, dump_toml
@@ -183,8 +182,7 @@ def provoke_fault(config: ExperimentConfig, kind: Kind, pace: Pace, folder: Path
     started_s = clock.now()
     short, kind = shrink(config, kind, pace), under(kind, config)
     path, marker = folder / kind.name, folder / f"{kind.name}.marker"
-    adopt_orphans()  # or what outlives its own parent would go unseen
-    before = leaks.Holdings.now()
+    before = leaks.beginning()
     try:
         seen = _by_command(short, kind, path) if kind.where == "parent" else _here(short, kind, path, marker)
         seen = replace(seen, left=leaks.settled(before, GONE_S))
