@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import select
 import signal
 import subprocess
@@ -87,13 +88,18 @@ def test_ctrl_c_ends_it_in_order(tmp_path):
     assert list(tmp_path.glob("headrace-faults-*")) == []
 
 
-def test_the_wrapper_serves_a_users_own_tests(runs, tmp_path):
-    """As the guide shows it."""
-    plan = Plan(what="sigkill", place="step", at=13, lane=1, lanes=2, marker=str(tmp_path / "happened"))
-    settings = {**SMALL, "env.lanes": 2, "run.steps": 500}
-    run = train(env=Factory(run_envs.make, plan), settings=settings, run_dir=tmp_path / "run")
-    assert run.completed, run.summary["error"]
-    assert run.summary["restarts"] == 1
+def test_the_test_in_the_guide_passes_as_it_stands(tmp_path):
+    guide = (HERE.parent / "docs" / "guides" / "faults.md").read_text()
+    (program,) = re.findall(r"^```python\n(.*?)^```", guide, flags=re.MULTILINE | re.DOTALL)
+    (tmp_path / "test_guide.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", "kept", "test_guide.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=90.0, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+    left = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
+    assert left == {"test_guide.py", "kept"}
 
 
 def test_the_wrapper_is_called_what_it_is_told(runs, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from headrace.core.procstat import stat_fields
 from headrace.ipc.channel import Channel, MessagePipe
 from headrace.ipc.shm import SharedBlock
 from headrace.testing import leaks
@@ -125,6 +127,89 @@ def test_where_threads_do_not_tell_their_children_all_processes_are_looked_throu
     monkeypatch.setattr(leaks, "_told_by_threads", lambda _: False)
     assert Holdings.now().since(before)["processes"] == told
     assert leaks.end_processes(before) == told
+
+
+STARTS = f"""
+import subprocess, sys
+program = subprocess.Popen([sys.executable, "-c", {WAIT!r}])
+print(program.pid, flush=True)
+program.wait()
+"""
+
+
+def await_end(pid: int) -> None:
+    ended = os.pidfd_open(pid)
+    try:
+        assert select.select([ended], [], [], 60.0)[0]
+    finally:
+        os.close(ended)
+
+
+@pytest.mark.parametrize("told_by_threads", [True, False])
+@pytest.mark.parametrize("reaped", [True, False])
+def test_a_program_whose_parent_ends_while_it_is_looked_for_is_told(monkeypatch, told_by_threads, reaped):
+    before = Holdings.now()
+    with subprocess.Popen([sys.executable, "-c", STARTS], stdout=subprocess.PIPE) as parent:
+        program = int(parent.stdout.readline())
+        numbers, looked = leaks._process_numbers, []
+
+        def look(pid):
+            if pid == parent.pid and not looked:
+                looked.append(pid)
+                parent.kill()
+                await_end(pid)
+                if reaped:
+                    parent.wait(60.0)
+            return stat_fields(pid)
+
+        monkeypatch.setattr(leaks, "stat_fields", look)
+        monkeypatch.setattr(leaks, "_told_by_threads", lambda _: told_by_threads)
+        monkeypatch.setattr(leaks, "_process_numbers", lambda: sorted(numbers(), key=lambda pid: pid == parent.pid))
+        told = Holdings.now().since(before)["processes"]
+        assert looked
+    assert [line.partition(" ")[0] for line in told] == [str(program)]
+    leaks.end_processes(before)
+
+
+class OwnPopen(subprocess.Popen):
+    """As libraries have one."""
+
+
+@pytest.mark.parametrize("kind", [subprocess.Popen, OwnPopen])
+def test_an_exit_code_somebody_waits_for_is_left_to_them(kind):
+    with no_leaks():
+        process = kind([sys.executable, "-c", "raise SystemExit(3)"])
+        await_end(process.pid)
+    assert process.wait(60.0) == 3
+
+
+def test_an_exit_code_of_a_child_that_was_there_before_is_left_to_whoever_waits(tmp_path):
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    code = f"import sys; sys.exit(len(open({str(gate)!r}).read()))"
+    pid = os.posix_spawn(sys.executable, [sys.executable, "-c", code], os.environ)
+    with no_leaks():
+        gate.write_text("abc")
+        await_end(pid)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+
+
+SHARES = """
+from multiprocessing import resource_tracker, shared_memory
+from headrace.testing.leaks import no_leaks
+
+for _ in range(2):
+    with no_leaks():
+        block = shared_memory.SharedMemory(create=True, size=1)
+        block.close()
+        block.unlink()
+print(resource_tracker._resource_tracker._check_alive())
+"""
+
+
+def test_the_first_shared_memory_of_a_process_is_no_leak():
+    done = subprocess.run([sys.executable, "-c", SHARES], capture_output=True, text=True, timeout=60.0, check=False)
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 def test_nobody_is_blamed_or_killed_for_a_clock_that_is_set(monkeypatch):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from headrace.core import seeding
@@ -140,6 +141,15 @@ def test_global_generators_are_set_where_they_were(file, capfd):
     env = {"factory": "poison_envs:gambler", "kwargs": {"worst": random.Random(4).random()}}
     assert main([file(env=env, error="Unlucky: drawn")]) == 0, capfd.readouterr()
     assert main([file(env=env, error="Unlucky: drawn", global_seeds=[[-1, 3]])]) == 1
+
+
+@pytest.mark.parametrize("fault", ["hang", "fail", None])
+def test_no_program_of_the_environment_is_left(file, tmp_path, fault):
+    pids = tmp_path / "pids"
+    kwargs = {"pids": str(pids), "at": 2} | ({"fault": fault} if fault else {})
+    main([file(env={"factory": "run_envs:with_helper", "kwargs": kwargs}), "--timeout", "0.5"])
+    (pid,) = map(int, pids.read_text().split())
+    assert not psutil.pid_exists(pid)
 
 
 def test_the_command_needs_a_file_of_a_run(tmp_path):

@@ -41,6 +41,11 @@ def training(steps: int, wall_s: float, *, reached: bool = True, returned: float
     }
 
 
+def judged(steps: int, wall_s: float, evaluation_s: float = 1.0, **more) -> dict:
+    """Of a peer, which evaluates itself."""
+    return training(steps, wall_s, **more) | {"evaluation_s": evaluation_s}
+
+
 def test_sides_take_turns_and_the_first_round_is_thrown_away():
     asked = []
 
@@ -113,18 +118,21 @@ def test_where_processor_time_is_unknown_nothing_is_said_of_it():
 def test_trainings_to_a_target_are_compared_by_steps_seconds_and_updates():
     found = {
         INLINE: [training(7_000, 30.0), training(8_000, 40.0), training(9_000, 50.0)],
-        ZOO: [training(7_500, 80.0, reached=False)],
+        ZOO: [judged(7_500, 80.0, evaluation_s=4.0, reached=False), judged(7_500, 80.0, 6.0, reached=False)],
     }
     rows = {row.unit: row for row in end_to_end.rows("pendulum-td3", TASKS["pendulum-td3"], found)}
     assert set(rows) == {"steps", "s", "updates/s"}
     assert rows["steps"].ratio == 7_500 / 8_000
     assert (rows["s"].ratio, rows["s"].target) == (2.0, 1 / 0.6)
-    assert rows["s"].note == "inline reached it 3 of 3 times, stable-baselines3 reached it 0 of 1 times"
+    assert rows["s"].note == (
+        "inline reached it 3 of 3 times, stable-baselines3 reached it 0 of 2 times; "
+        "stable-baselines3's training stood still for its evaluations for 5.0 s, ours are made beside it"
+    )
 
 
 @pytest.mark.parametrize(("own", "where"), [(50.0, "below"), (150.0, "inside"), (300.0, "above")])
 def test_without_a_target_the_note_says_where_our_return_lies(own, where):
-    found = {ASYNC: [training(1, 1.0, returned=own)], ZOO: [training(1, 1.0, returned=r) for r in (100.0, 200.0)]}
+    found = {ASYNC: [training(1, 1.0, returned=own)], ZOO: [judged(1, 1.0, returned=r) for r in (100.0, 200.0)]}
     row = next(end_to_end.rows("halfcheetah-sac", TASKS["halfcheetah-sac"], found))
     assert (row.unit, row.ours) == ("return", own)
     assert f"{where} what stable-baselines3 reached over its seeds (2), 100.0 to 200.0" in row.note
@@ -241,3 +249,5 @@ def test_all_sides_are_judged_by_the_same_episodes():
     judge = Judge(task, 3, gymnasium.make(task.env), lambda obs: Brake().act({"obs": obs[None]})["action"][0])
     judge.look(500)
     assert judge.newest == pytest.approx(np.mean(ours.returns))
+    found = judge.found(600)
+    assert found["evaluation_s"] == judge.spent_s > 0.0

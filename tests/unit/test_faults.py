@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 from dataclasses import replace
@@ -11,9 +12,11 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.core.errors import ConfigError
+from headrace.llm.loading import describes_language_model
 from headrace.runtime.config import load_config
+from headrace.runtime.presets import presets
 from headrace.testing import faultrun, provoke
-from headrace.testing.faultkinds import KINDS, Pace, choose, component_of, expected_words, shrink
+from headrace.testing.faultkinds import KINDS, NEUTRAL, Pace, choose, component_of, expected_words, shrink, under
 from headrace.testing.faultrun import Result, Seen, broken_promises
 
 BOOKS = {
@@ -79,18 +82,58 @@ def test_an_unknown_fault_is_refused_with_the_nearest():
     assert str(refused.value).startswith("[CFG-001] there is no fault step-lop\n  nearest: step-loop\n  known: none, ")
 
 
-@pytest.mark.parametrize("preset", ["pendulum-td3", "hockey-td3", "hockey-demo"])
-@pytest.mark.parametrize("kind", ["none", "step-loop", "evaluator-killed", "close-sleep"])
-def test_every_preset_can_be_made_short(preset, kind):
-    config = load_config(preset)
-    short = shrink(config, KINDS[kind], Pace(0.001, {"step_s": 30.0}))
-    assert short.env.lanes == 2 * short.env.group_size
-    assert short.run.steps <= 1000 or (short.run.run_duration_s or 99.0) <= 3.0
-    assert short.replay.capacity < 2000
-    assert short.evaluation.episodes == (kind == "evaluator-killed")
-    assert (short.env.id, short.env.factory, short.env.kwargs) == (config.env.id, config.env.factory, config.env.kwargs)
-    assert short.algorithm.name == config.algorithm.name
-    assert short.deadlines.step_s == (1.0 if kind == "step-loop" else config.deadlines.step_s)
+ALONE = [
+    name for name in presets() if not describes_language_model(name) and load_config(name).agents.count == 1
+]  # fmt: skip
+SETTINGS = [
+    ("cartpole-dqn", {"algorithm.batch_size": 66, "algorithm.optimiser.accumulate": 3}),
+    ("cartpole-dqn", {"algorithm.batch_size": 80, "algorithm.optimiser.accumulate": 40}),
+    ("pendulum-td3", {"env.workers": 3, "env.on_fault": "raise"}),
+    ("cartpole-ppo", {"env.workers": "auto"}),
+    ("pendulum-sac", {"supervision.learner_death": "resume"}),
+    ("pendulum-td3", {"supervision.when_spent": "degrade", "supervision.lane_faults": 1}),
+    ("pendulum-td3", {"supervision.max_restarts": 0, "supervision.max_rss_mib": 300.0}),
+    ("pendulum-td3", {"replay.n_step": 64, "env.frame_stack": 64, "collect.random_steps": 3}),
+    ("pendulum-td3", {"run.schedule": "inline", "env.max_episode_steps": 200, "evaluation.episode_limit": False}),
+    ("cartpole-ppo", {"rollout.max_policy_lag": 1, "rollout.order": "arrival", "rollout.whole_episodes": True}),
+    ("lunarlander-dqn", {"env.cast_observations": True, "replay.free_running": True}),
+]
+
+
+@pytest.mark.parametrize(("preset", "settings"), [*((name, {}) for name in ALONE), *SETTINGS])
+def test_whatever_is_configured_can_be_made_short_for_every_fault(preset, settings):
+    config = load_config(preset, settings)
+    for kind in KINDS.values():
+        short = shrink(config, kind, Pace(0.001, {"step_s": 30.0}))
+        assert short.env.lanes == 2 * short.env.group_size
+        assert short.run.steps <= 1000 or short.run.run_duration_s <= max(6.0, kind.least_s)
+        assert short.on_policy or short.replay.capacity < 2000
+        assert short.evaluation.episodes == (kind.name == "evaluator-killed")
+        assert short.algorithm.batch_size <= 40
+        assert short.collect.random_steps <= config.collect.random_steps
+        assert short.deadlines.step_s == (1.0 if "step_s" in kind.limited_by else config.deadlines.step_s)
+        for key, value in NEUTRAL.items():
+            assert functools.reduce(getattr, key.split("."), short) == value, key
+        sized = {"batch_size": short.algorithm.batch_size}
+        assert short.algorithm == config.algorithm.model_copy(update=sized)
+        own = ("id", "factory", "kwargs", "frame_stack", "cast_observations")
+        assert [getattr(short.env, key) for key in own] == [getattr(config.env, key) for key in own]
+
+
+def test_environments_of_many_agents_are_refused_before_anything_is_run(capsys):
+    assert headrace("faults", "treasurehunt-iqn") == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("[CFG-001] faults are provoked in environments of one agent only\n  agents count: 5\n")
+    assert out == ""
+
+
+def test_another_dtype_is_borne_where_observations_are_cast():
+    strict, casting = (load_config("pendulum-td3", {"env.cast_observations": cast}) for cast in (False, True))
+    changed = [kind.name for kind in KINDS.values() if under(kind, casting) != kind]
+    assert changed == ["wrong-dtype"]
+    assert all(under(kind, strict) is kind for kind in KINDS.values())
+    borne = under(KINDS["wrong-dtype"], casting)
+    assert (borne.outcome, borne.exit_code, borne.restarts, borne.says) == ("completed", 0, 0, ())
 
 
 def test_a_slow_environment_is_given_time():
@@ -99,6 +142,21 @@ def test_a_slow_environment_is_given_time():
     assert pace.limit_s("reset_s") == pytest.approx(3.0), "never more than the user grants"
     short = shrink(load_config("pendulum-td3"), KINDS["step-loop"], pace)
     assert short.run.run_duration_s == pytest.approx(15.0)
+    raising = shrink(load_config("pendulum-td3"), KINDS["step-raises"], replace(pace, run_s=40.0))
+    assert raising.run.run_duration_s == 40.0, "what is started again gets as long as the run without a fault"
+
+
+def test_the_run_without_a_fault_sets_the_pace(monkeypatch, tmp_path):
+    paces = {}
+
+    def provoke_fault(config, kind, pace, folder):
+        paces[kind.name] = pace
+        return Result(kind.name, passed=True, seconds=40.0, sentence="", steps_per_s=4.0)
+
+    monkeypatch.setattr(faultrun, "provoke_fault", provoke_fault)
+    list(faultrun.provoke_faults(load_config("pendulum-td3"), choose(("step-raises",)), tmp_path))
+    assert (paces["none"].step_s, paces["none"].run_s) == (0.0, 0.0)
+    assert (paces["step-raises"].step_s, paces["step-raises"].run_s) == (0.5, 40.0)
 
 
 def test_inline_becomes_async_and_lockstep_stays():

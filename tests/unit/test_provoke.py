@@ -5,12 +5,13 @@ from __future__ import annotations
 import cloudpickle
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from headrace.core import seeding
 from headrace.core.config import EnvConfig
 from headrace.core.errors import ObservationMismatch
 from headrace.envs.building import build_environment, environment_name
-from headrace.envs.contract import ObservationCheck
+from headrace.envs.contract import ObservationCheck, integer_range
 from headrace.envs.toy import SPACES, counter, sampler
 from headrace.testing import provoke
 from headrace.testing.faultrun import UserEnvironment
@@ -90,6 +91,35 @@ def test_impossible_are_only_those_for_which_there_is_no_such_leaf(tmp_path):
         ("image", "out-of-range"),  # every uint8 is an intensity
         *((space, what) for space in integers for what in ("nan-observation", "infinite-observation")),
     }
+
+
+BYTES = np.array([0, 0], np.uint8)
+INTEGERS = {
+    "discrete": spaces.Discrete(3, start=-1),
+    "multidiscrete": spaces.MultiDiscrete([3, 4], start=[2, 0]),  # 3 is in its first range
+    "multidiscrete of bytes": spaces.MultiDiscrete([[2, 1], [3, 2]], dtype=np.int8, start=[[126, 5], [0, -128]]),
+    "multibinary": spaces.MultiBinary((2, 2)),
+    "all bytes": spaces.Box(0, 255, (2,), np.uint8),
+    "all bytes in the first place": spaces.Box(BYTES, np.array([255, 7], np.uint8), dtype=np.uint8),
+    "limited below only": spaces.Box(3, 255, (2,), np.uint8),
+    "of no dimension": spaces.Box(-5, 5, (), np.int32),
+}
+
+
+@pytest.mark.parametrize("space", INTEGERS.values(), ids=INTEGERS)
+def test_beyond_a_space_of_integers_is_what_the_contract_says_is_beyond(space):
+    (leaf,), check = provoke.leaves(space, "obs"), ObservationCheck(space, "toy")
+    low, high = integer_range(space)
+    space.seed(1)
+    good = space.sample()
+    bad = provoke.VALUES["out-of-range"].change(space, leaf, good)
+    check.check(good, 1, 1)  # as it was
+    if bad is None:
+        natural = np.iinfo(leaf.dtype)
+        assert (np.all(low == natural.min), np.all(high == natural.max)) == (True, True)
+        return
+    with pytest.raises(ObservationMismatch, match=r"found: value"):
+        check.check(bad, 1, 2)
 
 
 def test_while_building_calls_are_counted_over_all_processes(marker):

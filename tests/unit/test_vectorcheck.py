@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from headrace.core.errors import ConfigError
 from headrace.testing.vectorcheck import (
     ACTIONS,
     CountingEnv,
@@ -19,6 +20,7 @@ from headrace.testing.vectorcheck import (
     Place,
     Provocation,
     Rows,
+    Soak,
     SuccessorCheck,
     provocations,
 )
@@ -320,3 +322,17 @@ def test_between_episodes_a_copy_may_be_replaced(tmp_path: Path) -> None:
     told = dataclasses.replace(rows, infos={**rows.infos, **fault("hung", at=0)})
     check = checked(AutoresetMode.NEXT_STEP, begun, [batch([4] * ENVS, first), told])
     assert [(fault.env, fault.copy, fault.kind) for fault in check.told] == [(0, 1, "hung")]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"rows": 7}, "a soak would check nothing"),
+        ({"as_ready": True, "mode": AutoresetMode.DISABLED}, "have to reset themselves"),
+    ],
+)
+def test_a_soak_that_would_check_nothing_or_blame_nobody_is_refused(change: dict[str, Any], text: str) -> None:
+    settings = {"rows": 8, "num_envs": 8, "mode": AutoresetMode.NEXT_STEP, "rates": {}, "as_ready": False}
+    Soak(**settings)
+    with pytest.raises(ConfigError, match=text):
+        Soak(**{**settings, **change})

@@ -102,7 +102,7 @@ def rows(name: str, task: Task, found: Trainings) -> Iterator[Row]:
     measured = TO_THE_END if task.target is None else TO_TARGET
     for ours in (side for side in task.ours if side in found):
         for peer in (side for side in task.peers if side in found):
-            note = (_within if task.target is None else _reached)(found, ours, peer)
+            note = f"{(_within if task.target is None else _reached)(found, ours, peer)}; {_evaluated(found, peer)}"
             for key, unit in measured.items():
                 sides = [result[key] for result in found[ours]], [result[key] for result in found[peer]]
                 row = compare(f"{name}, {ours}", task.env, (peer, found[peer][0]["version"]), sides, unit)
@@ -120,6 +120,12 @@ def _reached(found: Trainings, *sides: str) -> str:
         f"{side} reached it {sum(result['reached'] for result in found[side])} of {len(found[side])} times"
         for side in sides
     )
+
+
+def _evaluated(found: Trainings, peer: str) -> str:
+    """What of the peer's seconds ours do not have: see `judging`."""
+    spent_s = statistics.median(result["evaluation_s"] for result in found[peer])
+    return f"{peer}'s training stood still for its evaluations for {spent_s:.1f} s, ours are made beside it"
 
 
 def _within(found: Trainings, ours: str, peer: str) -> str:

@@ -3,7 +3,9 @@
 Everybody plays ten greedy episodes after every so many steps, and stops where their mean return reaches the target; without one,
 what counts is the return at the end. In a training of one seed all sides play the same episodes each time, those that a run of
 ours is evaluated with: on Pendulum, ten episodes may be worth forty points more than ten others to one and the same policy.
-Seconds count from the start of the process: imports, compilation and evaluations are in them.
+Seconds count from the start of the process: imports and compilation are in them. A peer plays its episodes itself while its
+training stands still, so they are in its seconds too, and how much that is is told as ``evaluation_s`` (Sample Factory's training
+goes on meanwhile). A run of ours plays them in a process of its own beside its training, and waits only for the last ones.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ class Judge:
         self.newest = float("nan")
         """Mean return of the last evaluation."""
         self.spent_s = 0.0
+        """Seconds of all evaluations."""
 
     def is_due(self, steps: int) -> bool:
         """Whether a policy is to be evaluated after so many steps."""
@@ -61,7 +64,10 @@ class Judge:
         if self.reached_at is None:
             self.look(steps)
         reached_at = self.reached_at
-        return {"reached": reached_at is not None, "steps": reached_at or steps, "return": self.newest}
+        return {
+            "reached": reached_at is not None, "steps": reached_at or steps, "return": self.newest,
+            "evaluation_s": self.spent_s,
+        }  # fmt: skip
 
 
 def greedy(model: Any) -> Callable[[Any], Any]:

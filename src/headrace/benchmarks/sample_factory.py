@@ -132,9 +132,12 @@ def train(task: Task, seed: int) -> Found:
             status = runner.run()
     if status != ExperimentStatus.SUCCESS:
         raise RuntimeError(f"Sample Factory ended with status {status}")
+    beside_s = evaluation.judge.spent_s
     evaluation.last_look()
+    found = evaluation.judge.found(evaluation.steps)
     return {
-        **evaluation.judge.found(evaluation.steps),
+        **found,
+        "evaluation_s": found["evaluation_s"] - beside_s,  # what came before kept no training from going on
         "updates_per_s": evaluation.updates / (evaluation.ended_s - evaluation.began_s),
     }  # fmt: skip
 

@@ -266,7 +266,7 @@ def _rule(space: spaces.Space[Any], leaf: Leaf) -> _LeafRule:
     part: Any = space
     for key in leaf.keys:
         part = part.spaces[key]
-    low, high = _integer_range(part)
+    low, high = integer_range(part)
     if low is not None and high is not None and leaf.dtype.kind in "iu":
         natural = np.iinfo(leaf.dtype)
         if (low <= natural.min).all() and (high >= natural.max).all():
@@ -274,7 +274,8 @@ def _rule(space: spaces.Space[Any], leaf: Leaf) -> _LeafRule:
     return _LeafRule(leaf, low, high, scalar=isinstance(part, spaces.Discrete))
 
 
-def _integer_range(part: Any) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+def integer_range(part: Any) -> tuple[NDArray[Any] | None, NDArray[Any] | None]:
+    """Least and largest values of a space that is one array of integers, of its shape; None: it is of none."""
     if isinstance(part, spaces.Discrete):
         return np.asarray(part.start), np.asarray(part.start + part.n - 1)
     if isinstance(part, spaces.MultiDiscrete):

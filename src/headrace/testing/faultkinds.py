@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -144,6 +144,24 @@ _ALL = (
 KINDS: Mapping[str, Kind] = MappingProxyType({kind.name: kind for kind in _ALL})
 """Every fault, in the order in which they are provoked."""
 
+NEUTRAL: Mapping[str, object] = MappingProxyType(
+    {
+        "env.workers": 0,
+        "env.on_fault": "replace",
+        "supervision.learner_death": "fail",
+        "supervision.when_spent": "fail",
+        "supervision.max_rss_mib": None,
+    }
+)
+"""Rules of the user's that the short run does without: by them something else follows than `KINDS` says."""
+
+
+def under(kind: Kind, config: ExperimentConfig) -> Kind:
+    """What follows from a fault by the rules of the user's that stay."""
+    if kind.what == "wrong-dtype" and config.env.cast_observations:  # an environment may depend on it, so it stays
+        return replace(kind, outcome="completed", exit_code=0, says=())
+    return kind
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -153,6 +171,8 @@ class Pace:
     """Mean seconds of one lane's step."""
     deadlines: Mapping[str, float] = field(default_factory=dict)
     """The user's own, by name."""
+    run_s: float = 0.0
+    """Seconds of that run: time enough for a replacement to start, and for every lane to get on."""
 
     def limit_s(self, name: str) -> float:
         """A short deadline that an environment this fast does not miss, and never a longer one than the user's."""
@@ -181,12 +201,22 @@ def choose(names: tuple[str, ...]) -> list[Kind]:
 def shrink(config: ExperimentConfig, kind: Kind, pace: Pace) -> ExperimentConfig:
     """The user's configuration as a short run with room for one fault.
 
-    Environment, algorithm and rules stay; sizes, lengths and some deadlines do not. ``inline`` becomes ``async``:
-    in one process, a fault of an environment is the end of everything.
+    Environment, algorithm and rules stay, but for those of `NEUTRAL`; sizes, lengths and some deadlines do not.
+    ``inline`` becomes ``async``: in one process, a fault of an environment is the end of everything.
+
+    Raises:
+        ConfigError: Its environment has many agents.
     """
+    if config.agents.count > 1:
+        raise ConfigError(
+            "faults are provoked in environments of one agent only",
+            agents_count=config.agents.count,
+            fix="headrace debug-run runs this configuration without faults",
+        )
     group_size = min(config.env.group_size, 4)
     lanes, chunk = 2 * group_size, min(config.collect.chunk_steps, 8)
     changes: dict[str, Any] = {
+        **NEUTRAL,
         "run.schedule": "async" if config.run.schedule == "inline" else config.run.schedule,
         "run.collectors": 2,
         "run.steps": _STEPS_PER_LANE * lanes,
@@ -195,24 +225,30 @@ def shrink(config: ExperimentConfig, kind: Kind, pace: Pace) -> ExperimentConfig
         "env.group_size": group_size,
         "env.max_episode_steps": min(config.env.max_episode_steps or _EPISODE_STEPS, _EPISODE_STEPS),
         "collect.chunk_steps": chunk,
+        "collect.random_steps": min(config.collect.random_steps, 8 * lanes),
         **({} if config.on_policy else _shrunk_replay(config, lanes, chunk)),
         "evaluation.every_steps": 0,
         "evaluation.episodes": 1 if kind.evaluates else 0,
+        "evaluation.episode_limit": True,
         "evaluation.target": None,
-        "algorithm.batch_size": min(config.algorithm.batch_size, 32),
+        "algorithm.batch_size": _shrunk_batch(config),
         "supervision.max_restarts": max(1, config.supervision.max_restarts),
         "supervision.backoff_s": min(0.1, config.supervision.backoff_s),
     }
+    return load_config(config, changes | _shrunk_times(kind, pace))
+
+
+def _shrunk_times(kind: Kind, pace: Pace) -> dict[str, Any]:
     limits = {name: pace.limit_s(name) for name in kind.limited_by}
-    changes |= {f"deadlines.{name}": limit_s for name, limit_s in limits.items()}
+    changes: dict[str, Any] = {f"deadlines.{name}": limit_s for name, limit_s in limits.items()}
     if "wait_s" in limits:
         changes |= {"deadlines.credit_s": None, "deadlines.rows_s": None}
     if kind.by_time:
         changes |= {
             "run.steps": 10**9,
-            "run.run_duration_s": max([kind.least_s, *(3.0 * limit_s for limit_s in limits.values())]),
+            "run.run_duration_s": max([kind.least_s, pace.run_s, *(3.0 * limit_s for limit_s in limits.values())]),
         }
-    return load_config(config, changes)
+    return changes
 
 
 def _shrunk_replay(config: ExperimentConfig, lanes: int, chunk: int) -> dict[str, Any]:
@@ -222,8 +258,13 @@ def _shrunk_replay(config: ExperimentConfig, lanes: int, chunk: int) -> dict[str
         "replay.learning_starts": 8 * lanes,
         "replay.ratio": min(config.replay.ratio or 1.0, 0.25),
         "replay.slack_steps": None,
-        "collect.random_steps": 8 * lanes,
     }
+
+
+def _shrunk_batch(config: ExperimentConfig) -> int:
+    """Not more than a few transitions, and as many as go through the network in equal parts."""
+    parts: int = getattr(getattr(config.algorithm, "optimiser", None), "accumulate", 1)
+    return max(parts, min(config.algorithm.batch_size, 32) // parts * parts)
 
 
 def component_of(config: ExperimentConfig) -> str:

@@ -27,7 +27,6 @@ from headrace.core.config import EnvConfig
 from headrace.core.errors import HeadraceError
 from headrace.envs.building import build_environment
 from headrace.ipc.channel import Deadline, poll_fds
-from headrace.ipc.child import adopt_orphans
 from headrace.monitor.doctor import diagnose
 from headrace.monitor.reader import read_run
 from headrace.runtime.config import ExperimentConfig, dump_toml
@@ -37,7 +36,7 @@ from headrace.runtime.rundir import RunDirectory
 from headrace.telemetry.board import Board, State
 from headrace.telemetry.events import read_events
 from headrace.testing import leaks, provoke
-from headrace.testing.faultkinds import KINDS, LANE, Kind, Pace, choose, component_of, expected_words, shrink
+from headrace.testing.faultkinds import KINDS, LANE, Kind, Pace, choose, component_of, expected_words, shrink, under
 
 __all__ = ["KINDS", "Result", "choose", "provoke_fault", "provoke_faults"]
 
@@ -150,7 +149,7 @@ def provoke_faults(config: ExperimentConfig, kinds: Sequence[Kind], folder: Path
 
     Raises:
         KeyboardInterrupt: A person has interrupted it; everything has ended in order.
-        ConfigError: The configuration cannot be made this short.
+        ConfigError: See `headrace.testing.faultkinds.shrink`.
     """
     deadlines = {name: value for name, value in config.deadlines.model_dump().items() if value is not None}
     pace = Pace(deadlines=deadlines)
@@ -161,7 +160,8 @@ def provoke_faults(config: ExperimentConfig, kinds: Sequence[Kind], folder: Path
             continue
         if not result.passed:
             return
-        pace = replace(pace, step_s=2.0 / result.steps_per_s if result.steps_per_s else 0.0)
+        step_s = 2.0 / result.steps_per_s if result.steps_per_s else 0.0
+        pace = replace(pace, step_s=step_s, run_s=result.seconds)
 
 
 def provoke_fault(config: ExperimentConfig, kind: Kind, pace: Pace, folder: Path, clock: Clock | None = None) -> Result:
@@ -176,14 +176,13 @@ def provoke_fault(config: ExperimentConfig, kind: Kind, pace: Pace, folder: Path
 
     Raises:
         KeyboardInterrupt: A person has interrupted it; the run has ended in order.
-        ConfigError: The configuration cannot be made this short.
+        ConfigError: See `headrace.testing.faultkinds.shrink`.
     """
     clock = clock or MonotonicClock()
     started_s = clock.now()
-    short = shrink(config, kind, pace)
+    short, kind = shrink(config, kind, pace), under(kind, config)
     path, marker = folder / kind.name, folder / f"{kind.name}.marker"
-    adopt_orphans()  # or what outlives its own parent would go unseen
-    before = leaks.Holdings.now()
+    before = leaks.beginning()
     try:
         seen = _by_command(short, kind, path) if kind.where == "parent" else _here(short, kind, path, marker)
         seen = replace(seen, left=leaks.settled(before, GONE_S))
@@ -271,7 +270,7 @@ def _said(path: Path, summary: Mapping[str, Any]) -> str:
 def _by_command(short: ExperimentConfig, kind: Kind, path: Path) -> Seen:
     """A run whose parent is a command of its own, which is sent the signal."""
     strike = Strike(path / "board", kind)
-    deadline = Deadline(_RUN_S)
+    deadline = Deadline(_RUN_S + (short.run.run_duration_s or 0.0))
     with _command(short, path) as process:
         with _watched(process.pid) as ended:
             while not strike.done and not ended(_LOOK_S) and not deadline.passed:

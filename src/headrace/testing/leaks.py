@@ -21,6 +21,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 from headrace.core.procstat import PARENT, PROC, STARTED, STATE, stat_fields
@@ -30,8 +31,13 @@ from headrace.ipc.child import adopt_orphans
 SETTLE_S = 2.0
 """Seconds that things which are on their way out are given."""
 
+_WALKS = 10
 _COUNTED = ("pipe:", "socket:", "/memfd:", "pidfd:", "anon_inode:[pidfd]")
 _SHARED_MEMORY = Path("/dev/shm")
+_ENDED = frozenset({"Z", "X"})
+
+_Walked = list[tuple[int, list[str]]]
+"""Processes, each with its `stat_fields`."""
 
 
 class Leaked(AssertionError):
@@ -65,16 +71,20 @@ class Holdings:
     """Mapped memfds whose descriptor may be closed already."""
     shared_memory: frozenset[str] = frozenset()
     """Names in /dev/shm."""
+    children: frozenset[int] = field(default=frozenset(), compare=False)
+    """Pids of this process's own children, zombies too; nothing that is counted."""
 
     @classmethod
     def now(cls) -> Holdings:
         """Count."""
+        walked = _below(os.getpid())
         return cls(
-            processes=frozenset(_family()),
+            processes=frozenset(_living(walked)),
             threads=frozenset(f"{thread.name} ({thread.ident})" for thread in threading.enumerate()),
             descriptors=frozenset(_descriptors()),
             mappings=frozenset(_mappings()),
             shared_memory=frozenset(_names()),
+            children=frozenset(pid for pid, stat in walked if int(stat[PARENT]) == os.getpid()),
         )
 
     def since(self, before: Holdings) -> dict[str, list[str]]:
@@ -82,7 +92,8 @@ class Holdings:
 
         Other programs come and go in /dev/shm, so what one of them has open by now is not counted.
         """
-        added = {kind.name: getattr(self, kind.name) - getattr(before, kind.name) for kind in fields(self)}
+        counted = (kind.name for kind in fields(self) if kind.compare)
+        added = {kind: getattr(self, kind) - getattr(before, kind) for kind in counted}
         if added["shared_memory"]:  # rarely, and the open files of a whole machine take long to look through
             elsewhere = _open_elsewhere()
             added["shared_memory"] = {name for name in added["shared_memory"] if _inode(name) not in elsewhere}
@@ -96,8 +107,7 @@ def no_leaks(settle_s: float = SETTLE_S) -> Iterator[None]:
     Raises:
         Leaked: It left something behind. Not raised over an exception of the block itself.
     """
-    adopt_orphans()  # or a grandchild whose parent was killed would leave the family, and go unseen
-    before = Holdings.now()
+    before = beginning()
     try:
         yield
     finally:
@@ -107,17 +117,24 @@ def no_leaks(settle_s: float = SETTLE_S) -> Iterator[None]:
         raise Leaked(describe(added))
 
 
+def beginning() -> Holdings:
+    """What is here before something that may leave things behind; from now on orphans stay in this family."""
+    adopt_orphans()  # or a grandchild whose parent was killed would leave the family, and go unseen
+    resource_tracker.ensure_running()  # starts with the first shared memory of multiprocessing, and stays: no leak
+    return Holdings.now()
+
+
 def settled(before: Holdings, settle_s: float) -> dict[str, list[str]]:
     """What has been added since ``before``, once whatever is on its way out is gone, or ``settle_s`` is over."""
     deadline = Deadline(settle_s)
-    reap()
+    reap(before)
     added = Holdings.now().since(before)
     if added:
         gc.collect()  # objects in cycles hold descriptors and mappings until then
         added = Holdings.now().since(before)
     while added and not deadline.passed:
         _wait_for_an_exit(before, deadline)
-        reap()
+        reap(before)
         added = Holdings.now().since(before)
         if "processes" not in added:
             break  # nothing else goes away by itself
@@ -137,13 +154,18 @@ def end_processes(before: Holdings) -> list[str]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
         _wait_for_an_exit(before, deadline)
-        reap()
+        reap(before)
     return sorted(set(killed))
 
 
-def reap() -> None:
-    """Collect adopted orphans that have ended. Children somebody here still waits for are left to them."""
+def reap(before: Holdings) -> None:
+    """Collect adopted orphans that have ended.
+
+    Left to others are children somebody here still waits for, and those that were here before: an orphan adopted since
+    then is none of them.
+    """
     zombies = {pid for pid, stat in _below(os.getpid()) if stat[STATE] == "Z" and int(stat[PARENT]) == os.getpid()}
+    zombies -= before.children
     if not zombies:
         return  # looking through all objects for those who wait takes a twentieth of a second
     for pid in zombies - _waited_for():
@@ -159,33 +181,55 @@ def describe(added: Mapping[str, list[str]]) -> str:
 
 def _waited_for() -> set[int]:
     """Pids that a living Popen or multiprocessing object will wait for itself."""
-    popen = {held.pid for held in gc.get_objects() if type(held) is subprocess.Popen and held.returncode is None}
+    held = [thing for thing in gc.get_objects() if issubclass(type(thing), subprocess.Popen)]
+    popen = {process.pid for process in held if process.returncode is None}
     return popen | {child.pid for child in multiprocessing.active_children() if child.pid}
 
 
 def _family() -> list[Descendant]:
-    return [
-        Descendant(pid, int(stat[STARTED]), _command(pid))
-        for pid, stat in _below(os.getpid())
-        if stat[STATE] not in {"Z", "X"}
-    ]
+    return list(_living(_below(os.getpid())))
 
 
-def _below(pid: int) -> list[tuple[int, list[str]]]:
+def _living(walked: _Walked) -> Iterator[Descendant]:
+    for pid, stat in walked:
+        if stat[STATE] not in _ENDED:
+            yield Descendant(pid, int(stat[STARTED]), _command(pid))
+
+
+def _below(pid: int) -> _Walked:
     """Every descendant with its `stat_fields`.
 
+    Who ends during a walk may hand on its children to one whose own have been looked at: then the walk is made again.
     Not by psutil: it leaves out a child that by the wall clock is older than its parent, which a clock that is set
     while it reads them makes of any.
     """
-    children = _children if _told_by_threads(pid) else _children_among_all()
-    found: list[tuple[int, list[str]]] = []
+    known: set[int] = set()
+    found: _Walked = []
+    for _ in range(_WALKS):
+        found, ended = _walk(pid)
+        if ended <= known:
+            break
+        known |= ended
+    return found
+
+
+def _walk(pid: int) -> tuple[_Walked, set[int]]:
+    """The descendants one after the other, and those of them that had ended once their children were known."""
+    ended: set[int] = set()
+    children = _children if _told_by_threads(pid) else _children_among_all(ended)
+    found: _Walked = []
     parents = [pid]
     for parent in parents:
         for child in children(parent):
             if stat := stat_fields(child):
                 found.append((child, stat))
                 parents.append(child)
-    return found
+            else:
+                ended.add(child)
+        stat = stat_fields(parent)
+        if not stat or stat[STATE] in _ENDED:
+            ended.add(parent)
+    return found, ended
 
 
 def _told_by_threads(pid: int) -> bool:
@@ -203,13 +247,14 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _children_among_all() -> Callable[[int], Sequence[int]]:
-    """Look at every process of the machine; the children of one of them."""
+def _children_among_all(ended: set[int]) -> Callable[[int], Sequence[int]]:
+    """Look at every process of the machine, and note those that are gone; the children of one of them."""
     children: dict[int, list[int]] = {}
     for number in _process_numbers():
-        stat = stat_fields(number)
-        if stat:
+        if stat := stat_fields(number):
             children.setdefault(int(stat[PARENT]), []).append(number)
+        else:
+            ended.add(number)
     return lambda pid: children.get(pid, ())
 
 

@@ -26,6 +26,7 @@ from gymnasium import spaces
 
 from headrace.core import seeding
 from headrace.core.specs import Leaf, assemble, leaves
+from headrace.envs.contract import integer_range
 
 WORDS = "provoked by headrace: burn map corrupt, tile 7"
 """What a provoked exception says."""
@@ -128,15 +129,18 @@ def _set_first(value: Any, number: float) -> Any:
 
 
 def _beyond(space: spaces.Space[Any], leaf: Leaf, value: Any) -> Any:
+    """With the first number for which there is room beyond its own limit in the dtype."""
     part: Any = space
     for key in leaf.keys:
         part = part.spaces[key]
-    if isinstance(part, spaces.Discrete):
-        return np.int64(part.start + part.n)
-    high = np.asarray(part.high if isinstance(part, spaces.Box) else getattr(part, "nvec", 2)).reshape(-1)[0]
-    if isinstance(part, spaces.Box) and high >= np.iinfo(leaf.dtype).max:
-        return None
-    return _set_first(value, int(high) + (1 if isinstance(part, spaces.Box) else 0))
+    (low, high), natural = integer_range(part), np.iinfo(leaf.dtype)
+    for limits, last, beyond in ((high, natural.max, 1), (low, natural.min, -1)):
+        places = np.flatnonzero(np.asarray(limits) != last)
+        if places.size:
+            changed = np.array(value)
+            changed.flat[places[0]] = int(np.asarray(limits).flat[places[0]]) + beyond
+            return changed[()]
+    return None
 
 
 def _other_dtype(leaf: Leaf, value: Any) -> Any:

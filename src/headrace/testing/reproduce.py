@@ -1,8 +1,8 @@
 """Provoke a fault of an environment again: ``python -m headrace.testing.reproduce RUN/reproducers/FILE.json``.
 
 Rebuilds the environment, resets it with the recorded seed, repeats the recorded actions, and tells what happens at the
-step that failed. All of it in a child process, so that a hang or a crash can be told too. Run it where the training was
-started, so that the environment's module is found.
+step that failed. All of it in a child process, so that a hang or a crash can be told too; it is killed then, and so are
+programs that the environment has started. Run it where the training was started, so that the environment's module is found.
 
 Exit codes: 0 the fault came again · 1 it did not · 2 the file cannot be used.
 """
@@ -35,6 +35,7 @@ from headrace.envs.building import build_environment, environment_name
 from headrace.ipc.stacks import DUMP_SIGNAL, innermost_frame
 from headrace.runtime.reproducers import Reproducer
 from headrace.supervision.spec import describe_exit
+from headrace.testing import leaks
 
 _START, _CONSTRUCT, _RESET = -3, -2, -1
 """Where the child is; a step is its number, from 0."""
@@ -93,6 +94,7 @@ def reproduce(path: Path, timeout_s: float) -> Outcome:
         at_file, result, stacks = Path(folder, "at"), Path(folder, "result"), Path(folder, "stacks")
         at_file.write_bytes(_AT.pack(_START))
         command = [sys.executable, "-m", "headrace.testing.reproduce", str(path), "--play-into", folder]
+        before = leaks.beginning()
         with subprocess.Popen(command, stdin=subprocess.DEVNULL) as process:
             try:
                 hangs = _watch(process, at_file, timeout_s)
@@ -102,6 +104,8 @@ def reproduce(path: Path, timeout_s: float) -> Outcome:
             finally:
                 process.kill()
                 process.wait(timeout=_KILL_S)
+                leaks.settled(before, _DUMP_S)  # some programs end with it, and put away what they hold
+                leaks.end_processes(before)
         (at,) = _AT.unpack(at_file.read_bytes())
         if hangs:
             dump = stacks.read_text() if stacks.exists() else ""

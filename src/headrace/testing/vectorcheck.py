@@ -22,6 +22,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from headrace.core import seeding
+from headrace.core.errors import ConfigError
 from headrace.testing.provoke import ENDS, REWARDS, note
 from headrace.vector.env import VectorEnv
 from headrace.vector.options import FaultBudget
@@ -408,6 +409,26 @@ class Soak:
     as_ready: bool
     """Through ``send`` and ``receive``, half of the environments or more at a time; otherwise through ``step``."""
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what would check nothing, or complain of nothing.
+
+        Raises:
+            ConfigError: There are fewer rows than environments, or nobody would reset what has ended.
+        """
+        if self.rows < self.num_envs:
+            raise ConfigError(
+                "a soak would check nothing: a step of all environments has more rows",
+                rows=self.rows,
+                num_envs=self.num_envs,
+                fix="raise rows, or lower num_envs",
+            )
+        if self.as_ready and self.mode is AutoresetMode.DISABLED:
+            raise ConfigError(
+                "environments that are taken as they are ready have to reset themselves",
+                mode=self.mode.name,
+                fix="choose another mode, or as_ready = False",
+            )
 
     def run(self, folder: Path, **options: Any) -> Soaked:
         """Do it.
