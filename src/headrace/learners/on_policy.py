@@ -76,6 +76,7 @@ class OnPolicyLearner(BaseLearner):
         self._complete = False
         rollout = self.rollouts.gather()
         if rollout is None:
+            self.witness.gathered_nothing(self.updates)  # it used chunks up, and no update tells of it
             return False
         self._note(rollout)
         self.algorithm.begin(rollout)

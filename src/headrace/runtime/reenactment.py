@@ -19,6 +19,7 @@ from headrace.learners.base import BaseLearner
 from headrace.learners.checkpoint import LearnerState
 from headrace.learners.witness import Drawn, Nobody, Salvaged, batch_print
 from headrace.record.events import (
+    GATHERED_NOTHING,
     BatchesTrained,
     ChunkCommitted,
     Event,
@@ -131,13 +132,19 @@ class Reenactment:
                 self._save(save)
             case LearnerSucceeded(_, save):
                 self._succeed(save)
-            case Note(_, "resumed", _):
-                self._save(0)
-            case Note(updates, "ended", facts):
-                self.ended = True
-                self._compare_weights(number, updates, facts["weights_sha256"], {})
+            case Note():
+                self._note(number, event)
 
         self._policies.forget_before(number + 1)
+
+    def _note(self, number: int, note: Note) -> None:
+        if note.kind == "resumed":
+            self._save(0)
+        elif note.kind == GATHERED_NOTHING:
+            self.learner.update()
+        elif note.kind == "ended":
+            self.ended = True
+            self._compare_weights(number, note.updates, note.facts["weights_sha256"], {})
 
     def _save(self, number: int) -> None:
         """Keep the learner's state, if another one begins from it later."""
