@@ -218,6 +218,12 @@ class EvaluationConfig(Section):
     """Whether ``env.max_episode_steps`` cuts these episodes as well; otherwise only the environment itself ends them."""
 
 
+WHILE_CREDIT = ("commit_s", "update_s", "publish_s", "checkpoint_s")
+"""Limits of what the learner may be busy with while a collector waits for credit."""
+WHILE_ROWS = ("start_s", "reset_s", "step_s")
+"""Limits of what a collector may be busy with while the learner waits for rows."""
+
+
 class DeadlinesConfig(Section):
     """Seconds an activity may take before the component that is busy with it is called stalled. Each is finite.
 
@@ -235,10 +241,12 @@ class DeadlinesConfig(Section):
     """Handing over one chunk of rows, or taking it over."""
     credit_s: float | None = Field(default=None, gt=0)
     """A collector waiting for credit gives up after so long if the learner did nothing at all meanwhile; one that does
-    not (it is frozen) is found a quarter later. Not set: ``wait_s``."""
+    not (it is frozen) is found a quarter later. Not set: ``wait_s``, or twice the longest of ``commit_s``, ``update_s``,
+    ``publish_s`` and ``checkpoint_s`` if that is more."""
     rows_s: float | None = Field(default=None, gt=0)
     """The learner waiting for rows gives up after so long if no collector it waits for did anything meanwhile. Not
-    set: twice the limit for credit, so that it outlives the replacement of frozen collectors."""
+    set: twice the limit for credit, so that it outlives the replacement of frozen collectors, or twice the longest of
+    ``start_s``, ``reset_s`` and ``step_s`` if that is more."""
     update_s: float = Field(default=60.0, gt=0)
     """One gradient step, its batch included."""
     publish_s: float = Field(default=60.0, gt=0)
@@ -266,6 +274,21 @@ class DeadlinesConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _who_waits_outlives_what_was_raised(self) -> Self:
+        """Where somebody is given more time than usual, nobody else gives up earlier because it was told to."""
+        waits = (("credit_s", self.credit_limit_s, WHILE_CREDIT), ("rows_s", self.rows_limit_s, WHILE_ROWS))
+        for key, limit_s, names in waits:
+            for name in names:
+                value = getattr(self, name)
+                if value > type(self).model_fields[name].default and value >= limit_s:
+                    raise ConfigError(
+                        f"deadlines.{name} would be overruled: who waits meanwhile would give up before",
+                        **{name: value, key: limit_s},
+                        fix=f"raise deadlines.{key} above {value:g}, or remove it: then it follows by itself",
+                    )
+        return self
+
     @property
     def stall_limit_s(self) -> float:
         """``stall_s``, or what it is raised to."""
@@ -275,12 +298,16 @@ class DeadlinesConfig(Section):
     @property
     def credit_limit_s(self) -> float:
         """``credit_s``, or what stands for it."""
-        return self.wait_s if self.credit_s is None else self.credit_s
+        if self.credit_s is not None:
+            return self.credit_s
+        return max(self.wait_s, 2.0 * max(getattr(self, name) for name in WHILE_CREDIT))
 
     @property
     def rows_limit_s(self) -> float:
         """``rows_s``, or what stands for it."""
-        return 2.0 * self.credit_limit_s if self.rows_s is None else self.rows_s
+        if self.rows_s is not None:
+            return self.rows_s
+        return 2.0 * max(self.credit_limit_s, *(getattr(self, name) for name in WHILE_ROWS))
 
 
 FROZEN = 1.25

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+from headrace.core.config import WHILE_CREDIT, WHILE_ROWS, DeadlinesConfig
 from headrace.core.errors import ConfigError
 from headrace.core.refusals import nearest
 from headrace.runtime.config import ExperimentConfig, load_config
@@ -205,8 +206,11 @@ def shrink(config: ExperimentConfig, kind: Kind, pace: Pace) -> ExperimentConfig
     }
     limits = {name: pace.limit_s(name) for name in kind.limited_by}
     changes |= {f"deadlines.{name}": limit_s for name, limit_s in limits.items()}
-    if "wait_s" in limits:
-        changes |= {"deadlines.credit_s": None, "deadlines.rows_s": None}
+    if "wait_s" in limits:  # whoever waits gives up soon too, however patient the user is with others
+        usual = DeadlinesConfig()
+        others = [name for name in (*WHILE_CREDIT, *WHILE_ROWS) if name not in limits]
+        changes |= {f"deadlines.{name}": min(getattr(config.deadlines, name), getattr(usual, name)) for name in others}
+        changes |= {"deadlines.credit_s": limits["wait_s"], "deadlines.rows_s": 2.0 * limits["wait_s"]}
     if kind.by_time:
         changes |= {
             "run.steps": 10**9,
