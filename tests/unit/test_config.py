@@ -310,6 +310,8 @@ def test_sections_are_frozen():
         ({"deadlines.update_s": 90.0, "deadlines.credit_s": 80.0}, "deadlines.update_s would be overruled"),
         ({"deadlines.checkpoint_s": 90.0, "deadlines.credit_s": 90.0}, "deadlines.checkpoint_s would be overruled"),
         ({"deadlines.step_s": 200.0, "deadlines.rows_s": 160.0}, "deadlines.step_s would be overruled"),
+        ({"supervision.lane_faults": 2}, "supervision.lane_faults would be ignored"),
+        ({"supervision.learner_save_every_s": 5.0}, "supervision.learner_save_every_s would be ignored"),
         ({"supervision.when_spent": "degrade", "supervision.max_restarts": 1}, "no lane would ever be left out alone"),
         ({"env.kwargs": {"f": print}}, "an argument of the environment cannot be written"),
     ],

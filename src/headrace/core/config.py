@@ -339,6 +339,20 @@ class SupervisionConfig(Section):
     limit. For environments that leak."""
 
     @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        for key, other, value in (
+            ("lane_faults", "when_spent", "degrade"),
+            ("learner_save_every_s", "learner_death", "resume"),
+        ):
+            if getattr(self, other) != value and getattr(self, key) != type(self).model_fields[key].default:
+                raise ConfigError(
+                    f"supervision.{key} would be ignored",
+                    **{key: getattr(self, key), other: getattr(self, other)},
+                    fix=f'remove it, or set supervision.{other} = "{value}"',
+                )
+        return self
+
+    @model_validator(mode="after")
     def _a_lane_would_never_be_left_out(self) -> Self:
         if self.when_spent == "degrade" and self.lane_faults > self.max_restarts + 1:
             raise ConfigError(
