@@ -92,7 +92,7 @@ class EnvConfig(Section):
     frame_stack: int = Field(default=1, ge=1, le=64)
     """Frames a policy sees at once, oldest first; stored once, stacked when read."""
     cast_observations: bool = False
-    """Convert observations whose dtype differs from the declared one, with one warning, instead of refusing them."""
+    """Convert observations whose dtype differs from the declared one, and say so once, instead of refusing them."""
     workers: int | Literal["auto"] = Field(default=0)
     """Processes of each collector that step its environments while it acts for all of them; ``"auto"`` measures what
     pays. An environment that hangs or dies there is replaced alone. 0: the collector steps them itself."""

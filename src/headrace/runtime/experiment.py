@@ -188,6 +188,8 @@ class Experiment:
         """Updates of the learner that died."""
         self._salvaging: dict[str, Instruction | None] = {}
         """Dead collectors whose rows are being saved, and what follows."""
+        self._cast: set[str] = set()
+        """What is told of converted observations."""
         self._recycling: dict[str, str] = {}
         """Collectors that were told to leave for their memory, and how much that is."""
 
@@ -314,6 +316,10 @@ class Experiment:
             self._on_evaluated(facts)
         elif kind == "record_lost":
             self._resources.record_lost = facts["problem"]
+        elif kind == "cast":
+            if facts["text"] in self._cast:
+                return  # of every process that steps such environments
+            self._cast.add(facts["text"])
         told = telling(kind, facts)
         self._say(told.kind, child_id, told.text, tell=told.tell, **told.facts)
 

@@ -47,7 +47,7 @@ def telling(kind: str, facts: Mapping[str, Any]) -> Telling:
         case "suspicious":
             kept = {"finding": facts["kind"], "severity": facts["severity"], "facts": facts["facts"]}
             return Telling(kind, facts["text"], kept, tell=facts["severity"] == "warning")
-        case "ledger":
+        case "ledger" | "cast":
             kept = {name: value for name, value in facts.items() if name != "text"}
             return Telling(kind, facts["text"], kept, tell=facts["severity"] == "warning")
     return Telling(kind, kind, facts)
