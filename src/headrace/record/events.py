@@ -334,5 +334,10 @@ KINDS: Mapping[int, type[Event]] = {
 }  # fmt: skip
 
 
+def updates_after(event: Event) -> int:
+    """Gradient steps made when an event was over; for all but those that tell of updates, as many as before it."""
+    return event.updates + (len(event.prints) if isinstance(event, BatchesTrained) else 0)
+
+
 def _place(segment: int, offset: int) -> RowPlace:
     return NOT_KEPT if segment == 0xFFFFFFFF else RowPlace(segment, offset)

@@ -30,6 +30,7 @@ from headrace.record.events import (
     StateSaved,
     StepsLost,
     WeightsHashed,
+    updates_after,
 )
 from headrace.record.rows import RowReader
 from headrace.record.trace import Trace
@@ -92,10 +93,9 @@ class Reenactment:
 
     def updates_before(self, number: int, event: Event) -> Iterator[int]:
         """Numbers of the updates that come before an event; each has to be made before the next is asked for."""
-        target = event.updates
+        target = updates_after(event)
         if isinstance(event, BatchesTrained):
             self._witness.expect(event.updates, event.prints)
-            target += len(event.prints)
         elif isinstance(event, LearnerSucceeded):
             return  # those its predecessor made last died with it
         while self.learner.updates < target:
