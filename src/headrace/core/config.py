@@ -6,7 +6,7 @@ The file format is TOML; `headrace.runtime.config` puts the sections together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -300,14 +300,17 @@ class DeadlinesConfig(Section):
         """``credit_s``, or what stands for it."""
         if self.credit_s is not None:
             return self.credit_s
-        return max(self.wait_s, 2.0 * max(getattr(self, name) for name in WHILE_CREDIT))
+        return max(self.wait_s, 2.0 * self._longest_s(WHILE_CREDIT))
 
     @property
     def rows_limit_s(self) -> float:
         """``rows_s``, or what stands for it."""
         if self.rows_s is not None:
             return self.rows_s
-        return 2.0 * max(self.credit_limit_s, *(getattr(self, name) for name in WHILE_ROWS))
+        return 2.0 * max(self.credit_limit_s, self._longest_s(WHILE_ROWS))
+
+    def _longest_s(self, names: Sequence[str]) -> float:
+        return max(float(getattr(self, name)) for name in names)
 
 
 FROZEN = 1.25

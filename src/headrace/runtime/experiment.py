@@ -188,8 +188,6 @@ class Experiment:
         """Updates of the learner that died."""
         self._salvaging: dict[str, Instruction | None] = {}
         """Dead collectors whose rows are being saved, and what follows."""
-        self._cast: set[str] = set()
-        """What is told of converted observations."""
         self._recycling: dict[str, str] = {}
         """Collectors that were told to leave for their memory, and how much that is."""
 
@@ -316,12 +314,8 @@ class Experiment:
             self._on_evaluated(facts)
         elif kind == "record_lost":
             self._resources.record_lost = facts["problem"]
-        elif kind == "cast":
-            if facts["text"] in self._cast:
-                return  # of every process that steps such environments
-            self._cast.add(facts["text"])
         told = telling(kind, facts)
-        self._say(told.kind, child_id, told.text, tell=told.tell, **told.facts)
+        self._say(told.kind, child_id, told.text, tell=told.tell, once=told.once, **told.facts)
 
     def _on_evaluated(self, facts: dict[str, Any]) -> None:
         point = self._observer.on_evaluation(facts)

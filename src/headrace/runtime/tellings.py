@@ -15,6 +15,8 @@ class Telling:
     text: str
     facts: Mapping[str, Any]
     tell: bool = False
+    once: bool = False
+    """Several components may find the same; it is told of the first."""
 
 
 def telling(kind: str, facts: Mapping[str, Any]) -> Telling:
@@ -49,5 +51,5 @@ def telling(kind: str, facts: Mapping[str, Any]) -> Telling:
             return Telling(kind, facts["text"], kept, tell=facts["severity"] == "warning")
         case "ledger" | "cast":
             kept = {name: value for name, value in facts.items() if name != "text"}
-            return Telling(kind, facts["text"], kept, tell=facts["severity"] == "warning")
+            return Telling(kind, facts["text"], kept, tell=facts["severity"] == "warning", once=kind == "cast")
     return Telling(kind, kind, facts)
