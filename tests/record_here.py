@@ -52,8 +52,13 @@ Lend = Callable[[Basics, EnvSpaces, LaneBlock, Slot], Sequence[GroupBeginning]]
 """How the groups of a run begin that has its environments elsewhere."""
 
 
-def record_here(folder: Path, lend: Lend | None = None, **settings: Any) -> Path:
-    """Train in this process, with a record; settings are keys with ``__`` for the dot. Async runs collect eagerly."""
+def record_here(
+    folder: Path, lend: Lend | None = None, drive: Callable[[Training], Any] | None = None, **settings: Any
+) -> Path:
+    """Train in this process, with a record; settings are keys with ``__`` for the dot. Async runs collect eagerly.
+
+    ``drive`` takes the place of the schedule.
+    """
     given = {key.replace("__", "."): value for key, value in settings.items()}
     base = {key: value for key, value in SETTINGS.items() if key != "env.id" or "env.factory" not in given}
     if "algorithm.name" in given:
@@ -90,7 +95,8 @@ def record_here(folder: Path, lend: Lend | None = None, **settings: Any) -> Path
             keeper = Keeper(place.checkpoints_dir, learner, recorder, config, {}, MonotonicClock())
             training = Training(learner, source, ours[0], config, keeper, slot, MonotonicClock())
             learner.publish()
-            training.finish(run_rounds(training) if config.run.schedule == "inline" else run_async(training))
+            drive = drive or (run_rounds if config.run.schedule == "inline" else run_async)
+            training.finish(drive(training))
             recorder.close()
             source.close()
             for channel in ours:

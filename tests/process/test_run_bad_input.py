@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.main import main
-from run_support import Runs, summary
+from run_support import Runs, events, summary
 
 pytestmark = [pytest.mark.process, pytest.mark.thin(2)]
 
@@ -208,3 +208,17 @@ def test_environment_that_breaks_its_contract_later(runs, name, schedule, tmp_pa
     assert factory in error
     assert run.summary["restarts"] == 0
     assert run.summary["books"]["balanced"]
+
+
+@pytest.mark.parametrize("at", [0, 7], ids=["from_the_first", "later"])
+@pytest.mark.parametrize("schedule", ["inline", "async"])
+def test_observations_that_are_converted_are_told_once(runs: Runs, at: int, schedule: str):
+    """Whether the probe meets the first one or every environment for itself."""
+    run = runs.train(
+        kwargs={"fault": "wrong_dtype", "at": at}, env__cast_observations=True, run__schedule=schedule, run__steps=200
+    )
+    assert run.completed, run.summary["error"]
+    (told,) = events(run, "cast")
+    assert told["text"] == (
+        "run_envs:make: obs is converted on every step, from float32 array of shape (2,) to float64 array of shape (2,)"
+    )

@@ -199,7 +199,7 @@ def test_frozen_while_it_waits_for_credit(runs, strike, gate):
     strike(freeze_and_see_it_replaced)
     run = runs.train(
         **dawdling(gate, ENV, 400), run__steps=3000, replay__learning_starts=50, collect__random_steps=50,
-        deadlines__wait_s=1.0,
+        deadlines__wait_s=1.0, deadlines__credit_s=1.0, deadlines__rows_s=2.0,
     )  # fmt: skip
     assert run.completed, run.summary["error"]
     assert_sound(runs, run)

@@ -31,7 +31,10 @@ SLOW = {"step_s": 0.002}
 """Long enough for the learner to save while it trains."""
 SLOW_FROM = 200
 """Of 368 steps in each lane; the last blow of a case comes after some 200."""
-FROZEN = {"deadlines__step_s": 2.0, "deadlines__wait_s": 2.0, "deadlines__commit_s": 2.0}
+FROZEN = {
+    "deadlines__step_s": 2.0, "deadlines__wait_s": 2.0, "deadlines__commit_s": 2.0, "deadlines__credit_s": 2.0,
+    "deadlines__rows_s": 4.0,
+}  # fmt: skip
 OU = {"algorithm__exploration": {"kind": "ornstein-uhlenbeck", "scale": 0.3}}
 SUCCEEDS = {"supervision__learner_death": "resume", "supervision__learner_save_every_s": 0.05}
 POISON = {"fault": "kill", "at": 3, "lanes": [3]}

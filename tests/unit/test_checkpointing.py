@@ -17,8 +17,9 @@ from headrace.runtime import recording
 from headrace.runtime.payloads import Basics, EnvSpaces, group_lanes
 from headrace.runtime.recording import TRACE_FILE
 from headrace.runtime.refill import refill
-from headrace.runtime.replayer import replay
+from headrace.runtime.replayer import Replayer, replay
 from headrace.runtime.rundir import RunDirectory
+from headrace.weights.policy_file import load_policy_arrays, policy_versions
 from record_here import record_here
 
 SETTINGS: dict[str, Any] = {
@@ -66,6 +67,20 @@ def test_a_disk_that_does_not_delete_costs_the_run_nothing(tmp_path: Path, monke
     run = record_here(tmp_path / "run", **{**SETTINGS, "checkpoint__enabled": False})
     assert segments_in(run / "record")[0] == 0
     assert replay(run).ended
+
+
+def test_the_last_checkpoint_holds_the_policy_of_the_updates_it_names(tmp_path: Path):
+    """Also where nobody evaluates, and no policy was due to be published since the first."""
+    settings: dict[str, Any] = {"run__schedule": "async", "learn__publish_every": 1000, "checkpoint__enabled": True}
+    folder = record_here(tmp_path / "run", **settings) / "checkpoints"
+    arrays, facts = load_policy_arrays(folder, policy_versions(folder)[-1])
+    with Replayer(tmp_path / "run") as again:
+        assert again.run() is None
+        assert int(facts["updates"]) == again.learner.updates > 0
+        expected = again.learner.algorithm.policy_arrays()
+        assert arrays.keys() == expected.keys()
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(array, expected[name], name)
 
 
 @pytest.mark.parametrize("wanted", [True, False])

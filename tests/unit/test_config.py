@@ -316,6 +316,11 @@ def test_sections_are_frozen():
         ({"evaluation.target": 1.0, "evaluation.episodes": 0}, "evaluation.target would be ignored"),
         ({"deadlines.rows_s": 150.0}, "the learner would give up before a collector that is frozen is found"),
         ({"deadlines.credit_s": 200.0, "deadlines.rows_s": 240.0}, "the learner would give up before a collector"),
+        ({"deadlines.update_s": 90.0, "deadlines.credit_s": 80.0}, "deadlines.update_s would be overruled"),
+        ({"deadlines.checkpoint_s": 90.0, "deadlines.credit_s": 90.0}, "deadlines.checkpoint_s would be overruled"),
+        ({"deadlines.step_s": 200.0, "deadlines.rows_s": 160.0}, "deadlines.step_s would be overruled"),
+        ({"supervision.lane_faults": 2}, "supervision.lane_faults would be ignored"),
+        ({"supervision.learner_save_every_s": 5.0}, "supervision.learner_save_every_s would be ignored"),
         ({"supervision.when_spent": "degrade", "supervision.max_restarts": 1}, "no lane would ever be left out alone"),
         ({"env.kwargs": {"f": print}}, "an argument of the environment cannot be written"),
         ({"env.kwargs": {"level": Level.A}}, "an argument of the environment cannot be written"),
@@ -338,6 +343,9 @@ def test_contradictions_are_refused_before_anything_starts(overrides, what):
         {"run.collectors": 6},
         {"deadlines.rows_s": 151.0},
         {"deadlines.credit_s": 200.0},  # the learner's patience follows it
+        {"deadlines.credit_s": 10.0},  # and nobody asked for longer updates than usual
+        {"deadlines.update_s": 90.0, "deadlines.credit_s": 91.0},
+        {"deadlines.step_s": 1000.0, "deadlines.update_s": 1000.0},
         {"supervision.when_spent": "degrade", "supervision.max_restarts": 2},
         {"supervision.max_restarts": 0},
         {"run.collectors": 7, "run.schedule": "inline"},  # one process, whatever the number

@@ -43,6 +43,12 @@ def test_answering_right_gets_the_known_best_return():
     assert Player(Target(limit=7), config(), "target", Echo()).play(3) == Scores((7.0, 7.0, 7.0))
 
 
+def test_whoever_follows_the_steps_is_shown_the_first_episode():
+    steps: list[int] = []
+    Player(Target(limit=7), config(), "target", Echo()).play(3, lambda: steps.append(1))
+    assert len(steps) == 7
+
+
 def test_random_play_is_the_same_every_time_also_with_global_generators():
     first, second = (Player(gambler(), config(), "gambler").play(5) for _ in range(2))
     env = gambler()

@@ -159,6 +159,13 @@ def test_the_run_without_a_fault_sets_the_pace(monkeypatch, tmp_path):
     assert (paces["step-raises"].step_s, paces["step-raises"].run_s) == (0.5, 40.0)
 
 
+@pytest.mark.parametrize("kind", ["collector-stopped", "learner-stopped"])
+def test_whoever_waits_gives_up_soon_however_patient_the_user_is_with_others(kind):
+    patient = {f"deadlines.{name}": 900.0 for name in ("start_s", "update_s", "checkpoint_s")}
+    found = shrink(load_config("pendulum-td3", patient), KINDS[kind], Pace(0.001)).deadlines
+    assert (found.credit_limit_s, found.rows_limit_s, found.start_s) == (2.0, 4.0, 60.0)
+
+
 def test_inline_becomes_async_and_lockstep_stays():
     for schedule, used in (("inline", "async"), ("lockstep", "lockstep"), ("async", "async")):
         config = load_config("pendulum-td3", {"run.schedule": schedule})

@@ -98,7 +98,7 @@ def salvage_of_life(moments: list[str]) -> int:
 
 
 @pytest.mark.thin(8)
-@pytest.mark.parametrize("later", [0, 2, 3, 4, 6, 7, 8, 9], ids=lambda later: f"moment_{later}")
+@pytest.mark.parametrize("later", [0, 2, 3, 4, 6, 7, 8, 9, 12], ids=lambda later: f"moment_{later}")
 def test_a_salvage_in_the_books_is_written_whole(tmp_path: Path, moments: list[str], later: int):
     first = salvage_of_life(moments)
     assert moments[first : first + 10] == [

@@ -184,6 +184,38 @@ def test_what_is_salvaged_counts_as_a_chunk(bench):
     assert not bench.learner.arrived
 
 
+def test_a_cut_without_a_step_stands_behind_the_chunk_whose_episode_it_ends(board):
+    """Its rows end at a lap's beginning: a chunk that came before and is gathered after it would be nearly all of the ring."""
+    world = World(window=3, order="arrival", whole_episodes=True, kept_rows=20)
+    bench = Bench(board, world)
+    ring = world.geometry.ring_rows
+    for _ in range(ring // 5 - 1):
+        bench.commit(1, "...t")
+        bench.train()
+    assert world.replay.books.row[2] == ring - 5
+    bench.commit(0, "..t.")
+    bench.commit(1, "....")
+    assert bench.die(1, "") == 0
+    bench.train()
+    bench.train()
+    assert not bench.learner.arrived
+    for rollout in bench.algorithm.begun:
+        counts = dict(zip(rollout.lanes.tolist(), rollout.valid.sum(axis=0).tolist(), strict=True))
+        world.check(rollout, world.take(counts))
+    assert bench.algorithm.begun[-1].lanes.tolist() == [2]
+    assert (world.replay.books.resident_from <= world.replay.books.row).all()
+    world.check_books()
+
+
+def test_a_cut_that_nothing_of_its_group_waits_for_is_as_old_as_the_episode_it_ends(board):
+    bench = Bench(board, World(window=3, order="arrival", whole_episodes=True, kept_rows=20))
+    bench.commit(1, "....", version=4)
+    assert bench.train() == 0
+    assert bench.die(1, "") == 0
+    assert [one.version for one in bench.learner.arrived] == [4]
+    assert bench.train() == UPDATES
+
+
 def test_every_observation_that_was_acted_on_is_shown_once_when_it_arrives(bench):
     bench.commit(1, ".t..")
     bench.commit(1, "....")

@@ -14,6 +14,7 @@ from headrace.record.events import BatchesTrained, ChunkCommitted, LearnerSuccee
 from headrace.record.trace import Trace, TraceWriter
 from headrace.runtime.recording import TRACE_FILE
 from headrace.runtime.replayer import Replayer, replay
+from headrace.runtime.training import Training
 from record_here import record_here
 from run_support import PPO
 
@@ -61,6 +62,44 @@ def test_the_prompt_says_what_can_be_done_where_nothing_is_drawn(tmp_path: Path)
         assert replayer.run() is None
         assert replayer.outcome() == replay(run)
     assert "  batch = learner.batch() " in banner_of(moment, on_policy=False)
+
+
+def test_a_rollout_that_came_to_nothing_has_used_its_chunks_up(tmp_path: Path):
+    """A chunk of an older policy comes after it, and would have been in it had it been gathered later."""
+
+    def drive(training: Training) -> None:
+        learner, collectors = training.learner, training.groups._collectors
+
+        def take(group: int, chunk: int, steps: int) -> None:
+            learner.commit(collectors[group].collect(chunk, steps))
+
+        def train() -> int:
+            before = learner.updates
+            learner.round_over()
+            while learner.due:
+                learner.update()
+            learner.publish()
+            return learner.updates - before
+
+        for group in range(3):
+            take(group, 0, 10)
+        slow = collectors[2].collect(1, 10)
+        assert train() == 4
+        for group, chunk in ((0, 1), (1, 1), (0, 2)):
+            take(group, chunk, 4)
+        assert train() == 0, "none of these episodes is over"
+        learner.commit(slow)
+        take(1, 2, 6)
+        take(0, 3, 2)
+        assert train() == 4
+
+    settings = {
+        **PPO, "run.schedule": "async", "env.lanes": 3, "env.max_episode_steps": 10, "rollout.max_policy_lag": 2,
+        "rollout.order": "arrival", "rollout.whole_episodes": True, "rollout.kept_rows": 64,
+    }  # fmt: skip
+    dotted = {key.replace(".", "__"): value for key, value in settings.items()}
+    found = replay(record_here(tmp_path / "run", drive=drive, **dotted))
+    assert (found.ended, found.updates) == (True, 8)
 
 
 def test_going_on_still_compares(run: Path):

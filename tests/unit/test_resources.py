@@ -54,7 +54,18 @@ def test_every_deadline_limits_something(name):
 
 @pytest.mark.parametrize(
     ("settings", "credit_s", "rows_s"),
-    [({}, 150.0, 480.0), ({"deadlines__credit_s": 40.0}, 50.0, 160.0), ({"deadlines__rows_s": 200.0}, 150.0, 400.0)],
+    [
+        ({}, 150.0, 480.0),
+        ({"deadlines__credit_s": 40.0}, 50.0, 240.0),
+        ({"deadlines__credit_s": 80.0}, 100.0, 320.0),
+        ({"deadlines__rows_s": 200.0}, 150.0, 400.0),
+        ({"deadlines__wait_s": 1.0}, 150.0, 480.0),
+        *(
+            ({f"deadlines__{name}": 300.0}, 750.0, 2400.0)
+            for name in ("commit_s", "update_s", "publish_s", "checkpoint_s")
+        ),
+        *(({f"deadlines__{name}": 300.0}, 150.0, 1200.0) for name in ("start_s", "reset_s", "step_s")),
+    ],
 )
 def test_who_waits_is_called_frozen_only_after_it_should_have_given_up_itself(settings, credit_s, rows_s):
     limits = specs(**settings)["learner"].deadlines

@@ -174,6 +174,39 @@ def test_by_arrival_the_oldest_policies_come_first_and_of_those_the_first_that_c
     world.check_books()
 
 
+def test_what_a_group_brings_later_never_goes_before_what_it_brought():
+    """Whatever version or chunk it says: its rows end where the lane's do."""
+    world = World(window=3, order="arrival")
+    world.commit(1, "....", 3)
+    world.commit(1, "....", 4)
+    world.commit(0, "....", 2)
+    world.rollouts.add(Arrived(1, 0, 0, (8,)))
+    told = [(one.group, one.chunk, one.version) for one in world.rollouts.arrived]
+    assert told == [(1, 0, 3), (1, 1, 4), (0, 0, 2), (1, 1, 4)]
+    world.gather({0: 4, 1: 4, 2: 4})
+    world.gather({2: 4})
+    world.check_books()
+
+
+@pytest.mark.parametrize("whole_episodes", [False, True])
+def test_rows_that_were_taken_already_are_not_taken_again(whole_episodes):
+    """As an older version of us may have kept them in a checkpoint; here they end at a lap's beginning."""
+    world = World(window=3, order="arrival", whole_episodes=whole_episodes)
+    for _ in range(world.geometry.ring_rows // 5 - 2):
+        world.commit(1, "...t")
+        world.gather({2: 4})
+    world.commit(1, "...t")
+    world.commit(1, "...t")
+    assert world.replay.books.row[2] == world.geometry.ring_rows
+    first, second = world.rollouts.state()
+    world.rollouts.load_state([second])
+    world.gather({2: 8})
+    world.rollouts.load_state([first])
+    assert world.rollouts.gather() is None
+    assert world.replay.books.resident_from[2] == world.replay.books.row[2]
+    world.check_books()
+
+
 def test_whole_episodes_are_kept_until_they_are_over():
     world = World(whole_episodes=True, kept_rows=20)
     world.commit(1, "....")

@@ -64,6 +64,15 @@ def test_the_return_of_an_episode_is_what_all_its_agents_earned():
     assert max(seen[2] for _, seen, *_ in env.log) > 1  # somebody has come back
 
 
+def test_whoever_follows_the_steps_is_shown_the_first_episode():
+    counts = []
+    for episodes in (1, 3):
+        steps: list[int] = []
+        player(agent_envs.comers()).play(episodes, lambda steps=steps: steps.append(1))
+        counts.append(len(steps))
+    assert counts[0] == counts[1] > 0
+
+
 def test_agents_are_shown_the_frames_of_their_own_life():
     env, actor = Recorded(), Watcher()
     player(env, actor).play(8)

@@ -82,11 +82,15 @@ class Collector:
         ends the collector. None: the first one does."""
         self.rebuild: Callable[[int], Environment] | None = None
         """Makes the environment of a lane anew, for a replay of a run in which it was lost."""
+        self.on_cast: Callable[[str], None] | None = None
+        """Told when the first observation is converted, in a sentence."""
         self._block = block
         self._actor = actor
         self._reader = reader
         self._slot = slot
-        self._check = ObservationCheck(envs[0].observation_space, group.environment, cast=group.cast)
+        self._check = ObservationCheck(
+            envs[0].observation_space, group.environment, cast=group.cast, on_cast=self._tell_cast
+        )
         self.remote = envs[0].owner if isinstance(envs[0], RemoteEnv) else None
         """Whose environments these are, if workers step them."""
         self._lanes = [self._lane(number, env, resume) for number, env in zip(group.lanes, envs, strict=True)]
@@ -297,6 +301,10 @@ class Collector:
                     self._tell_lost(refused(error, "reset", lane))
                     again.append(lane)
             idle = again
+
+    def _tell_cast(self, text: str) -> None:
+        if self.on_cast is not None:
+            self.on_cast(text)
 
     def _tell_lost(self, error: EnvironmentFault) -> None:
         if self.remote is None or self.on_lost is None:

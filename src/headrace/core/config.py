@@ -6,7 +6,7 @@ The file format is TOML; `headrace.runtime.config` puts the sections together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -97,7 +97,7 @@ class EnvConfig(Section):
     frame_stack: int = Field(default=1, ge=1, le=64)
     """Frames a policy sees at once, oldest first; stored once, stacked when read."""
     cast_observations: bool = False
-    """Convert observations whose dtype differs from the declared one, with one warning, instead of refusing them."""
+    """Convert observations whose dtype differs from the declared one, and say so once, instead of refusing them."""
     workers: int | Literal["auto"] = Field(default=0)
     """Processes of each collector that step its environments while it acts for all of them; ``"auto"`` measures what
     pays. An environment that hangs or dies there is replaced alone. 0: the collector steps them itself."""
@@ -223,6 +223,12 @@ class EvaluationConfig(Section):
     """Whether ``env.max_episode_steps`` cuts these episodes as well; otherwise only the environment itself ends them."""
 
 
+WHILE_CREDIT = ("commit_s", "update_s", "publish_s", "checkpoint_s")
+"""Limits of what the learner may be busy with while a collector waits for credit."""
+WHILE_ROWS = ("start_s", "reset_s", "step_s")
+"""Limits of what a collector may be busy with while the learner waits for rows."""
+
+
 class DeadlinesConfig(Section):
     """Seconds an activity may take before the component that is busy with it is called stalled. Each is finite.
 
@@ -240,10 +246,12 @@ class DeadlinesConfig(Section):
     """Handing over one chunk of rows, or taking it over."""
     credit_s: float | None = Field(default=None, gt=0)
     """A collector waiting for credit gives up after so long if the learner did nothing at all meanwhile; one that does
-    not (it is frozen) is found a quarter later. Not set: ``wait_s``."""
+    not (it is frozen) is found a quarter later. Not set: ``wait_s``, or twice the longest of ``commit_s``, ``update_s``,
+    ``publish_s`` and ``checkpoint_s`` if that is more."""
     rows_s: float | None = Field(default=None, gt=0)
     """The learner waiting for rows gives up after so long if no collector it waits for did anything meanwhile. Not
-    set: twice the limit for credit, so that it outlives the replacement of frozen collectors."""
+    set: twice the limit for credit, so that it outlives the replacement of frozen collectors, or twice the longest of
+    ``start_s``, ``reset_s`` and ``step_s`` if that is more."""
     update_s: float = Field(default=60.0, gt=0)
     """One gradient step, its batch included."""
     publish_s: float = Field(default=60.0, gt=0)
@@ -271,6 +279,21 @@ class DeadlinesConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _who_waits_outlives_what_was_raised(self) -> Self:
+        """Where somebody is given more time than usual, nobody else gives up earlier because it was told to."""
+        waits = (("credit_s", self.credit_limit_s, WHILE_CREDIT), ("rows_s", self.rows_limit_s, WHILE_ROWS))
+        for key, limit_s, names in waits:
+            for name in names:
+                value = getattr(self, name)
+                if value > type(self).model_fields[name].default and value >= limit_s:
+                    raise ConfigError(
+                        f"deadlines.{name} would be overruled: who waits meanwhile would give up before",
+                        **{name: value, key: limit_s},
+                        fix=f"raise deadlines.{key} above {value:g}, or remove it: then it follows by itself",
+                    )
+        return self
+
     @property
     def stall_limit_s(self) -> float:
         """``stall_s``, or what it is raised to."""
@@ -280,12 +303,19 @@ class DeadlinesConfig(Section):
     @property
     def credit_limit_s(self) -> float:
         """``credit_s``, or what stands for it."""
-        return self.wait_s if self.credit_s is None else self.credit_s
+        if self.credit_s is not None:
+            return self.credit_s
+        return max(self.wait_s, 2.0 * self._longest_s(WHILE_CREDIT))
 
     @property
     def rows_limit_s(self) -> float:
         """``rows_s``, or what stands for it."""
-        return 2.0 * self.credit_limit_s if self.rows_s is None else self.rows_s
+        if self.rows_s is not None:
+            return self.rows_s
+        return 2.0 * max(self.credit_limit_s, self._longest_s(WHILE_ROWS))
+
+    def _longest_s(self, names: Sequence[str]) -> float:
+        return max(float(getattr(self, name)) for name in names)
 
 
 FROZEN = 1.25
@@ -315,6 +345,20 @@ class SupervisionConfig(Section):
     max_rss_mib: float | None = Field(default=None, gt=0)
     """Resident MiB of a collector above which it is replaced between two chunks, at the cost of a restart; not set: no
     limit. For environments that leak."""
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        for key, other, value in (
+            ("lane_faults", "when_spent", "degrade"),
+            ("learner_save_every_s", "learner_death", "resume"),
+        ):
+            if getattr(self, other) != value and getattr(self, key) != type(self).model_fields[key].default:
+                raise ConfigError(
+                    f"supervision.{key} would be ignored",
+                    **{key: getattr(self, key), other: getattr(self, other)},
+                    fix=f'remove it, or set supervision.{other} = "{value}"',
+                )
+        return self
 
     @model_validator(mode="after")
     def _a_lane_would_never_be_left_out(self) -> Self:

@@ -7,7 +7,7 @@ has not passed can be overwritten. Letters: R rows, T steps of the longest strea
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -63,8 +63,11 @@ class Rollouts:
         return self._arrived
 
     def add(self, arrived: Arrived) -> None:
-        """Rows have been taken over into the lanes."""
-        self._arrived.append(arrived)
+        """Rows have been taken over into the lanes; they stand behind those of their group that were there before."""
+        before = [one for one in self._arrived if one.group == arrived.group][-1:]
+        chunk = max(one.chunk for one in (*before, arrived))
+        version = max(one.version for one in (*before, arrived))
+        self._arrived.append(replace(arrived, chunk=chunk, version=version))
 
     def gather(self) -> Rollout | None:
         """The next rollout, copied; its rows leave the lanes. None: none of its episodes is over, or it has no step.
@@ -110,9 +113,9 @@ class Rollouts:
 
     def _end(self, lane: int, stop: int) -> int:
         """Row number up to which rows of a lane are taken, of those before ``stop``."""
-        if not self._whole_episodes:
-            return stop
         start = int(self._replay.books.resident_from[lane])
+        if not self._whole_episodes or stop <= start:  # what was taken already is no stretch of rows
+            return stop
         kinds = np.concatenate([piece["kind"] for piece in self._replay.block.pieces(lane, start, stop)])
         ends = np.flatnonzero(kinds != STEP)
         return start + int(ends[-1]) + 1 if len(ends) else start

@@ -76,6 +76,7 @@ class OnPolicyLearner(BaseLearner):
         self._complete = False
         rollout = self.rollouts.gather()
         if rollout is None:
+            self.witness.gathered_nothing(self.updates)  # it used chunks up, and no update tells of it
             return False
         self._note(rollout)
         self.algorithm.begin(rollout)
@@ -93,7 +94,12 @@ class OnPolicyLearner(BaseLearner):
         # A cut may complete what was kept back of an episode, also where no step came with it.
         cut = not committed and bool((books.resident_from[lanes] < stops).any())
         if transitions or cut:  # else what rows there are go with the group's next
-            self.rollouts.add(Arrived(group, chunk, version, stops))
+            self.rollouts.add(Arrived(group, chunk, version or self._newest_version(lanes), stops))
+
+    def _newest_version(self, lanes: Sequence[int]) -> int:
+        """Of the policy behind the newest row of these lanes: a cut without a step is of those whose episode it ends."""
+        block, ring = self.replay.block, self.replay.geometry.ring_rows
+        return max(int(block.rows[lane, (self.replay.books.row[lane] - 1) % ring]["version"]) for lane in lanes)
 
     def _load(self, state: LearnerState, *, same_rows: bool) -> None:
         super()._load(state, same_rows=same_rows)

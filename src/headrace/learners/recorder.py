@@ -15,6 +15,7 @@ from headrace.lanes.lane import LaneBlock
 from headrace.lanes.layout import STEP, steps_among
 from headrace.learners.witness import Drawn, Salvaged, batch_print
 from headrace.record.events import (
+    GATHERED_NOTHING,
     NOT_KEPT,
     BatchesTrained,
     ChunkCommitted,
@@ -136,6 +137,10 @@ class Recorder:
         sha256 = algorithm.weights_sha256()
         self.write(WeightsHashed(algorithm.updates, sha256, algorithm.ledger()))
         return sha256
+
+    def gathered_nothing(self, updates: int) -> None:
+        """See `Witness`."""
+        self.note(updates, GATHERED_NOTHING, {})
 
     def published(self, version: int, checksum: int, algorithm: Learning) -> None:
         """See `Witness`."""

@@ -69,6 +69,10 @@ class Witness(Protocol):
         """An update was made."""
         ...
 
+    def gathered_nothing(self, updates: int) -> None:
+        """A rollout was gathered that had no step to make an update of, after so many updates."""
+        ...
+
     def published(self, version: int, checksum: int, algorithm: Learning) -> None:
         """A policy became the newest one."""
         ...
@@ -87,6 +91,9 @@ class Nobody:
         """See `Witness`."""
 
     def updated(self, algorithm: Learning) -> None:
+        """See `Witness`."""
+
+    def gathered_nothing(self, updates: int) -> None:
         """See `Witness`."""
 
     def published(self, version: int, checksum: int, algorithm: Learning) -> None:

@@ -39,6 +39,9 @@ class RowPlace:
 
 
 NOT_KEPT = RowPlace(-1, 0)
+GATHERED_NOTHING = "gathered_nothing"
+"""Kind of the note that a rollout was gathered of which no update could be made. Records of a Headrace that did not write
+them are read as if each such rollout had been gathered just before the next update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +295,7 @@ class StepsLost:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Anything else: ``fault``, ``joined``, ``left_out``, ``frozen``, ``evaluated``, ``checkpoint``, ``resumed``, ``ended``."""
+    """Anything else: ``frozen``, ``evaluated``, ``checkpoint``, ``resumed``, ``gathered_nothing``, ``ended``."""
 
     code: ClassVar[int] = 8
     updates: int
@@ -329,6 +332,11 @@ KINDS: Mapping[int, type[Event]] = {
         Note, StepsLost,
     )
 }  # fmt: skip
+
+
+def updates_after(event: Event) -> int:
+    """Gradient steps made when an event was over; for all but those that tell of updates, as many as before it."""
+    return event.updates + (len(event.prints) if isinstance(event, BatchesTrained) else 0)
 
 
 def _place(segment: int, offset: int) -> RowPlace:

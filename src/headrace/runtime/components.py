@@ -22,7 +22,7 @@ from headrace.ipc.channel import MessagePipe
 from headrace.ipc.child import ChildContext
 from headrace.lanes.credits import CREDIT_BYTES, commit_bytes
 from headrace.lanes.derive import stacked_space
-from headrace.runtime.environments import lent_environments
+from headrace.runtime.environments import cast, lent_environments
 from headrace.runtime.payloads import (
     Basics,
     CollectorPayload,
@@ -68,8 +68,11 @@ def probe(context: ChildContext) -> None:
                 first = _first_observation(env, seeding.integer(config.run.seed, "environment", 0, 0))
             except Exception as error:  # user code may raise anything; it is passed on with its place
                 raise raised(error, "reset", name, 0, 0) from error
-            first = ObservationCheck(spaces.observation, name, cast=config.env.cast_observations).check(first, 0, 0)
-            _refuse_non_finite(spaces, first, name)
+            check = ObservationCheck(
+                spaces.observation, name, cast=config.env.cast_observations,
+                on_cast=lambda text: context.control.send(cast(text), timeout_s=config.deadlines.start_s),
+            )  # fmt: skip
+            _refuse_non_finite(spaces, check.check(first, 0, 0), name)
             slot.enter(Activity.ENV_CLOSE, 0)
         context.control.send(Done({"spaces": spaces}), timeout_s=config.deadlines.start_s)
 

@@ -89,12 +89,19 @@ class _Cast(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._check.check(obs, self._lane, 0), *rest
 
 
+def cast(text: str) -> Report:
+    """What is told of observations that are converted (``env.cast_observations``), a sentence."""
+    return Report("cast", {"severity": "warning", "text": text})
+
+
 @contextmanager
 def lent_environments(
     basics: Basics, spaces: EnvSpaces, beginnings: Mapping[int, GroupBeginning], block: LaneBlock, slot: Slot,
     tell: Callable[[Report], None],
 ) -> Iterator[dict[int, GroupBeginning]]:  # fmt: skip
     """Beginnings of groups whose environments, if workers of this process step them, are there and looked after.
+
+    Who steps them here tells what is converted of their observations; what workers convert is told by the probe alone.
 
     Args:
         basics: Of the run.
@@ -111,7 +118,7 @@ def lent_environments(
     lanes = {lane: begin.incarnation for group, begin in groups for lane in group_lanes(basics.config, group)}
     remote = remote_environments(basics, spaces, lanes, slot)
     if remote is None:
-        yield dict(beginnings)
+        yield {group: replace(begin, on_cast=lambda text: tell(cast(text))) for group, begin in groups}
         return
     with closing(remote):
         desk = FaultDesk(basics, slot.id, lanes, block, tell)

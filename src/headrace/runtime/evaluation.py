@@ -72,9 +72,9 @@ class Player:
 
         Args:
             episodes: How many.
-            each_step: Called after each environment step.
+            each_step: Called after each environment step of the first episode.
         """
-        return Scores(tuple(self._episode(number, each_step) for number in range(episodes)))
+        return Scores(tuple(self._episode(number, None if number else each_step) for number in range(episodes)))
 
     def _episode(self, number: int, each_step: Callable[[], None] | None) -> float:
         env, check = self._env, self._check

@@ -315,7 +315,7 @@ class Experiment:
         elif kind == "record_lost":
             self._resources.record_lost = facts["problem"]
         told = telling(kind, facts)
-        self._say(told.kind, child_id, told.text, tell=told.tell, **told.facts)
+        self._say(told.kind, child_id, told.text, tell=told.tell, once=told.once, **told.facts)
 
     def _on_evaluated(self, facts: dict[str, Any]) -> None:
         point = self._observer.on_evaluation(facts)

@@ -33,11 +33,17 @@ class Chronicle:
     def __init__(self, events: EventLog, observer: Observer) -> None:
         self._events = events
         self._observer = observer
+        self._said: set[str] = set()
 
     def say(
-        self, kind: str, component: str, text: str, *, pid: int | None = None, tell: bool = False, **facts: object
-    ) -> None:
-        """Write an event; ``tell``: also show it."""
+        self, kind: str, component: str, text: str, *, pid: int | None = None, tell: bool = False, once: bool = False,
+        **facts: object,
+    ) -> None:  # fmt: skip
+        """Write an event; ``tell``: also show it; ``once``: unless the same text was."""
+        if once:
+            if text in self._said:
+                return
+            self._said.add(text)
         self._events.emit(kind, component, text, pid=pid if pid is not None else os.getpid(), **facts)
         if tell:
             self._observer.message = text
@@ -97,7 +103,9 @@ class Incidents:
     def note(self, event: Exited) -> None:
         """A child ended that should not have: tell so, and keep what may provoke it again. Before salvaging."""
         self._observer.faults["stalled" if event.stalled else "died"] += 1
-        place = {"call": event.call, "lane": event.lane, "step": event.step} if event.lane >= 0 else {}
+        place: dict[str, Any] = {}
+        if event.lane >= 0:
+            place = {"call": event.call, "lane": event.lane, "step": event.step}
         self._say(
             "fault", event.id, _headline(event), pid=event.pid, tell=True,
             exit_code=event.exit_code, incarnation=event.incarnation, error=event.error, log_tail=event.log_tail,

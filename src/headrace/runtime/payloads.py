@@ -197,6 +197,8 @@ class GroupBeginning:
     """Its environments, if workers step them; None: they are built here."""
     on_lost: Callable[[EnvironmentFault], None] | None = None
     """Told of those that are lost."""
+    on_cast: Callable[[str], None] | None = None
+    """Told, once, what is converted of their observations."""
 
 
 def group_lanes(config: ExperimentConfig, group: int) -> tuple[int, ...]:
@@ -268,7 +270,7 @@ def build_collector(
         slot,
         resume=begin.resume,
     )
-    collector.on_lost, collector.rebuild = begin.on_lost, build
+    collector.on_lost, collector.rebuild, collector.on_cast = begin.on_lost, build, begin.on_cast
     return collector
 
 

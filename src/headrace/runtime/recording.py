@@ -16,7 +16,14 @@ from headrace.lanes.layout import CUT
 from headrace.lanes.replay import Replay
 from headrace.learners.recorder import Recorder
 from headrace.learners.witness import Salvaged
-from headrace.record.events import ChunkCommitted, GroupSalvaged, PolicyPublished, RowPlace, StateSaved
+from headrace.record.events import (
+    ChunkCommitted,
+    GroupSalvaged,
+    PolicyPublished,
+    RowPlace,
+    StateSaved,
+    updates_after,
+)
 from headrace.record.machine import fingerprint
 from headrace.record.rows import RowLog
 from headrace.record.segments import SegmentContents
@@ -127,7 +134,7 @@ class Inherited:
         self.trace_bytes = trace.start
         for position, event in trace.events():
             on_event()
-            self.trace_bytes, self.updates = position, event.updates
+            self.trace_bytes, self.updates = position, updates_after(event)
             if isinstance(event, StateSaved):
                 self.saves = event.number
             elif isinstance(event, PolicyPublished):

@@ -19,6 +19,7 @@ from headrace.learners.base import BaseLearner
 from headrace.learners.checkpoint import LearnerState
 from headrace.learners.witness import Drawn, Nobody, Salvaged, batch_print
 from headrace.record.events import (
+    GATHERED_NOTHING,
     BatchesTrained,
     ChunkCommitted,
     Event,
@@ -29,6 +30,7 @@ from headrace.record.events import (
     StateSaved,
     StepsLost,
     WeightsHashed,
+    updates_after,
 )
 from headrace.record.rows import RowReader
 from headrace.record.trace import Trace
@@ -91,10 +93,9 @@ class Reenactment:
 
     def updates_before(self, number: int, event: Event) -> Iterator[int]:
         """Numbers of the updates that come before an event; each has to be made before the next is asked for."""
-        target = event.updates
+        target = updates_after(event)
         if isinstance(event, BatchesTrained):
             self._witness.expect(event.updates, event.prints)
-            target += len(event.prints)
         elif isinstance(event, LearnerSucceeded):
             return  # those its predecessor made last died with it
         while self.learner.updates < target:
@@ -131,13 +132,19 @@ class Reenactment:
                 self._save(save)
             case LearnerSucceeded(_, save):
                 self._succeed(save)
-            case Note(_, "resumed", _):
-                self._save(0)
-            case Note(updates, "ended", facts):
-                self.ended = True
-                self._compare_weights(number, updates, facts["weights_sha256"], {})
+            case Note():
+                self._note(number, event)
 
         self._policies.forget_before(number + 1)
+
+    def _note(self, number: int, note: Note) -> None:
+        if note.kind == "resumed":
+            self._save(0)
+        elif note.kind == GATHERED_NOTHING:
+            self.learner.update()
+        elif note.kind == "ended":
+            self.ended = True
+            self._compare_weights(number, note.updates, note.facts["weights_sha256"], {})
 
     def _save(self, number: int) -> None:
         """Keep the learner's state, if another one begins from it later."""

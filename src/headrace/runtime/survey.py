@@ -8,7 +8,7 @@ from pathlib import Path
 from headrace.core.errors import RecordDamaged, RunDirectoryError
 from headrace.learners.checkpoints import CheckpointStore
 from headrace.learners.manifest import Checkpoint
-from headrace.record.events import BatchesTrained, ChunkCommitted, GroupSalvaged, RowPlace
+from headrace.record.events import ChunkCommitted, GroupSalvaged, RowPlace, updates_after
 from headrace.record.rows import RowReader, segments_in
 from headrace.record.trace import Trace
 from headrace.runtime.config import ExperimentConfig
@@ -83,7 +83,7 @@ def _lost_behind(found: Checkpoint, record: Path) -> tuple[int, int]:
                     env_steps += sum(part.transitions for part in event.lanes)
                 elif isinstance(event, GroupSalvaged):
                     env_steps += sum(part.salvaged for part in event.lanes)
-                updates = event.updates + (len(event.prints) if isinstance(event, BatchesTrained) else 0)
+                updates = updates_after(event)
     return env_steps, max(0, updates - found.facts["updates"])
 
 

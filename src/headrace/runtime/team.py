@@ -127,9 +127,11 @@ class TeamPlayer:
 
         Args:
             episodes: How many.
-            each_step: Called after each step.
+            each_step: Called after each step of the first episode.
         """
-        earned = np.array([self._episode(number, each_step) for number in range(episodes)])  # [episodes, agents]
+        earned = np.array(  # [episodes, agents]
+            [self._episode(number, None if number else each_step) for number in range(episodes)]
+        )
         means = dict(zip(self._env.agents, earned.mean(axis=0).tolist(), strict=True))
         return Scores(tuple(earned.sum(axis=1).tolist()), means)
 

@@ -15,6 +15,8 @@ class Telling:
     text: str
     facts: Mapping[str, Any]
     tell: bool = False
+    once: bool = False
+    """Several components may find the same; it is told of the first."""
 
 
 def telling(kind: str, facts: Mapping[str, Any]) -> Telling:
@@ -47,7 +49,7 @@ def telling(kind: str, facts: Mapping[str, Any]) -> Telling:
         case "suspicious":
             kept = {"finding": facts["kind"], "severity": facts["severity"], "facts": facts["facts"]}
             return Telling(kind, facts["text"], kept, tell=facts["severity"] == "warning")
-        case "ledger":
+        case "ledger" | "cast":
             kept = {name: value for name, value in facts.items() if name != "text"}
-            return Telling(kind, facts["text"], kept, tell=facts["severity"] == "warning")
+            return Telling(kind, facts["text"], kept, tell=facts["severity"] == "warning", once=kind == "cast")
     return Telling(kind, kind, facts)

@@ -219,7 +219,8 @@ class Training:
         return bool(self.config.evaluation.every_steps) and self.learner.env_steps >= self._next_evaluation
 
     def checkpoint(self, schedule: Schedule) -> None:
-        """Write a checkpoint, and tell."""
+        """Write a checkpoint, and tell; the policy in it is that of the updates it names."""
+        self.learner.publish()
         self._slot.enter(Activity.CHECKPOINT)
         state = {**schedule.state(), "evaluated_version": self._evaluated_version}
         facts = self._keeper.checkpoint(state, exact=schedule.exact)

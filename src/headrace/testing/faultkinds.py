@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
+from headrace.core.config import WHILE_CREDIT, WHILE_ROWS, DeadlinesConfig, SupervisionConfig
 from headrace.core.errors import ConfigError
 from headrace.core.refusals import nearest
 from headrace.runtime.config import ExperimentConfig, load_config
@@ -151,6 +152,11 @@ NEUTRAL: Mapping[str, object] = MappingProxyType(
         "supervision.learner_death": "fail",
         "supervision.when_spent": "fail",
         "supervision.max_rss_mib": None,
+        # Of no use without the two above, and refused.
+        **{
+            f"supervision.{key}": SupervisionConfig.model_fields[key].default
+            for key in ("lane_faults", "learner_save_every_s")
+        },
     }
 )
 """Rules of the user's that the short run does without: by them something else follows than `KINDS` says."""
@@ -235,14 +241,17 @@ def shrink(config: ExperimentConfig, kind: Kind, pace: Pace) -> ExperimentConfig
         "supervision.max_restarts": max(1, config.supervision.max_restarts),
         "supervision.backoff_s": min(0.1, config.supervision.backoff_s),
     }
-    return load_config(config, changes | _shrunk_times(kind, pace))
+    return load_config(config, changes | _shrunk_times(config, kind, pace))
 
 
-def _shrunk_times(kind: Kind, pace: Pace) -> dict[str, Any]:
+def _shrunk_times(config: ExperimentConfig, kind: Kind, pace: Pace) -> dict[str, Any]:
     limits = {name: pace.limit_s(name) for name in kind.limited_by}
     changes: dict[str, Any] = {f"deadlines.{name}": limit_s for name, limit_s in limits.items()}
-    if "wait_s" in limits:
-        changes |= {"deadlines.credit_s": None, "deadlines.rows_s": None}
+    if "wait_s" in limits:  # whoever waits gives up soon too, however patient the user is with others
+        usual = DeadlinesConfig()
+        others = [name for name in (*WHILE_CREDIT, *WHILE_ROWS) if name not in limits]
+        changes |= {f"deadlines.{name}": min(getattr(config.deadlines, name), getattr(usual, name)) for name in others}
+        changes |= {"deadlines.credit_s": limits["wait_s"], "deadlines.rows_s": 2.0 * limits["wait_s"]}
     if kind.by_time:
         changes |= {
             "run.steps": 10**9,
