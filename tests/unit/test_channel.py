@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import ChannelClosed, ComponentError, ComponentStalled
-from headrace.ipc.channel import Channel, Deadline, MessagePipe, poll_fds
+from headrace.ipc.channel import LONGEST_S, Channel, Deadline, MessagePipe, poll_fds
 from headrace.ipc.forkserver import FdChannel
 
 LIMIT_S = 60.0  # bounds a failure; a success never waits for it
@@ -211,6 +211,29 @@ def test_descriptors_travel_in_the_order_of_their_messages():
     finally:
         for closing in (ours, theirs, *pipes):
             closing.close()  # the untaken descriptor too, or no_leaks tells
+
+
+def test_a_wait_may_be_as_long_as_anybody_likes(pair):
+    ours, theirs = pair
+    theirs.send("here", LIMIT_S)
+    assert poll_fds({ours.fileno(): select.POLLIN}, 1e9) == {ours.fileno(): select.POLLIN}
+    assert ours.receive(1e9) == "here"
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "slices"), [(-1.0, [0.0]), (5.0, [5.0]), (2.5 * LONGEST_S, [LONGEST_S, LONGEST_S, 0.5 * LONGEST_S])]
+)
+def test_a_long_wait_is_a_sum_of_short_ones(monkeypatch, timeout_s, slices):
+    waits = []
+
+    class Poller:
+        def poll(self, timeout_ms):
+            waits.append(timeout_ms / 1000.0)
+            return []
+
+    monkeypatch.setattr(select, "poll", Poller)
+    assert poll_fds({}, timeout_s) == {}
+    assert waits == slices
 
 
 def test_waiting_on_a_descriptor_that_was_closed_here_is_an_error():

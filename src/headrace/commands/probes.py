@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from headrace.commands.config import ProgressConfig, ReadyConfig
 from headrace.commands.readings import json_holds, json_number, prometheus
-from headrace.ipc.channel import Deadline
+from headrace.ipc.channel import LONGEST_S, Deadline
 
 _MOST_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 16
@@ -52,7 +52,7 @@ def fetch(url: str, timeout_s: float) -> Answer:
         OSError: No connection, or no complete answer in time.
         http.client.HTTPException: What answers does not speak HTTP.
     """
-    deadline = Deadline(timeout_s)
+    deadline = Deadline(min(timeout_s, LONGEST_S))
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=max(0.01, deadline.left_s()))
@@ -167,7 +167,7 @@ class Prober:
 
     def __init__(self, look: Callable[[], Seen], limit_s: float, every_s: float, wake_fd: int) -> None:
         self._look = look
-        self._limit_s = limit_s
+        self._limit_s = min(limit_s, LONGEST_S)
         self._every_s = every_s
         self._wake_fd = wake_fd
         self._results: deque[tuple[int, Seen]] = deque()

@@ -29,6 +29,9 @@ _READS_PER_CALL = 256  # bounds a call against a sender who is faster than we re
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
+LONGEST_S = 86400.0
+"""Seconds that one call into the kernel may wait; it counts them in milliseconds and 32 bits, and refuses more than 24 days."""
+
 class Deadline:
     """A moment by which something has to be over.
 
@@ -55,7 +58,7 @@ def poll_fds(interest: Mapping[int, int], timeout_s: float) -> dict[int, int]:
 
     Args:
         interest: ``select.POLLIN`` and the like by descriptor.
-        timeout_s: 0 only looks. Signals do not shorten the wait.
+        timeout_s: 0 only looks; any number of seconds will do. Signals do not shorten the wait.
 
     Returns:
         The events seen by descriptor; ``POLLHUP`` and ``POLLERR`` also if not asked for.
@@ -66,7 +69,10 @@ def poll_fds(interest: Mapping[int, int], timeout_s: float) -> dict[int, int]:
     poller = select.poll()
     for fd, events in interest.items():
         poller.register(fd, events)
-    seen_events = dict(poller.poll(max(0.0, timeout_s * 1000.0)))
+    seen_events = dict(poller.poll(max(0.0, min(timeout_s, LONGEST_S)) * 1000.0))
+    while not seen_events and timeout_s > LONGEST_S:
+        timeout_s -= LONGEST_S
+        seen_events = dict(poller.poll(min(timeout_s, LONGEST_S) * 1000.0))
     for fd, seen in seen_events.items():
         if seen & select.POLLNVAL:
             raise ChannelClosed(
