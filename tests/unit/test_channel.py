@@ -301,6 +301,19 @@ def test_pipe_that_has_room_stays_as_it_is_and_one_that_gets_none_says_so(monkey
             pipe.make_room(pipe.room + 1)
 
 
+def test_pipe_of_an_unknown_size_is_taken_for_a_small_one(monkeypatch):
+    """macOS tells nothing, and makes none larger."""
+    for name in ("F_GETPIPE_SZ", "F_SETPIPE_SZ"):
+        monkeypatch.delattr(fcntl, name)
+    with MessagePipe.create(40) as pipe:
+        assert pipe.room == 409
+        pipe.make_room(409)
+        for _ in range(409):
+            pipe.put(bytes(40))
+        with pytest.raises(OSError, match="not supported"):
+            pipe.make_room(410)
+
+
 @pytest.mark.parametrize("size", [0, select.PIPE_BUF + 1])
 def test_pipe_refuses_sizes_that_could_be_torn(size):
     with pytest.raises(ComponentError, match="in one piece"):

@@ -8,6 +8,7 @@ that the data path uses it. `poll_fds` is the one place of the package where a p
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import pickle
@@ -27,10 +28,11 @@ _MAX_MESSAGE_BYTES = 1 << 40  # a longer one is a damaged stream, not a message
 _READ_BYTES = 1 << 18
 _READS_PER_CALL = 256  # bounds a call against a sender who is faster than we read
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
+_PIPE_BYTES = 16384  # what a pipe holds at least, where the system does not tell
 
 LONGEST_S = 86400.0
 """Seconds that one call into the kernel may wait; it counts them in milliseconds and 32 bits, and refuses more than 24 days."""
+
 
 class Deadline:
     """A moment by which something has to be over.
@@ -380,6 +382,8 @@ class MessagePipe:
     @property
     def room(self) -> int:
         """Messages that may be in flight at once, wherever they begin in the pipe's pages."""
+        if not hasattr(fcntl, "F_GETPIPE_SZ"):
+            return _PIPE_BYTES // self.message_bytes
         fd = self.writer_fd if self.writer_fd >= 0 else self.reader_fd
         # A message never lies in two pages, and a page counts as used until its last message is taken.
         pages = fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) // _PAGE_BYTES - 1
@@ -389,9 +393,12 @@ class MessagePipe:
         """Have the pipe hold so many messages at once; one that does already stays as it is.
 
         Raises:
-            OSError: The system does not give a pipe, or the pipes of this user together, as much memory.
+            OSError: The system does not give a pipe, or the pipes of this user together, as much memory, or pipes have one size
+                there.
         """
         if self.room < messages:
+            if not hasattr(fcntl, "F_SETPIPE_SZ"):
+                raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
             fd = self.writer_fd if self.writer_fd >= 0 else self.reader_fd
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, self.bytes_for(messages))
 
