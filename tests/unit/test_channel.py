@@ -7,6 +7,7 @@ import fcntl
 import os
 import pickle
 import select
+import socket
 import struct
 from collections import deque
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from headrace.core.errors import ChannelClosed, ComponentError, ComponentStalled
 from headrace.ipc.channel import LONGEST_S, Channel, Deadline, MessagePipe, poll_fds
-from headrace.ipc.forkserver import FdChannel
+from headrace.ipc.descriptors import FdChannel
 
 LIMIT_S = 60.0  # bounds a failure; a success never waits for it
 
@@ -201,7 +202,8 @@ def test_descriptors_travel_in_the_order_of_their_messages():
             ours.send(number, LIMIT_S)
             pipe.put(bytes([number]))
         assert theirs.receive_all() == [0, 1, 2]
-        for number, fd in enumerate(theirs.take_fds(3)):
+        for number in range(3):
+            [fd] = theirs.take_fds()
             assert os.read(fd, 1) == bytes([number])
             assert not os.get_inheritable(fd)
             os.close(fd)
@@ -211,6 +213,28 @@ def test_descriptors_travel_in_the_order_of_their_messages():
     finally:
         for closing in (ours, theirs, *pipes):
             closing.close()  # the untaken descriptor too, or no_leaks tells
+
+
+def test_descriptors_that_found_no_place_are_missed_with_their_own_message(monkeypatch):
+    sockets = Channel.pair()
+    ours, theirs = (FdChannel(end._sock.dup()) for end in sockets)
+    receive = socket.recv_fds
+
+    def without_the_last(*args):  # as where one file less may be opened
+        data, fds, flags, address = receive(*args)
+        os.close(fds.pop())
+        return data, fds, flags | socket.MSG_CTRUNC, address
+
+    with ours, theirs, sockets[0], sockets[1], MessagePipe.create(1) as pipe:
+        for number, seen in enumerate((without_the_last, receive)):
+            monkeypatch.setattr(socket, "recv_fds", seen)
+            ours.attach_fds([pipe.reader_fd, pipe.writer_fd])
+            ours.send(number, LIMIT_S)
+            assert theirs.receive(LIMIT_S) == number
+        with pytest.raises(OSError, match="Too many open files"):
+            theirs.take_fds()
+        for fd in theirs.take_fds():
+            os.close(fd)
 
 
 def test_a_wait_may_be_as_long_as_anybody_likes(pair):

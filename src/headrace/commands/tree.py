@@ -13,6 +13,7 @@ from headrace.core.errors import ComponentDied
 from headrace.core.procstat import PROC, STATE, stat_fields
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.child import adopt_orphans, die_with_parent
+from headrace.ipc.processes import kill_group, pidfd_of, send_signal
 from headrace.supervision.spec import describe_exit
 
 _LOOK_S = 0.02
@@ -70,7 +71,7 @@ class Tree:
         self.pid = self._process.pid
         self.output_fd = reader
         """What it and its descendants print; never blocks."""
-        self.pidfd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
+        self.pidfd = pidfd_of(self.pid)
         """Readable when the program has ended; -1 where there are none."""
 
     def ended(self) -> int | None:
@@ -92,15 +93,13 @@ class Tree:
             os.killpg(self.pid, signal.SIGCONT)
 
     def kill(self, within_s: float) -> bool:
-        """Kill it and every descendant; whether all were gone in time."""
+        """Kill it and every descendant; whether all were gone in time: this user may not kill everybody (sudo, setuid)."""
         deadline = Deadline(within_s)
         if self.ended() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+            kill_group(self.pid)
         while True:
             for pid in _children():  # the children of those that die become ours, and are found the next time
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                send_signal(pid, signal.SIGKILL)
             code = self.ended()
             if code is not None and not _children():
                 return True
@@ -119,6 +118,10 @@ class Tree:
     def in_words(self) -> list[str]:
         """Every process of it, a line each: number, state, where in the kernel it waits, command."""
         return [_one(self.pid), *in_words_below(self.pid)]
+
+    def in_words_left(self) -> list[str]:
+        """What has not ended of it, a line each."""
+        return in_words_below(os.getpid())
 
     def close(self) -> None:
         """Give the descriptors back."""
