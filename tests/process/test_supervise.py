@@ -427,6 +427,17 @@ def test_a_run_directory_is_used_once(tmp_path):
         claim(tmp_path / "other", load(tmp_path / "run.toml"))
 
 
+def test_what_a_shell_has_started_before_is_left_alone(tmp_path):
+    others = 'sleep 1000 & echo $! > in-its-session; setsid sleep 1000 & echo $! > in-another; exec "$@"'
+    with Command(tmp_path, '[process.p]\ncommand = "true"\nlifetime = "until-done"', through=others) as command:
+        assert command.ended() == 0
+    pids = [number_in(tmp_path / name) for name in ("in-its-session", "in-another")]
+    assert all(map(running, pids))
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    wait_until_gone(pids)
+
+
 @pytest.mark.table
 def test_the_time_of_a_run_is_bounded(tmp_path):
     run = run_file(tmp_path, '[run]\nrun_duration_s = 1.0\n[process.server]\ncommand = "sleep 1000"\n')

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from headrace.core.errors import ComponentDied
-from headrace.core.procstat import PROC, STATE, stat_fields
+from headrace.core.procstat import PROC, SESSION, STARTED, STATE, stat_fields
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.child import adopt_orphans, die_with_parent
 from headrace.ipc.processes import kill_group, pidfd_of, send_signal
@@ -130,15 +130,38 @@ class Tree:
             os.close(self.pidfd)
 
 
-def end_adopted(within_s: float) -> None:
-    """Kill every process that this one is the parent of, and theirs; for one that adopts orphans and starts no others."""
+Known = frozenset[tuple[int, str]]
+"""Processes by number and start, which no other one will ever have."""
+
+
+def children_now() -> Known:
+    """Those that this process is the parent of, for `end_adopted` to spare."""
+    return frozenset((pid, _start(pid)) for pid in _children())
+
+
+def end_adopted(within_s: float, spared: Known) -> None:
+    """Kill what this process has become the parent of, and theirs; for one that adopts orphans of a fork server.
+
+    Args:
+        within_s: Limit in seconds.
+        spared: Who was its child before: a shell has replaced itself by this process. Whatever is in the session of this
+            process is spared as well, for the fork server begins one of its own.
+    """
     deadline = Deadline(within_s)
-    while (left := _children()) and not deadline.passed:
+    while (left := [pid for pid in _children() if not _was_here(pid, spared)]) and not deadline.passed:
         for pid in left:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         poll_fds({}, _LOOK_S)
+
+
+def _was_here(pid: int, spared: Known) -> bool:
+    return (pid, _start(pid)) in spared or stat_fields(pid)[SESSION : SESSION + 1] == [str(os.getsid(0))]
+
+
+def _start(pid: int) -> str:
+    return "".join(stat_fields(pid)[STARTED : STARTED + 1])
 
 
 def in_words_below(pid: int) -> list[str]:
