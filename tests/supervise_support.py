@@ -180,15 +180,15 @@ def run_file(folder: Path, text: str, interrupts=lambda watched: 0, watched: Wat
 
 
 class Command:
-    """`headrace supervise` as a process of its own."""
+    """`headrace supervise` as a process of its own, begun by a shell."""
 
-    def __init__(self, folder: Path, text: str, *arguments: str) -> None:
+    def __init__(self, folder: Path, text: str, *arguments: str, through: str = 'exec "$@"') -> None:
         self.run_dir = folder / "run"
         (folder / "run.toml").write_text(text)
         code = "import sys; sys.argv[0] = 'headrace'; from headrace.cli.main import main; main()"
         self._output = (folder / "output").open("w+b")
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code, "supervise", "run.toml", "--run-dir", "run", *arguments],
+            ["sh", "-c", through, "sh", sys.executable, "-c", code, "supervise", "run.toml", "--run-dir", "run", *arguments],
             cwd=folder, stdout=self._output, stderr=subprocess.STDOUT,
         )  # fmt: skip
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -145,6 +148,15 @@ def test_an_import_that_fails_is_noted_and_is_the_childs_own_problem(start, spaw
     assert "ModuleNotFoundError" in (tmp_path / "1.log").read_text()
 
 
+def test_an_import_that_exits_is_one_that_fails(start, spawn, tmp_path, monkeypatch):
+    (tmp_path / "exits_when_imported.py").write_text('import sys\nsys.exit("this machine has no screen")\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    server = start(preload=["exits_when_imported"])
+    _, child = spawn("idle", server=server)
+    assert child.control.receive(LIMIT_S) == Ready({"pid": child.pid})
+    assert server.failed_imports == {"exits_when_imported": "SystemExit: this machine has no screen"}
+
+
 @pytest.mark.parametrize(
     "target", ["nonsense", "headrace.testing.faults:nobody", ":f", "headrace.testing.faults:caf\udce9"]
 )
@@ -188,6 +200,21 @@ def test_an_exception_is_reported_in_our_words_and_logged_in_its_own(spawn, tmp_
     assert log.rstrip().endswith("ValueError: the fault zoo sends its regards")
 
 
+@pytest.mark.parametrize(("code", "exit_code", "words"), [("'no executable'", 1, "no executable"), ("0", 0, "0")])
+def test_somebody_elses_exit_is_reported_with_its_words_and_place(start, tmp_path, monkeypatch, code, exit_code, words):
+    """As an environment does for which something is missing."""
+    (tmp_path / "exits_when_built.py").write_text(f"import sys\ndef build(context):\n    sys.exit({code})\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    server = start()
+    child = server.spawn("child-0", "exits_when_built:build", None, {}, tmp_path / "0.log", tmp_path / "0.stacks")
+    assert wait_for_end(server, child) == exit_code
+    error = reported_error(child)
+    child.close()
+    assert error.what == "child-0 raised SystemExit"
+    assert error.facts == {"error": f"SystemExit: {words}", "where": "exits_when_built.py:3 in build"}
+    assert (tmp_path / "0.log").read_text().endswith(f"SystemExit: {words}\n")
+
+
 def test_an_error_of_ours_is_reported_as_it_is(spawn):
     server, child = spawn("raises_environment_fault")
     wait_for_end(server, child)
@@ -229,6 +256,50 @@ def test_a_payload_that_cannot_be_pickled_is_refused_before_anything_is_started(
         "  fix: hand over a function that makes the object, instead of the object with its locks, files or sockets"
     )
     assert not (tmp_path / "0.log").exists()
+
+
+@pytest.fixture
+def filled():
+    """Opens files until this process may open just so many more; they are closed at the end."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = []
+
+    def fill(free):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        with contextlib.suppress(OSError):
+            held.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(256))
+        for _ in range(free):
+            os.close(held.pop())
+
+    yield fill
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for fd in held:
+        os.close(fd)
+
+
+def test_a_child_is_started_also_where_there_is_no_room_for_what_tells_of_its_end(spawn, filled):
+    server, first = spawn("idle")  # so that the server is awake
+    first.control.receive(LIMIT_S)
+    filled(4)  # for both ends of a channel, and the payload with its mapping
+    _, child = spawn("idle", server=server, name="child-1")
+    assert child.pidfd == -1
+    assert child.control.receive(LIMIT_S) == Ready({"pid": child.pid})
+    assert child.kill()
+    assert wait_for_end(server, child) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("free", [0, 2, 3])
+def test_a_process_that_may_open_no_more_files_says_so(spawn, filled, free):
+    server, first = spawn("idle")
+    first.control.receive(LIMIT_S)
+    filled(free)
+    with pytest.raises(ConfigError) as caught:
+        spawn("idle", server=server, name="child-1")
+    assert str(caught.value) == (
+        "[CFG-001] child-1 may not open as many files as the run needs: Too many open files\n"
+        "  limit: 256\n"
+        "  fix: raise it with ulimit -n, or take fewer collectors or workers"
+    )
 
 
 def test_too_many_descriptors_are_refused(start, tmp_path):
@@ -311,6 +382,60 @@ def test_a_dead_server_is_an_error_that_says_so(spawn, tmp_path):
     assert server.error.facts == {"pid": server.pid, "exit_code": -9}
     with pytest.raises(ComponentDied, match="the fork server is gone"):
         server.spawn("child-1", ZOO + "idle", None, {}, tmp_path / "1.log", tmp_path / "1.stacks")
+
+
+# --- what the system refuses ---------------------------------------------------------------------------------------
+
+
+def preloaded(folder, monkeypatch, name, code):
+    """A module that changes the server that imports it."""
+    (folder / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(folder)
+    return [name]
+
+
+NO_PIDFDS = f"""
+import os
+def refuse(pid, flags=0):
+    raise OSError({errno.ENOSYS}, "Function not implemented")
+os.pidfd_open = refuse
+"""
+
+
+def test_children_live_and_end_also_where_the_kernel_knows_no_pidfds(start, spawn, tmp_path, monkeypatch):
+    """gVisor, and kernels before 5.3: Python has the call there as well."""
+    server, child = spawn("idle", server=start(preloaded(tmp_path, monkeypatch, "no_pidfds", NO_PIDFDS)))
+    assert child.control.receive(LIMIT_S) == Ready({"pid": child.pid})
+    assert (child.pidfd, child.ended()) == (-1, False)
+    assert child.kill()
+    assert wait_for_end(server, child) == -signal.SIGKILL
+    assert not child.kill()
+
+
+NO_KILLS = """
+import os
+import headrace.ipc.server
+def refuse(pid, number):
+    raise PermissionError
+os.kill = os.killpg = refuse
+headrace.ipc.server._LEAVE_S = 0.1
+"""
+
+
+def test_a_process_that_may_not_be_killed_does_not_end_the_server(start, spawn, tmp_path, monkeypatch):
+    """Of another user, by sudo or setuid: it is left, and everybody else is looked after."""
+    server = start(preloaded(tmp_path, monkeypatch, "no_kills", NO_KILLS))
+    _, child = spawn("starts_a_program", server=server)
+    program = child.control.receive(LIMIT_S).facts["pid"]
+    child.kill()
+    assert wait_for_end(server, child) == -signal.SIGKILL
+    _, other = spawn("idle", server=server, name="child-1")
+    assert other.control.receive(LIMIT_S) == Ready({"pid": other.pid})
+    server.close()
+    assert server._process.returncode == 0
+    wait_until_gone(other.pid)
+    os.kill(program, signal.SIGKILL)
+    wait_until_gone(program)
 
 
 # --- deadlines of the server itself ------------------------------------------------------------------------------

@@ -81,7 +81,12 @@ def test_a_learner_that_fails_ends_the_run_with_the_cause(runs, row, column):
         return
     assert told["outcome"] == "failed"
     assert told["faults"]["died"] >= 1
-    if row in HOW:
+    if row == "sys-exit":
+        assert told["exit_code"] == 1
+        assert error.startswith(
+            "[SUP-001] learner raised SystemExit\n  error: SystemExit: \n  where: crash_networks.py:"
+        )
+    elif row in HOW:
         assert told["exit_code"] == 1
         assert error.startswith(f"[SUP-001] learner ended although nobody asked it to: {HOW[row]}\n")
     elif row == "nan":

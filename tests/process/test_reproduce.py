@@ -136,6 +136,11 @@ def test_why_it_may_not_come_again_is_told(file, capfd):
     assert "draws from the global generators" in why
 
 
+def test_an_exit_that_was_reported_comes_again(file):
+    env = {"factory": "run_envs:make", "kwargs": {"fault": "sys_exit", "at": 2}}
+    assert main([file(env=env, error="SystemExit: ")]) == 0
+
+
 def test_global_generators_are_set_where_they_were(file, capfd):
     # The second step's draw is the first one after the seed of the chunk that begins with it.
     env = {"factory": "poison_envs:gambler", "kwargs": {"worst": random.Random(4).random()}}

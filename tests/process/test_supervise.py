@@ -427,6 +427,35 @@ def test_a_run_directory_is_used_once(tmp_path):
         claim(tmp_path / "other", load(tmp_path / "run.toml"))
 
 
+def test_what_a_shell_has_started_before_is_left_alone(tmp_path):
+    others = 'sleep 1000 & echo $! > in-its-session; setsid sleep 1000 & echo $! > in-another; exec "$@"'
+    with Command(tmp_path, '[process.p]\ncommand = "true"\nlifetime = "until-done"', through=others) as command:
+        assert command.ended() == 0
+    pids = [number_in(tmp_path / name) for name in ("in-its-session", "in-another")]
+    assert all(map(running, pids))
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    wait_until_gone(pids)
+
+
+def test_a_file_that_is_made_in_the_last_moment_is_seen(tmp_path):
+    """Looks are five seconds apart where a start may take ten minutes."""
+    text = """
+    [process.prepare]
+    command = ['sh', '-c', 'touch made']
+    lifetime = "until-done"
+    ready = { file = "made" }
+    [process.user]
+    command = "true"
+    needs = ["prepare"]
+    lifetime = "until-done"
+    """
+    run = run_file(tmp_path, text)
+
+    assert (run.summary["outcome"], run.summary["error"]) == ("completed", None)
+    assert "prepare is ready" in "\n".join(run.watched.said)
+
+
 @pytest.mark.table
 def test_the_time_of_a_run_is_bounded(tmp_path):
     run = run_file(tmp_path, '[run]\nrun_duration_s = 1.0\n[process.server]\ncommand = "sleep 1000"\n')

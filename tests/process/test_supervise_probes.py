@@ -153,6 +153,31 @@ def test_a_look_that_hangs_counts_as_no_and_is_not_repeated_meanwhile(wake):
     prober._thread.join(LIMIT_S)
 
 
+def test_the_last_look_begins_after_the_one_that_was_under_way(wake):
+    begun, release, made = threading.Event(), threading.Event(), []
+
+    def look():
+        found = Seen(good=bool(made))
+        begun.set()
+        release.wait(LIMIT_S)
+        return found
+
+    prober = Prober(look, LIMIT_S, LIMIT_S, wake[1])
+    assert prober.turn() is None
+    assert begun.wait(LIMIT_S)
+    made.append("in the last moment")
+    release.set()
+    assert prober.last().good
+
+
+def test_the_last_look_takes_no_longer_than_any_other(wake):
+    release = threading.Event()
+    prober = Prober(lambda: Seen(good=release.wait(LIMIT_S)), 0.0, 0.0, wake[1])
+    assert prober.last() == Seen(good=False, why="a look took longer than 0 s")
+    release.set()
+    prober._thread.join(LIMIT_S)
+
+
 def test_a_look_that_raises_is_no_sign(wake):
     reader, writer = wake
 

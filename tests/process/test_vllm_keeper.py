@@ -129,6 +129,28 @@ def test_one_that_ends_is_reported_with_its_code(place: Place) -> None:
     assert "no such device" in place.log.read_text()
 
 
+NO_PIDFDS = """
+import os
+def refuse(pid, flags=0):
+    raise OSError(38, "Function not implemented")
+os.pidfd_open = refuse
+"""
+
+
+def test_one_that_ends_is_reported_also_where_no_descriptor_tells(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "no_pidfds.py").write_text(NO_PIDFDS)
+    monkeypatch.syspath_prepend(tmp_path)
+    modules = ["headrace.llm.backends.vllm_keeper", "no_pidfds"]
+    with (
+        ForkServer(modules, {"OMP_NUM_THREADS": "1"}, tmp_path / "forkserver.log") as server,
+        contextlib.closing(Place(tmp_path, server)) as place,
+        contextlib.closing(place.spawn("ends")) as child,
+    ):
+        error = failure(child)
+        assert place.wait_for_end(child) == 1
+    assert error.what == "inference: vLLM exited with code 3"
+
+
 def test_one_that_answers_health_and_generates_nothing_is_not_well(place: Place) -> None:
     with contextlib.closing(place.spawn("silent", generate_s=0.1, weights_s=0.2)) as child:
         assert isinstance(child.control.receive(LIMIT_S), Ready)

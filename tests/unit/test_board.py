@@ -78,6 +78,8 @@ def test_an_outsider_sees_what_a_component_writes(board):
 def test_a_wait_names_whom_how_much_and_how_long(board):
     slot = board.slot("learner")
     slot.set_state(State.RUNNING)
+    slot.waiting(Activity.WAIT_ROWS, deadline_s=1e12)
+    assert board.read(slot.id).deadline_s > 1e9  # as much as a word holds
     slot.waiting(Activity.WAIT_ROWS, on="collector-1", need=64, have=12, deadline_s=2.5)
     view = board.read("learner")
     assert (view.state, view.activity, view.waits_on) == (State.WAITING, Activity.WAIT_ROWS, "collector-1")

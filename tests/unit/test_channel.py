@@ -7,6 +7,7 @@ import fcntl
 import os
 import pickle
 import select
+import socket
 import struct
 from collections import deque
 
@@ -15,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import ChannelClosed, ComponentError, ComponentStalled
-from headrace.ipc.channel import Channel, Deadline, MessagePipe, poll_fds
-from headrace.ipc.forkserver import FdChannel
+from headrace.ipc.channel import LONGEST_S, Channel, Deadline, MessagePipe, poll_fds
+from headrace.ipc.descriptors import FdChannel
 
 LIMIT_S = 60.0  # bounds a failure; a success never waits for it
 
@@ -201,7 +202,8 @@ def test_descriptors_travel_in_the_order_of_their_messages():
             ours.send(number, LIMIT_S)
             pipe.put(bytes([number]))
         assert theirs.receive_all() == [0, 1, 2]
-        for number, fd in enumerate(theirs.take_fds(3)):
+        for number in range(3):
+            [fd] = theirs.take_fds()
             assert os.read(fd, 1) == bytes([number])
             assert not os.get_inheritable(fd)
             os.close(fd)
@@ -211,6 +213,51 @@ def test_descriptors_travel_in_the_order_of_their_messages():
     finally:
         for closing in (ours, theirs, *pipes):
             closing.close()  # the untaken descriptor too, or no_leaks tells
+
+
+def test_descriptors_that_found_no_place_are_missed_with_their_own_message(monkeypatch):
+    sockets = Channel.pair()
+    ours, theirs = (FdChannel(end._sock.dup()) for end in sockets)
+    receive = socket.recv_fds
+
+    def without_the_last(*args):  # as where one file less may be opened
+        data, fds, flags, address = receive(*args)
+        os.close(fds.pop())
+        return data, fds, flags | socket.MSG_CTRUNC, address
+
+    with ours, theirs, sockets[0], sockets[1], MessagePipe.create(1) as pipe:
+        for number, seen in enumerate((without_the_last, receive)):
+            monkeypatch.setattr(socket, "recv_fds", seen)
+            ours.attach_fds([pipe.reader_fd, pipe.writer_fd])
+            ours.send(number, LIMIT_S)
+            assert theirs.receive(LIMIT_S) == number
+        with pytest.raises(OSError, match="Too many open files"):
+            theirs.take_fds()
+        for fd in theirs.take_fds():
+            os.close(fd)
+
+
+def test_a_wait_may_be_as_long_as_anybody_likes(pair):
+    ours, theirs = pair
+    theirs.send("here", LIMIT_S)
+    assert poll_fds({ours.fileno(): select.POLLIN}, 1e9) == {ours.fileno(): select.POLLIN}
+    assert ours.receive(1e9) == "here"
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "slices"), [(-1.0, [0.0]), (5.0, [5.0]), (2.5 * LONGEST_S, [LONGEST_S, LONGEST_S, 0.5 * LONGEST_S])]
+)
+def test_a_long_wait_is_a_sum_of_short_ones(monkeypatch, timeout_s, slices):
+    waits = []
+
+    class Poller:
+        def poll(self, timeout_ms):
+            waits.append(timeout_ms / 1000.0)
+            return []
+
+    monkeypatch.setattr(select, "poll", Poller)
+    assert poll_fds({}, timeout_s) == {}
+    assert waits == slices
 
 
 def test_waiting_on_a_descriptor_that_was_closed_here_is_an_error():
@@ -276,6 +323,19 @@ def test_pipe_that_has_room_stays_as_it_is_and_one_that_gets_none_says_so(monkey
         pipe.make_room(pipe.room)
         with pytest.raises(PermissionError):
             pipe.make_room(pipe.room + 1)
+
+
+def test_pipe_of_an_unknown_size_is_taken_for_a_small_one(monkeypatch):
+    """macOS tells nothing, and makes none larger."""
+    for name in ("F_GETPIPE_SZ", "F_SETPIPE_SZ"):
+        monkeypatch.delattr(fcntl, name)
+    with MessagePipe.create(40) as pipe:
+        assert pipe.room == 409
+        pipe.make_room(409)
+        for _ in range(409):
+            pipe.put(bytes(40))
+        with pytest.raises(OSError, match="not supported"):
+            pipe.make_room(410)
 
 
 @pytest.mark.parametrize("size", [0, select.PIPE_BUF + 1])

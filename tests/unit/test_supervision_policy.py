@@ -72,6 +72,13 @@ def test_a_child_that_was_never_ready_fails_at_once(exited):
     assert RestartPolicy(BUDGET).decide(spec(), exited, 0.0) == GiveUp("c", "it has never become ready")
 
 
+def test_any_number_of_restarts_can_be_counted():
+    budget = RestartBudget(max_restarts=10_000, window_s=1e9, backoff_s=0.0)
+    policy = RestartPolicy(budget)
+    policy.note_ready("c")
+    assert {policy.decide(spec(), died(), float(now_s)).after_s for now_s in range(1100)} == {0.0}
+
+
 def test_an_incarnation_that_never_became_ready_uses_the_budget_if_an_earlier_one_did(policy):
     policy.decide(spec(), died(), 0.0)
     assert policy.decide(spec(), died(1, incarnation=1), 1.0) == Restart("c", 1.0)

@@ -126,6 +126,14 @@ def test_pauses_grow_and_hold_up_the_next_reset_only() -> None:
     assert pauses == [0.0, 1.0, 2.0, 3.0, 3.0]
 
 
+def test_any_number_of_faults_can_be_counted() -> None:
+    slots = Slots(COUNT, policy(per_env=10_000, total=10_000, cuts=False))
+    for _ in range(1100):
+        found = slots.failed(0, int(asked(slots, 0)[0]), 0.0)
+        slots.forget(ids(0))
+    assert found == AskAgain(0, 3.0)
+
+
 def test_the_budget_of_one_environment() -> None:
     slots = Slots(COUNT, policy(per_env=2))
     for now_s in (0.0, 1.0):

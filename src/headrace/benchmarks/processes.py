@@ -18,6 +18,7 @@ from typing import Any
 from headrace.benchmarks.sides import INSTALLED_BY, Found, Request
 from headrace.core.errors import ConfigError
 from headrace.ipc.channel import Deadline, poll_fds
+from headrace.ipc.processes import pidfd_of, wait_for_end
 
 ENTRY = Path(__file__).absolute().with_name("entry.py")
 OPENING_S = 300.0
@@ -89,9 +90,7 @@ class SideProcess:
         finally:
             os.close(answers)
             os.close(leash)
-        self._ended = os.pidfd_open(
-            self._process.pid
-        )  # waited for by this, its number stays its own until all are killed
+        self._pidfd = pidfd_of(self._process.pid)  # waited for by this, its number stays its own until all are killed
         try:
             opened = self._answer(OPENING_S)
             if "missing" in opened:
@@ -119,8 +118,9 @@ class SideProcess:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
         os.kill(self._process.pid, signal.SIGTERM)
-        poll_fds({self._ended: select.POLLIN}, _ENDING_S)
-        os.close(self._ended)
+        wait_for_end(self._process.pid, self._pidfd, _ENDING_S)
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(timeout=_ENDING_S)
@@ -146,7 +146,7 @@ class SideProcess:
 
     def _complaint(self) -> str:
         """The last line it has printed; it ends now, if it has not."""
-        poll_fds({self._ended: select.POLLIN}, _ENDING_S)
+        wait_for_end(self._process.pid, self._pidfd, _ENDING_S)
         lines = (Path(self._folder.name) / "output").read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it ended without a word"
 

@@ -16,7 +16,7 @@ from headrace.cli.drawing import NOTHING
 from headrace.cli.ending import typed
 from headrace.cli.unheard import going_on
 from headrace.commands.config import SuperviseConfig, load
-from headrace.commands.tree import end_adopted
+from headrace.commands.tree import children_now, end_adopted
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.errors import RunDirectoryError
 from headrace.core.files import write_whole
@@ -55,13 +55,14 @@ def _run(config: SuperviseConfig, run: RunDirectory, terminal: Terminal) -> dict
     from headrace.runtime.interrupts import Interrupts
 
     # Should the fork server be killed, what it had started becomes ours, and not everybody's.
+    others = children_now()
     adopt_orphans()
     places = launcher.Places(run.board_file, run.events_file, run.logs_dir, run.stacks_dir, run.summary_file)
     try:
         with Interrupts() as interrupts:
             summary = launcher.supervise(config, places, terminal, lambda: interrupts.count, MonotonicClock())
     finally:
-        end_adopted(_END_S)
+        end_adopted(_END_S, others)
     return summary | {"run_dir": str(run.path)}
 
 

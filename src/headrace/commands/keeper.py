@@ -11,6 +11,7 @@ import os
 import select
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from headrace.commands.config import ProcessConfig
-from headrace.commands.output import LAST_WORDS_S, Output
+from headrace.commands.output import Output
 from headrace.commands.probes import Files, Prober, Seen, files_of, look_progress, look_ready
 from headrace.commands.tree import Tree, exit_in_words
 from headrace.commands.vigil import LOST, Judgement, Limits, Vigil
@@ -77,6 +78,8 @@ class Keeper:
         self._told_s = 0.0
         self._next_telling = Deadline(0.0)
         self._said_ready = False
+        self._alive: list[str] = []
+        """What is left of the program, and may not be killed."""
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
         os.set_blocking(self._wake_writer, False)
@@ -150,7 +153,7 @@ class Keeper:
         with contextlib.suppress(ChannelClosed):  # the next turn sees that
             if self._output.pass_on(self._control) and not self._next_telling.passed:
                 return
-            news = self._vigil.ready_s is not None and self._vigil.progress_s > self._told_s
+            news = self._said_ready and self._vigil.progress_s > self._told_s
             if news and self._next_telling.passed and self._control.flush():
                 facts = {"progress_s": self._vigil.progress_s, "signs": self._vigil.signs}
                 if self._control.try_send(Report("progress", facts)):
@@ -194,10 +197,17 @@ class Keeper:
         self._display.show(judgement, self._vigil.signs)
 
     def _say_ready(self) -> None:
-        if self._vigil.ready_s is not None and not self._said_ready:
-            self._said_ready = True
-            after_s = round(self._vigil.ready_s - self._vigil.started_s, 3)
-            self._control.send(Ready({"after_s": after_s}), LAST_WORDS_S)
+        """Say that it is ready, without waiting; what finds no room is said in the next turn."""
+        ready = self._ready()
+        if ready is not None:
+            with contextlib.suppress(ChannelClosed):  # the next turn sees that
+                self._said_ready = self._control.try_send(ready)
+
+    def _ready(self) -> Ready | None:
+        """What is to be said of its readiness; None: it is not, or that was said."""
+        if self._vigil.ready_s is None or self._said_ready:
+            return None
+        return Ready({"after_s": round(self._vigil.ready_s - self._vigil.started_s, 3)})
 
     def _lost(self, judgement: Judgement, now_s: float) -> ComponentStalled:
         facts: dict[str, object] = {"last_look": self._last_failure} if self._last_failure else {}
@@ -209,17 +219,25 @@ class Keeper:
     def _on_end(self, code: int) -> None:
         """It has ended by itself."""
         self._end_rest()
-        self._say_ready()  # it may have been, for a moment
+        self._look_once_more()
         if code == 0 and self._process.lifetime == "until-done":
-            self._output.pass_all_on(self._control)
-            self._control.send(Done({"lines": self._output.lines}), LAST_WORDS_S)
+            self._last_words(Done({"lines": self._output.lines}))
             return
         fix = f"read the last lines of logs/{self._id}.log"
         what = f"{self._id} {exit_in_words(code)}"
         if code == 0:
             what += ", and it should live as long as the run"
             fix += '; set lifetime = "until-done" if code 0 means that its work is done'
-        self._leave(ComponentDied(what, fix=fix))
+        self._last_words(Failed(ComponentDied(what, fix=fix)))
+        sys.exit(1)
+
+    def _look_once_more(self) -> None:
+        """It may have shown in its last moment that it is ready; looks are seconds apart."""
+        looker, _ = self._probers
+        if self._vigil.ready_s is None and looker is not None and self._process.ready.file is not None:
+            seen = looker.last()
+            if seen.good:
+                self._vigil.note_ready(time.monotonic())
 
     def _stop(self, stop: Stop) -> None:
         """It has to leave: ask it, read on meanwhile, then kill what is left."""
@@ -231,30 +249,58 @@ class Keeper:
             self._output.read()
         heeded = self._tree.ended() is not None
         self._end_rest()
-        self._output.pass_all_on(self._control)
-        with contextlib.suppress(ComponentError):
-            self._control.send(Report("left", {"reason": stop.reason, "heeded": heeded}), LAST_WORDS_S)
+        self._last_words(self._left(stop.reason, heeded=heeded))
 
     def _fail(self, error: ComponentError) -> NoReturn:
         """It lives, and may not go on."""
         self._end_rest()
-        self._leave(error)
+        self._last_words(Failed(error))
+        sys.exit(1)
 
     def _end_rest(self) -> None:
         """Kill what is left of it, and read what all of them had printed."""
-        self._tree.kill(KILL_S)
+        if not self._tree.kill(KILL_S):
+            self._alive = self._tree.in_words_left()
         self._output.read_last()
 
-    def _leave(self, error: ComponentError) -> NoReturn:
-        self._output.pass_all_on(self._control)
-        say_why(self._control, error)
+    def _last_words(self, verdict: Done | Failed | Report) -> None:
+        """Tell all that is left to tell, and at last what came of it."""
+
+        def tell(message: object) -> None:
+            hand_over(self._control, message, self._display.leaving)
+
+        ready = self._ready()  # it may have been, for a moment
+        if ready is not None:
+            tell(ready)
+        self._output.pass_all_on(tell)
+        if self._alive and not isinstance(verdict, Report):
+            tell(self._left("it has ended", heeded=True))
+        tell(verdict)
+
+    def _left(self, reason: str, *, heeded: bool) -> Report:
+        return Report("left", {"reason": reason, "heeded": heeded, "alive": self._alive[:SHOWN_PROCESSES]})
 
 
 def say_why(control: Channel, error: ComponentError) -> NoReturn:
     """Tell why, and end this process; a traceback of ours would only hide the program's own last lines."""
-    with contextlib.suppress(ComponentError):
-        control.send(Failed(error), LAST_WORDS_S)
+    hand_over(control, Failed(error), lambda: None)
     sys.exit(1)
+
+
+def hand_over(control: Channel, message: object, meanwhile: Callable[[], None]) -> None:
+    """Send what must not be lost: waits for as long as anybody is at the other end, who may be suspended (Ctrl-Z).
+
+    Args:
+        control: To the supervisor.
+        message: What it is to know.
+        meanwhile: Called now and then while there is no room.
+    """
+    with contextlib.suppress(ComponentError):  # nobody is left to tell
+        accepted = control.try_send(message)
+        while not (accepted and control.flush()) and control.peer_alive():
+            meanwhile()
+            poll_fds({control.fileno(): select.POLLOUT}, _TURN_S)
+            accepted = accepted or control.try_send(message)
 
 
 class Display:
@@ -281,6 +327,10 @@ class Display:
         """It was asked to leave."""
         self._slot.set_state(State.STOPPING)
         self._slot.enter(Activity.STOP)
+
+    def leaving(self) -> None:
+        """Its program is over, and is still to be told of: each call is a sign of this keeper's own life."""
+        self._slot.enter(*self._slot.resume())
 
     def show(self, judgement: Judgement, signs: int) -> None:
         """Keep the board true; while all is well, each beat is a sign of this keeper's own life.

@@ -276,9 +276,8 @@ class Launch:
             case Reported(name, Report("progress", facts)):
                 self._stand(name, progress_s=facts["progress_s"])
                 self._facts[name]["signs"] = facts["signs"]
-            case Reported(name, Report("left", facts)) if not facts["heeded"]:
-                limit_s = self._config.process[name].stop_s
-                self._say("killed", name, f"{name} did not leave within {limit_s:g} s and was killed")
+            case Reported(name, Report("left", facts)):
+                self._on_left(name, facts)
             case Overdue():
                 self._say("stacks", event.id, f"the keeper of {event.id} is overdue: {event}")
             case Exited():
@@ -286,6 +285,13 @@ class Launch:
             case ForkServerLost(error):
                 self.fail(error)
                 self._end(f"the fork server is gone: {error.what}")
+
+    def _on_left(self, name: str, facts: dict[str, Any]) -> None:
+        if not facts["heeded"]:
+            limit_s = self._config.process[name].stop_s
+            self._say("killed", name, f"{name} did not leave within {limit_s:g} s and was killed")
+        if facts["alive"]:
+            self._say("alive", name, f"{name} leaves processes that could not be killed: {'; '.join(facts['alive'])}")
 
     def _on_exit(self, event: Exited) -> None:
         name, now_s = event.id, self._clock.now()

@@ -6,17 +6,14 @@ import contextlib
 import os
 import re
 import time
+from collections.abc import Callable
 
 from headrace.commands.config import ProcessConfig
 from headrace.commands.lines import LineCutter, Shown
 from headrace.commands.readings import number_in
 from headrace.commands.vigil import Vigil
-from headrace.core.errors import ComponentError
-from headrace.ipc.channel import Channel, Deadline
+from headrace.ipc.channel import Channel
 from headrace.supervision.messages import Report
-
-LAST_WORDS_S = 5.0
-"""Seconds the supervisor is given to take the last of it."""
 
 _READ_BYTES = 1 << 16
 _READS_PER_TURN = 64
@@ -84,12 +81,10 @@ class Output:
             self._shown.left_out += report.facts["left_out"] + len(report.facts["lines"])
         return True
 
-    def pass_all_on(self, control: Channel) -> None:
-        """Hand over the rest, in bounded time."""
-        deadline = Deadline(LAST_WORDS_S)
-        with contextlib.suppress(ComponentError):
-            while len(self._shown) or self._shown.left_out:
-                control.send(self._report(), deadline.left_s())
+    def pass_all_on(self, send: Callable[[Report], None]) -> None:
+        """Hand over the rest."""
+        while len(self._shown) or self._shown.left_out:
+            send(self._report())
 
     def _report(self) -> Report:
         facts = {"lines": self._shown.take(_LINES_PER_REPORT), "left_out": self._shown.left_out}

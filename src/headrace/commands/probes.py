@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from headrace.commands.config import ProgressConfig, ReadyConfig
 from headrace.commands.readings import json_holds, json_number, prometheus
-from headrace.ipc.channel import Deadline
+from headrace.ipc.channel import LONGEST_S, Deadline
 
 _MOST_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 16
@@ -52,7 +52,7 @@ def fetch(url: str, timeout_s: float) -> Answer:
         OSError: No connection, or no complete answer in time.
         http.client.HTTPException: What answers does not speak HTTP.
     """
-    deadline = Deadline(timeout_s)
+    deadline = Deadline(min(timeout_s, LONGEST_S))
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=max(0.01, deadline.left_s()))
@@ -167,7 +167,7 @@ class Prober:
 
     def __init__(self, look: Callable[[], Seen], limit_s: float, every_s: float, wake_fd: int) -> None:
         self._look = look
-        self._limit_s = limit_s
+        self._limit_s = min(limit_s, LONGEST_S)
         self._every_s = every_s
         self._wake_fd = wake_fd
         self._results: deque[tuple[int, Seen]] = deque()
@@ -179,16 +179,36 @@ class Prober:
 
     def turn(self) -> Seen | None:
         """Begin a look if it is time to; what the last one has found, once."""
+        seen = self._taken()
+        if self._due is not None and self._due.passed:
+            seen, self._due = Seen(good=False, why=f"a look took longer than {self._limit_s:g} s"), None
+        if self._due is None and self._next.passed and not self._looking():
+            self._begin()
+        return seen
+
+    def last(self) -> Seen:
+        """One look more, whatever the time: at what was left by a program that has ended. Waits for it as long as it may take."""
+        deadline = Deadline(self._limit_s + _OWN_LIMIT_S)
+        self._join(deadline)  # one that was begun before the end may have come too early
+        if not self._looking():
+            self._begin()
+            self._join(deadline)
+        return self._taken() or Seen(good=False, why=f"a look took longer than {self._limit_s:g} s")
+
+    def _taken(self) -> Seen | None:
         seen = None
         while self._results:
             number, result = self._results.popleft()
             if number == self._number and self._due is not None:  # or it was given up
                 seen, self._due = result, None
-        if self._due is not None and self._due.passed:
-            seen, self._due = Seen(good=False, why=f"a look took longer than {self._limit_s:g} s"), None
-        if self._due is None and self._next.passed and (self._thread is None or not self._thread.is_alive()):
-            self._begin()
         return seen
+
+    def _looking(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _join(self, deadline: Deadline) -> None:
+        if self._thread is not None:
+            self._thread.join(deadline.left_s())
 
     def _begin(self) -> None:
         self._number += 1

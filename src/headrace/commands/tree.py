@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from headrace.core.errors import ComponentDied
-from headrace.core.procstat import PROC, STATE, stat_fields
+from headrace.core.procstat import PROC, SESSION, STARTED, STATE, stat_fields
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.child import adopt_orphans, die_with_parent
+from headrace.ipc.processes import kill_group, pidfd_of, send_signal
 from headrace.supervision.spec import describe_exit
 
 _LOOK_S = 0.02
@@ -70,7 +71,7 @@ class Tree:
         self.pid = self._process.pid
         self.output_fd = reader
         """What it and its descendants print; never blocks."""
-        self.pidfd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else -1
+        self.pidfd = pidfd_of(self.pid)
         """Readable when the program has ended; -1 where there are none."""
 
     def ended(self) -> int | None:
@@ -92,15 +93,13 @@ class Tree:
             os.killpg(self.pid, signal.SIGCONT)
 
     def kill(self, within_s: float) -> bool:
-        """Kill it and every descendant; whether all were gone in time."""
+        """Kill it and every descendant; whether all were gone in time: this user may not kill everybody (sudo, setuid)."""
         deadline = Deadline(within_s)
         if self.ended() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+            kill_group(self.pid)
         while True:
             for pid in _children():  # the children of those that die become ours, and are found the next time
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                send_signal(pid, signal.SIGKILL)
             code = self.ended()
             if code is not None and not _children():
                 return True
@@ -120,6 +119,10 @@ class Tree:
         """Every process of it, a line each: number, state, where in the kernel it waits, command."""
         return [_one(self.pid), *in_words_below(self.pid)]
 
+    def in_words_left(self) -> list[str]:
+        """What has not ended of it, a line each."""
+        return in_words_below(os.getpid())
+
     def close(self) -> None:
         """Give the descriptors back."""
         os.close(self.output_fd)
@@ -127,15 +130,38 @@ class Tree:
             os.close(self.pidfd)
 
 
-def end_adopted(within_s: float) -> None:
-    """Kill every process that this one is the parent of, and theirs; for one that adopts orphans and starts no others."""
+Known = frozenset[tuple[int, str]]
+"""Processes by number and start, which no other one will ever have."""
+
+
+def children_now() -> Known:
+    """Those that this process is the parent of, for `end_adopted` to spare."""
+    return frozenset((pid, _start(pid)) for pid in _children())
+
+
+def end_adopted(within_s: float, spared: Known) -> None:
+    """Kill what this process has become the parent of, and theirs; for one that adopts orphans of a fork server.
+
+    Args:
+        within_s: Limit in seconds.
+        spared: Who was its child before: a shell has replaced itself by this process. Whatever is in the session of this
+            process is spared as well, for the fork server begins one of its own.
+    """
     deadline = Deadline(within_s)
-    while (left := _children()) and not deadline.passed:
+    while (left := [pid for pid in _children() if not _was_here(pid, spared)]) and not deadline.passed:
         for pid in left:
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         poll_fds({}, _LOOK_S)
+
+
+def _was_here(pid: int, spared: Known) -> bool:
+    return (pid, _start(pid)) in spared or stat_fields(pid)[SESSION : SESSION + 1] == [str(os.getsid(0))]
+
+
+def _start(pid: int) -> str:
+    return "".join(stat_fields(pid)[STARTED : STARTED + 1])
 
 
 def in_words_below(pid: int) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 
-STATE, PARENT, STARTED, EXIT_STATUS = 0, 1, 19, 49
+STATE, PARENT, SESSION, STARTED, EXIT_STATUS = 0, 1, 3, 19, 49
 """Places among `stat_fields`. The start counts in ticks since the machine came up, so that with the pid it names a
 process for good: the wall clock may be set while the process runs, and psutil's creation time moves with it."""
 

@@ -8,6 +8,7 @@ that the data path uses it. `poll_fds` is the one place of the package where a p
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import pickle
@@ -27,6 +28,10 @@ _MAX_MESSAGE_BYTES = 1 << 40  # a longer one is a damaged stream, not a message
 _READ_BYTES = 1 << 18
 _READS_PER_CALL = 256  # bounds a call against a sender who is faster than we read
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_PIPE_BYTES = 16384  # what a pipe holds at least, where the system does not tell
+
+LONGEST_S = 86400.0
+"""Seconds that one call into the kernel may wait; it counts them in milliseconds and 32 bits, and refuses more than 24 days."""
 
 
 class Deadline:
@@ -55,7 +60,7 @@ def poll_fds(interest: Mapping[int, int], timeout_s: float) -> dict[int, int]:
 
     Args:
         interest: ``select.POLLIN`` and the like by descriptor.
-        timeout_s: 0 only looks. Signals do not shorten the wait.
+        timeout_s: 0 only looks; any number of seconds will do. Signals do not shorten the wait.
 
     Returns:
         The events seen by descriptor; ``POLLHUP`` and ``POLLERR`` also if not asked for.
@@ -66,7 +71,10 @@ def poll_fds(interest: Mapping[int, int], timeout_s: float) -> dict[int, int]:
     poller = select.poll()
     for fd, events in interest.items():
         poller.register(fd, events)
-    seen_events = dict(poller.poll(max(0.0, timeout_s * 1000.0)))
+    seen_events = dict(poller.poll(max(0.0, min(timeout_s, LONGEST_S)) * 1000.0))
+    while not seen_events and timeout_s > LONGEST_S:
+        timeout_s -= LONGEST_S
+        seen_events = dict(poller.poll(min(timeout_s, LONGEST_S) * 1000.0))
     for fd, seen in seen_events.items():
         if seen & select.POLLNVAL:
             raise ChannelClosed(
@@ -374,6 +382,8 @@ class MessagePipe:
     @property
     def room(self) -> int:
         """Messages that may be in flight at once, wherever they begin in the pipe's pages."""
+        if not hasattr(fcntl, "F_GETPIPE_SZ"):
+            return _PIPE_BYTES // self.message_bytes
         fd = self.writer_fd if self.writer_fd >= 0 else self.reader_fd
         # A message never lies in two pages, and a page counts as used until its last message is taken.
         pages = fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) // _PAGE_BYTES - 1
@@ -383,9 +393,12 @@ class MessagePipe:
         """Have the pipe hold so many messages at once; one that does already stays as it is.
 
         Raises:
-            OSError: The system does not give a pipe, or the pipes of this user together, as much memory.
+            OSError: The system does not give a pipe, or the pipes of this user together, as much memory, or pipes have one size
+                there.
         """
         if self.room < messages:
+            if not hasattr(fcntl, "F_SETPIPE_SZ"):
+                raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
             fd = self.writer_fd if self.writer_fd >= 0 else self.reader_fd
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, self.bytes_for(messages))
 

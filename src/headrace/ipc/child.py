@@ -108,6 +108,9 @@ def _work(bootstrap: Bootstrap, fds: list[int], server_pid: int) -> int:
             named = dict(zip(bootstrap.fd_names, given, strict=True))
             target(ChildContext(bootstrap.id, payload, named, control, server_pid))
         except SystemExit as request:
+            if not _by_us(request):  # an environment, say, for which it is the way to tell that something is missing
+                traceback.print_exc()
+                _report(control, bootstrap.id, request)
             return request.code if isinstance(request.code, int) else int(request.code is not None)
         except Exception as error:  # noqa: BLE001 - a process border: it goes into the log, and to the supervisor
             if isinstance(error, ChannelClosed) and not control.peer_alive():
@@ -148,7 +151,15 @@ def resolve(target: str) -> Callable[[ChildContext], None]:
     return cast("Callable[[ChildContext], None]", found)
 
 
-def _report(control: Channel, child_id: str, error: Exception) -> None:
+def _by_us(request: SystemExit) -> bool:
+    """Whether this package has asked to end the process, and so has told why."""
+    trace = request.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and _is_ours(trace)
+
+
+def _report(control: Channel, child_id: str, error: Exception | SystemExit) -> None:
     """Tell the supervisor. It may be gone or busy; the log has the traceback in any case."""
     ours = error if isinstance(error, HeadraceError) else wrapped(child_id, error)
     if isinstance(ours, EnvironmentFault):
@@ -176,10 +187,14 @@ def _where(trace: TracebackType | None) -> str:
     while trace is not None:
         frame = trace.tb_frame
         innermost = f"{Path(frame.f_code.co_filename).name}:{trace.tb_lineno} in {frame.f_code.co_name}"
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] != "headrace":
+        if not _is_ours(trace):
             place = innermost
         trace = trace.tb_next
     return innermost if place == "unknown" else place
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    return str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0] == "headrace"
 
 
 def die_with_parent(sig: int, parent_pid: int) -> None:

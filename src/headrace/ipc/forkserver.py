@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,57 +33,13 @@ from headrace.core.errors import (
 )
 from headrace.ipc.channel import Channel, Deadline, poll_fds
 from headrace.ipc.child import Bootstrap
-from headrace.ipc.shm import SharedBlock
+from headrace.ipc.descriptors import MAX_FDS, FdChannel, out_of_descriptors
+from headrace.ipc.processes import kill_group, send_signal
+from headrace.ipc.shm import OUT_OF_FILES, SharedBlock
 
-_MAX_FDS = 250  # the kernel carries 253 with one message
 _EXIT_REPORT_S = 10.0
 _LEAVE_S = 5.0
 _REAP_S = 1.0
-
-
-class FdChannel(Channel):
-    """A channel that can also carry descriptors; they arrive in the order in which they were sent."""
-
-    def __init__(self, sock: socket.socket, peer: str = "the other end of a channel") -> None:
-        super().__init__(sock, peer)
-        self.fds: deque[int] = deque()
-        """Descriptors that have arrived; whoever takes one out owns it."""
-        self._attached: list[int] = []
-
-    def attach_fds(self, fds: Sequence[int]) -> None:
-        """Send these along with the message that is sent next; they stay open here."""
-        self._attached = list(fds)
-
-    def take_fds(self, count: int) -> list[int]:
-        """The next ``count`` descriptors, which belong to the message just received."""
-        return [self.fds.popleft() for _ in range(count)]
-
-    def close(self) -> None:
-        """See `Channel.close`; descriptors that nobody took are closed as well."""
-        super().close()
-        while self.fds:
-            os.close(self.fds.popleft())
-
-    def _write(self, data: memoryview) -> int:
-        if not self._attached:
-            return super()._write(data)
-        written = socket.send_fds(self._sock, [data], self._attached)
-        self._attached = []
-        return written
-
-    def _read(self) -> bytes:
-        # One call never returns the descriptors of two messages, so their order is the order of messages.
-        flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-        data, fds, _, _ = socket.recv_fds(self._sock, 1 << 16, _MAX_FDS, flags)
-        for fd in fds:
-            close_on_exec(fd)
-        self.fds.extend(fds)
-        return data
-
-
-def close_on_exec(fd: int) -> None:
-    """Keep a descriptor from the programs that children start."""
-    os.set_inheritable(fd, False)  # noqa: FBT003 - its only spelling
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +108,7 @@ class Child:
 
     def send_signal(self, sig: int) -> bool:
         """Send it a signal; False if it is gone."""
-        if self.exit_code is not None:
-            return False
-        try:
-            if self.pidfd >= 0:
-                signal.pidfd_send_signal(self.pidfd, sig)
-            else:
-                os.kill(self.pid, sig)
-        except ProcessLookupError:
-            return False
-        return True
+        return self.exit_code is None and send_signal(self.pid, sig, self.pidfd)
 
     def kill(self) -> bool:
         """Send it SIGKILL; False if it is gone. What it has started is ended by the fork server."""
@@ -278,15 +224,16 @@ class ForkServer:
             stacks_path: File to which its stacks go on SIGUSR2.
 
         Raises:
-            ConfigError: The payload cannot be pickled, or there are too many descriptors.
+            ConfigError: The payload cannot be pickled, there are too many descriptors, or this process may not open as many
+                files.
             ComponentStalled: The server is not ready, or does not answer, within its limits.
             ComponentDied: The server is gone, or the machine refuses another process.
         """
-        if len(fds) + 2 > _MAX_FDS:
+        if len(fds) + 2 > MAX_FDS:
             raise ConfigError(
                 f"{child_id} cannot be given so many descriptors",
                 descriptors=len(fds),
-                limit=_MAX_FDS - 2,
+                limit=MAX_FDS - 2,
                 fix="share larger blocks of memory, or more of them per descriptor",
             )
         data = _pickled(child_id, payload)
@@ -294,19 +241,12 @@ class ForkServer:
         bootstrap = Bootstrap(
             child_id, target, len(data), tuple(fds), str(Path(log_path).absolute()), str(Path(stacks_path).absolute())
         )
-        control, theirs = Channel.pair()
-        control.peer = child_id
-        self._wanted, self._answer = (number, child_id, control), None
         try:
-            with theirs, SharedBlock.create(len(data)) as block:
-                block.buf[:] = data
-                self._link.attach_fds([theirs.fileno(), block.fd, *fds.values()])
-                return self._ask(Spawn(number, bootstrap))
-        except BaseException:
-            control.close()
-            raise
-        finally:
-            self._wanted = None  # should the answer come later, that child is not wanted any more
+            return self._request(Spawn(number, bootstrap), data, list(fds.values()))
+        except OSError as error:
+            if error.errno not in OUT_OF_FILES:
+                raise
+            raise out_of_descriptors(child_id) from error
 
     def collect(self) -> list[Child]:
         """Children that have ended since the last call, each once, with their exit codes; never waits.
@@ -362,6 +302,22 @@ class ForkServer:
             child.close()
         self._children.clear()
 
+    def _request(self, request: Spawn, data: bytes, fds: list[int]) -> Child:
+        """Have a child started, and hand it its payload and these descriptors."""
+        control, theirs = Channel.pair()
+        control.peer = request.bootstrap.id
+        self._wanted, self._answer = (request.number, control.peer, control), None
+        try:
+            with theirs, SharedBlock.create(len(data)) as block:
+                block.buf[:] = data
+                self._link.attach_fds([theirs.fileno(), block.fd, *fds])
+                return self._ask(request)
+        except BaseException:
+            control.close()
+            raise
+        finally:
+            self._wanted = None  # should the answer come later, that child is not wanted any more
+
     def _ask(self, request: Spawn) -> Child:
         """Send a request and wait for its answer."""
         deadline, was_awake = Deadline(self._spawn_timeout_s), self._awake
@@ -382,7 +338,7 @@ class ForkServer:
             raise ComponentDied(
                 f"{request.bootstrap.id} could not be started",
                 problem=self._answer.problem,
-                fix="see whether the machine has memory and room for more processes",
+                fix="see whether the machine has memory and room for more processes and open files",
             )
         return self._answer
 
@@ -420,7 +376,9 @@ class ForkServer:
 
     def _welcome(self, message: Spawned) -> None:
         """Know a new child before anything else is read: its end may be the very next message."""
-        pidfd = self._link.fds.popleft() if message.pidfds else -1
+        pidfd = -1
+        with contextlib.suppress(OSError):  # no room for it: as where there are none
+            [pidfd] = self._link.take_fds() if message.pidfds else [-1]
         if self._wanted is not None and self._wanted[0] == message.number:
             number, child_id, control = self._wanted
             self._children[number] = self._answer = Child(child_id, message.pid, control, pidfd)
@@ -437,8 +395,7 @@ class ForkServer:
         if self.error is not None and child.exit_code is None:
             child.exit_code = -signal.SIGKILL  # what the kernel sends to children of a server that dies
             if self._process.returncode != 0:  # it did not leave in order, so what the child had started still runs
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(child.pid, signal.SIGKILL)
+                kill_group(child.pid)
 
     def _lose(self, how: str) -> None:
         """The server is of no more use. Its children go with it, also where the kernel does not see to that."""
@@ -456,11 +413,7 @@ class ForkServer:
 
 def _end_unwanted(pid: int, pidfd: int) -> None:
     """End a child whose start was given up before it was reported."""
-    with contextlib.suppress(ProcessLookupError):
-        if pidfd >= 0:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        else:
-            os.kill(pid, signal.SIGKILL)
+    send_signal(pid, signal.SIGKILL, pidfd)
     if pidfd >= 0:
         os.close(pidfd)
 

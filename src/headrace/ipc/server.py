@@ -23,7 +23,9 @@ from typing import NoReturn
 from headrace.core.errors import ChannelClosed
 from headrace.ipc import child
 from headrace.ipc.channel import Deadline, poll_fds
-from headrace.ipc.forkserver import Awake, Ended, FdChannel, Hello, NotSpawned, Spawn, Spawned, close_on_exec
+from headrace.ipc.descriptors import FdChannel, close_on_exec
+from headrace.ipc.forkserver import Awake, Ended, Hello, NotSpawned, Spawn, Spawned
+from headrace.ipc.processes import kill_group, pidfd_of, send_signal
 
 _HELLO_S = 30.0
 _LOOK_S = 5.0
@@ -112,10 +114,11 @@ class Server:
                 os.close(pidfd)
 
     def _spawn(self, request: Spawn) -> None:
-        fds = self._link.take_fds(2 + len(request.bootstrap.fd_names))
+        fds: list[int] = []
         # Until the child has undone our handlers, a signal to it would be taken for one to us, and have no effect.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
+            fds = self._link.take_fds()
             pid = os.fork()
         except OSError as error:
             self._reports.append((NotSpawned(request.number, str(error)), -1))
@@ -124,7 +127,7 @@ class Server:
                 child.run(request.bootstrap, fds, os.getppid())
             self._numbers[pid] = request.number
             # Taken before the child can be reaped, so the number cannot be another process's by then.
-            pidfd = os.pidfd_open(pid) if hasattr(os, "pidfd_open") else -1
+            pidfd = pidfd_of(pid)
             self._reports.append((Spawned(request.number, pid, int(pidfd >= 0)), pidfd))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -143,8 +146,7 @@ class Server:
             number = self._numbers.pop(pid, None)
             if number is not None:
                 # Where orphans cannot be adopted, and so not be found, this is all that ends its programs.
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
+                kill_group(pid)
                 self._sessions.add(pid)
                 self._reports.append((Ended(number, os.waitstatus_to_exitcode(status)), -1))
         self._end_orphans(only_of_ended=bool(self._numbers) and not self._children_adopt)
@@ -160,14 +162,13 @@ class Server:
                 continue
             with contextlib.suppress(ProcessLookupError):
                 if not only_of_ended or os.getsid(pid) in self._sessions:
-                    os.kill(pid, signal.SIGKILL)
+                    send_signal(pid, signal.SIGKILL)
 
     def _end_all(self) -> None:
         """End every child and everything it has started."""
         deadline = Deadline(_LEAVE_S)
         for pid in self._numbers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
         self._reap()
         while not deadline.passed and (self._numbers or _own_children()):
             poll_fds({self._wake_reader: select.POLLIN}, min(0.1, deadline.left_s()))
@@ -181,7 +182,7 @@ def _preload(modules: tuple[str, ...]) -> dict[str, str]:
     for module in modules:
         try:
             importlib.import_module(module)
-        except Exception as error:  # noqa: BLE001 - an import runs somebody else's code; its child will report it
+        except BaseException as error:  # noqa: BLE001 - somebody else's code, which may even exit; its child will report it
             failed[module] = f"{type(error).__name__}: {error}"
             traceback.print_exc()
     return failed

@@ -7,6 +7,7 @@ mapping are gone, also after ``kill -9`` of everybody.
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import os
@@ -18,6 +19,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from headrace.core.errors import ConfigError
+
+OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE})
+"""Error numbers of a process, or a machine, that may open no more files."""
 
 
 class SharedBlock:
@@ -45,6 +49,7 @@ class SharedBlock:
 
         Raises:
             ConfigError: The size is not positive, or the machine refuses it.
+            OSError: This process may not open as many files.
         """
         if nbytes <= 0:
             raise ConfigError(
@@ -56,6 +61,8 @@ class SharedBlock:
             return cls(fd, nbytes)
         except (OSError, ValueError, OverflowError) as error:
             os.close(fd)
+            if getattr(error, "errno", 0) in OUT_OF_FILES:
+                raise
             raise ConfigError(
                 f"the machine refused {nbytes:,} bytes of shared memory",
                 error=error,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from signal import SIGKILL
 
+from headrace.core.clock import backoff_s
 from headrace.core.errors import (
     ComponentError,
     ConfigError,
@@ -141,7 +142,7 @@ class RestartPolicy:
             recent = [at_s for at_s in self._granted_s.get(spec.id, ()) if now_s - at_s < budget.window_s]
             self._granted_s[spec.id] = recent
             if len(recent) < budget.max_restarts:
-                after_s = budget.backoff_s * 2.0 ** len(recent)
+                after_s = backoff_s(budget.backoff_s, len(recent))
                 recent.append(now_s)
                 return Restart(spec.id, after_s)
             plural = "" if len(recent) == 1 else "s"

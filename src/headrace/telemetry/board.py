@@ -141,6 +141,7 @@ _PID_START_AT = 184
 _COUNTERS_AT = 192
 _INDEX = {name: index for index, name in enumerate(COUNTERS)}
 _READS = 8
+_MOST_NS = 1 << 62  # what a word of the board holds of a limit: 146 years
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,7 @@ class Slot:
         """
         state = State.WAITING if self._state in _WAITING_SHOWS else self._state
         place = 0 if on is None else self._board.index(on) + 1
-        limit_ns = int(deadline_s * 1e9)
+        limit_ns = int(min(deadline_s * 1e9, _MOST_NS))
         _STATUS.pack_into(
             self._map, self._status_at, state, activity, -1, -1, place, need, have, limit_ns, time.monotonic_ns()
         )

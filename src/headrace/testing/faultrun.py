@@ -8,7 +8,6 @@ parent's own.
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -26,7 +25,8 @@ from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.config import EnvConfig
 from headrace.core.errors import HeadraceError
 from headrace.envs.building import build_environment
-from headrace.ipc.channel import Deadline, poll_fds
+from headrace.ipc.channel import Deadline
+from headrace.ipc.processes import pidfd_of, wait_for_end
 from headrace.monitor.doctor import diagnose
 from headrace.monitor.reader import read_run
 from headrace.runtime.config import ExperimentConfig, dump_toml
@@ -315,8 +315,9 @@ def _command(short: ExperimentConfig, path: Path) -> Iterator[subprocess.Popen[s
 @contextmanager
 def _watched(pid: int) -> Iterator[Callable[[float], bool]]:
     """A function that waits for the end of a process so many seconds, and says whether it has come."""
-    pidfd = os.pidfd_open(pid)
+    pidfd = pidfd_of(pid)
     try:
-        yield lambda timeout_s: bool(poll_fds({pidfd: select.POLLIN}, timeout_s))
+        yield lambda timeout_s: wait_for_end(pid, pidfd, timeout_s)
     finally:
-        os.close(pidfd)
+        if pidfd >= 0:
+            os.close(pidfd)

@@ -27,6 +27,7 @@ from pathlib import Path
 from headrace.core.procstat import PARENT, PROC, STARTED, STATE, stat_fields
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.child import adopt_orphans
+from headrace.ipc.processes import pidfd_of
 
 SETTLE_S = 2.0
 """Seconds that things which are on their way out are given."""
@@ -270,15 +271,16 @@ def _command(pid: int) -> str:
     return "?"
 
 
+_LOOK_S = 0.02
+
+
 def _wait_for_an_exit(before: Holdings, deadline: Deadline) -> None:
     """Wait until one of the new processes has ended."""
-    pidfds = []
-    for process in set(_family()) - before.processes:
-        with contextlib.suppress(ProcessLookupError):
-            pidfds.append(os.pidfd_open(process.pid))
+    added = set(_family()) - before.processes
+    pidfds = [pidfd for process in added if (pidfd := pidfd_of(process.pid)) >= 0]
     try:
-        if pidfds:
-            poll_fds(dict.fromkeys(pidfds, select.POLLIN), deadline.left_s())
+        if added:  # where no descriptor tells of an end, one looks again
+            poll_fds(dict.fromkeys(pidfds, select.POLLIN), deadline.left_s() if pidfds else _LOOK_S)
     finally:
         for fd in pidfds:
             os.close(fd)

@@ -190,7 +190,7 @@ def _play_into(folder: Path, found: Reproducer) -> None:
         try:
             early = _Player(found, folder / "at").play()
             kind, text = ("nothing", "nothing: every call came back") if early is None else ("ended", early)
-        except Exception as error:  # noqa: BLE001 - whatever user code raises is what is looked for
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever user code raises is what is looked for
             traceback.print_exc()
             kind, text = "raised", f"{type(error).__name__}: {error}"
         finally:

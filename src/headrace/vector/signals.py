@@ -9,6 +9,8 @@ import threading
 from collections.abc import Mapping
 from typing import Self
 
+from headrace.ipc.channel import LONGEST_S
+
 _HAS_EVENTFD = hasattr(os, "eventfd")
 
 
@@ -96,8 +98,8 @@ class Waiter:
             self._poller.unregister(fd)
 
     def wait(self, timeout_s: float) -> list[tuple[int, int]]:
-        """Descriptors that are readable, or whose other end is gone, with the events seen."""
-        return self._poller.poll(max(0.0, timeout_s) * 1000.0)
+        """Descriptors that are readable, or whose other end is gone, with the events seen; also none, after a day."""
+        return self._poller.poll(max(0.0, min(timeout_s, LONGEST_S)) * 1000.0)
 
 
 def fence() -> None:

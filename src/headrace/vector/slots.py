@@ -14,6 +14,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core.clock import backoff_s
 from headrace.core.errors import VectorMisused
 
 Ids = NDArray[np.int64]
@@ -277,9 +278,8 @@ class Slots:
         return (len(everybody), True) if len(everybody) > policy.total else (0, False)
 
     def _pause_s(self, faults: int) -> float:
-        if faults < 2:
-            return 0.0
-        return min(self._policy.backoff_s * 2.0 ** (faults - 2), self._policy.longest_pause_s)
+        policy = self._policy
+        return backoff_s(policy.backoff_s, faults - 2, policy.longest_pause_s) if faults >= 2 else 0.0
 
     def _not_free(self, ids: Sequence[int] | Ids) -> VectorMisused:
         env = int(ids[0])

@@ -136,11 +136,11 @@ class Keeper:
         """Follow it to its end; called once."""
         loop = asyncio.get_running_loop()
         self._left = loop.create_future()
-        watched = {
-            self._tree.output_fd: self._drain,
-            self._tree.pidfd: self._leave,
-            self._control.fileno(): self._heed,
-        }
+        watched = {self._tree.output_fd: self._drain, self._control.fileno(): self._heed}
+        if self._tree.pidfd >= 0:
+            watched[self._tree.pidfd] = self._leave
+        else:
+            self._look_for_its_end()
         for fd, heed in watched.items():
             loop.add_reader(fd, heed)
         self._heed()  # what arrived before is not announced again
@@ -250,6 +250,13 @@ class Keeper:
         stop = next((message for message in messages if isinstance(message, Stop)), None)
         if stop is not None:
             self._stop = stop
+            self._leave()
+
+    def _look_for_its_end(self) -> None:
+        """Where no descriptor tells of it."""
+        if self._tree.ended() is None:
+            asyncio.get_running_loop().call_later(BEAT_S, self._look_for_its_end)
+        else:
             self._leave()
 
     def _leave(self) -> None:
