@@ -81,12 +81,11 @@ class Engine:
         self.served = served or ServedWeights(version=0, sha256="")
         self.counts = EngineCounts()
         self._model = model.eval()
-        shape = Shape.of(model)
+        self.shape = Shape.of(model)
         kept = slots if kv_reuse else 0
         self._scratch = slots + kept
-        self._cache = KVCache(shape, self._scratch + 1, context_tokens)
+        self._cache = KVCache(self.shape, self._scratch + 1, context_tokens)
         self._forward = build_forward(model, self._cache)
-        self._device = shape.device
         self._rows = Rows(slots, kept, context_tokens)
         self._sessions = Sessions(kept)
         self._waiting: deque[Job] = deque()
@@ -185,7 +184,7 @@ class Engine:
             return False
         admitted = self._admit()
         first = self.running - admitted if admitted else 0
-        logits = self._forward.logits(self._rows.span(first, self._device))
+        logits = self._forward.logits(self._rows.span(first, self.shape.device))
         self.counts.passes += 1
         self._take(first, logits)
         return True
@@ -225,7 +224,7 @@ class Engine:
     def _take(self, first: int, logits: torch.Tensor) -> None:
         """Draw a token for each row from ``first`` on, and let those that ended leave."""
         rows = self._rows
-        tokens, logprobs = draw(logits, *rows.drawing(first, self._device))
+        tokens, logprobs = draw(logits, *rows.drawing(first, self.shape.device))
         self.counts.generated_tokens += rows.running - first
         ended = rows.append(first, tokens.cpu().numpy(), logprobs.cpu().numpy(), self.served.version).tolist()
         if not ended:
@@ -279,7 +278,7 @@ class Engine:
                 vocabulary=self.vocabulary,
                 fix="score at least one token, no more than the context has, all of the vocabulary",
             )
-        tokens = torch.tensor(list(token_ids), device=self._device)
+        tokens = torch.tensor(list(token_ids), device=self.shape.device)
         logits = self._forward.logits(Span.whole(tokens, self._scratch), every=True)
         logprobs = torch.log_softmax(logits[:-1].float(), dim=-1)
         return tuple(logprobs.gather(1, tokens[1:, None]).squeeze(1).tolist())
