@@ -10,7 +10,13 @@ from starlette.routing import Route
 
 from headrace.core.errors import HeadraceError
 from headrace.llm.server.driver import Driver
-from headrace.llm.server.errors import ApiError, answer_api_error, answer_http_error, answer_our_error
+from headrace.llm.server.errors import (
+    ApiError,
+    answer_any_error,
+    answer_api_error,
+    answer_http_error,
+    answer_our_error,
+)
 from headrace.llm.server.native import NativeRoutes
 from headrace.llm.server.openai import OpenAIRoutes
 from headrace.llm.server.texts import Texts
@@ -65,5 +71,6 @@ def build_application(
         HTTPException: answer_http_error,
         HeadraceError: answer_our_error,
         ClientGone: _nobody_reads_it,
+        Exception: answer_any_error,
     }
     return Starlette(routes=routes, exception_handlers=handlers)
