@@ -19,6 +19,7 @@ from headrace.llm.preflight import (
     check_memory,
     check_port,
     check_start,
+    check_step,
     check_threads,
     gone_again,
     memory_of,
@@ -75,6 +76,15 @@ def test_a_port_that_is_taken_is_found():
     assert verdicts(check_port(config())) == [Verdict.OK]
     external = config(inference__backend="external", inference__url="http://a:1")
     assert verdicts(check_port(external)) == [Verdict.OK]
+
+
+def test_no_step_is_tried_on_a_server_that_others_may_use(tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.llm.preflight.launch", lambda *_: pytest.fail("a run was begun"))
+    external = config(inference__backend="external", inference__url="http://a:1")
+    (found,) = check_step(external, tmp_path)
+    assert (found.name, found.verdict) == ("one step", Verdict.WARNING)
+    assert found.text.startswith("left out: headrace check makes short runs, and inference.backend external would be")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_memory_grows_with_slots_and_model():

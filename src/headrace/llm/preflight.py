@@ -27,6 +27,7 @@ from headrace.llm.guarding import found_dead
 from headrace.llm.launch.children import Targets, listen
 from headrace.llm.launch.launcher import Launch, launch
 from headrace.llm.launch.starting import begin
+from headrace.llm.planning import refuse
 from headrace.llm.trying import ANSWER, NONCE, TRIED, limit_of, tried
 from headrace.runtime.config import dump_toml
 
@@ -272,7 +273,14 @@ def short_config(config: RLConfig, directory: Path) -> RLConfig:
 
 
 def check_step(config: RLConfig, folder: Path, targets: Targets | None = None) -> list[Finding]:
-    """Run all components for one step: warm start, rollouts, training, new weights, evaluation."""
+    """Run all components for one step: warm start, rollouts, training, new weights, evaluation.
+
+    It is left out, and that is told, where it would load its weights into a server that others may be using.
+    """
+    try:
+        refuse(config, "headrace check")
+    except ConfigError as error:
+        return [Finding("one step", Verdict.WARNING, f"left out: {error.what}", error.fix)]
     began_s = time.monotonic()
     lines: list[str] = []
     with tempfile.TemporaryDirectory(prefix=".headrace-check-", dir=folder) as scratch:

@@ -158,7 +158,9 @@ class Keeper:
             ComponentDied: It ended by itself.
             ComponentStalled: See the module.
         """
-        async with VllmGenerator(self._endpoint, server=self._id, connections=4) as generator:
+        async with VllmGenerator(
+            self._endpoint, run_id=self._published.run_id, server=self._id, connections=4
+        ) as generator:
             if not await self._while_alive(self._become_ready(generator), self._start_s):
                 return
             self._slot.set_state(State.RUNNING)
