@@ -288,24 +288,39 @@ class Engine:
 
         Raises:
             ComponentError: They are not the ones announced, do not fit the model (in both cases nothing was changed), or the
-                checksum of what is in memory afterwards is another: from then on every request is refused, until a
-                load succeeds.
+                checksum of what is in memory afterwards is another: then all that run or wait have failed, and every request
+                is refused until a load succeeds. The same after whatever else goes wrong while they are put into memory.
             HeadraceError: They cannot be read.
         """
         tensors = read_published(published)
         check_fit(self._model, tensors)
         self._sessions.clear()
-        in_memory = put(self._model, tensors)
-        if in_memory != published.sha256:
-            self.wrong_weights = f"the weights in memory are not those of version {published.version}"
-            raise ComponentError(
-                self.wrong_weights,
-                published=published.sha256,
-                in_memory=in_memory,
-                folder=published.folder,
-                fix="load them again, or start the server again; until then it refuses every request",
-            )
-        self.wrong_weights = ""
+        # Until it is known what is in memory: whatever goes wrong from here on, some of it may be new.
+        self.wrong_weights = f"the weights in memory are not those of version {published.version}"
+        try:
+            in_memory = put(self._model, tensors)
+            if in_memory != published.sha256:
+                raise ComponentError(
+                    self.wrong_weights,
+                    published=published.sha256,
+                    in_memory=in_memory,
+                    folder=published.folder,
+                    fix="load them again, or start the server again; until then it refuses every request",
+                )
+            self.wrong_weights = ""
+        finally:
+            if self.wrong_weights:
+                self._fail_all(Failure("weights", self.wrong_weights))
         self.served = ServedWeights(version=published.version, sha256=in_memory)
         self.counts.updates += 1
         return self.served
+
+    def _fail_all(self, failure: Failure) -> None:
+        """Answer whoever runs or waits, in this order."""
+        jobs = [*self._rows.jobs, *self._waiting]
+        self._leave(range(self.running))
+        self._waiting.clear()
+        self._ids.clear()
+        self.counts.failed += len(jobs)
+        for job in jobs:
+            job.on_done(job.place, failure)
