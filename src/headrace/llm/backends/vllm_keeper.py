@@ -90,7 +90,7 @@ class Keeper:
         slot: On the board.
 
     Raises:
-        ConfigError: No port was chosen.
+        ConfigError: No port was chosen, or its GPU is none that may be used.
         ComponentDied: It cannot be started.
     """
 
@@ -99,7 +99,8 @@ class Keeper:
     ) -> None:
         config = payload.basics.config
         self._endpoint, port = _endpoint(config, payload)
-        command = vllm_command(config, served_folder(payload.basics, published), port)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        command = vllm_command(config, served_folder(payload.basics, published), port, visible)
         environment = {**command.defaults, **os.environ, **command.env}
         self._id, self._control, self._slot = context.id, context.control, slot
         self._config, self._published = config, published
