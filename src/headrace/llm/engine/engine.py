@@ -26,6 +26,7 @@ from headrace.llm.engine.scheduling import (
     sharing,
     token_limit,
 )
+from headrace.llm.engine.sizes import cache_rows
 from headrace.llm.messages import Failure, GenerationRequest, PublishedWeights, ServedWeights
 
 
@@ -83,8 +84,9 @@ class Engine:
         self._model = model.eval()
         self.shape = Shape.of(model)
         kept = slots if kv_reuse else 0
-        self._scratch = slots + kept
-        self._cache = KVCache(self.shape, self._scratch + 1, context_tokens)
+        rows = cache_rows(slots, kv_reuse=kv_reuse)
+        self._scratch = rows - 1
+        self._cache = KVCache(self.shape, rows, context_tokens)
         self._forward = build_forward(model, self._cache)
         self._rows = Rows(slots, kept, context_tokens)
         self._sessions = Sessions(kept)
