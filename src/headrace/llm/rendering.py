@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from headrace.core.errors import ConfigError
 from headrace.envs.text.protocol import Message
@@ -23,7 +23,6 @@ _CACHED = 4096
 _SHORT = 128
 """Characters or tokens that each of them has at most."""
 
-_Asked = ParamSpec("_Asked")
 _Result = TypeVar("_Result")
 
 
@@ -205,12 +204,12 @@ def _end_of_message(tokenizer: Any, tail: str) -> str:
     )
 
 
-def _remembering(work: Callable[_Asked, _Result], size: Callable[_Asked, int]) -> Callable[_Asked, _Result]:
+def _remembering(work: Callable[..., _Result], size: Callable[..., int]) -> Callable[..., _Result]:
     """``work``, of which what is short is remembered. What is long comes once, and four thousand of it are a gigabyte."""
     remembered = functools.lru_cache(_CACHED)(work)
 
-    def short_or_anew(*asked: _Asked.args, **named: _Asked.kwargs) -> _Result:
-        return remembered(*asked, **named) if size(*asked, **named) <= _SHORT else work(*asked, **named)
+    def short_or_anew(*asked: Any) -> _Result:
+        return remembered(*asked) if size(*asked) <= _SHORT else work(*asked)
 
     return short_or_anew
 

@@ -115,7 +115,7 @@ def _ids(engine: Engine, count: int) -> tuple[int, ...]:
     return tuple(7 * place % engine.vocabulary for place in range(count))
 
 
-def _silent(answer: Failure | str) -> ComponentError:
+def _silent(answer: Completion | Failure | str) -> ComponentError:
     return ComponentError(
         "the model that was loaded generates nothing",
         answer=answer,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -66,7 +68,7 @@ def build_application(
             Route("/v1/completions", openai.completions, methods=["POST"]),
             Route("/v1/chat/completions", openai.chat, methods=["POST"]),
         ]
-    handlers = {
+    handlers: dict[Any, Any] = {
         ApiError: answer_api_error,
         HTTPException: answer_http_error,
         HeadraceError: answer_our_error,

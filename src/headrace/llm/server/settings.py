@@ -33,7 +33,7 @@ HARMLESS = frozenset(
 )
 """Change nothing that is generated here, whatever they say."""
 
-NEUTRAL: Mapping[str, _Values] = {
+NEUTRAL: dict[str, _Values] = {
     "add_generation_prompt": (True,),
     "bad_words": ([],),
     "best_of": (1,),
@@ -69,8 +69,8 @@ NEUTRAL: Mapping[str, _Values] = {
 }
 """Settings that we do not have, with the values that change nothing. Of any other, only null says nothing."""
 
-OF_CHAT: Mapping[str, _Values] = NEUTRAL | {"add_special_tokens": (False,), "echo": (False,)}
-OF_TEXT: Mapping[str, _Values] = NEUTRAL | {"add_special_tokens": (True,)}
+OF_CHAT: dict[str, _Values] = NEUTRAL | {"add_special_tokens": (False,), "echo": (False,)}
+OF_TEXT: dict[str, _Values] = NEUTRAL | {"add_special_tokens": (True,)}
 OF_MESSAGE: Mapping[str, _Values] = {"annotations": ([],), "tool_calls": ([],)}
 
 
