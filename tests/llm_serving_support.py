@@ -24,6 +24,12 @@ from headrace.llm.tiny import make_tokenizer
 VOCABULARY = 40
 CONTEXT = 96
 
+CHATML = (
+    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nBe brief.<|im_end|>\n' }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
 
 @contextlib.contextmanager
 def single_thread() -> Iterator[None]:
@@ -114,6 +120,28 @@ def tokenizer() -> Any:
     return made
 
 
+def byte_level(template: str | None) -> Any:
+    """A tokenizer over bytes with the special tokens of ChatML, made here."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: index for index, letter in enumerate([*letters, "ab", "ca", "Ġd", "bad"])}
+    merges = [("a", "b"), ("c", "a"), ("Ġ", "d"), ("b", "a")]
+    vocabulary["ba"] = len(vocabulary)
+    tokens = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokens.decoder = decoders.ByteLevel()
+    made: Any = PreTrainedTokenizerFast
+    tokenizer = made(
+        tokenizer_object=tokens,
+        eos_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
 def tiny_config() -> ModelConfig:
     return ModelConfig(hidden=32, layers=2, heads=4, context_tokens=CONTEXT)
 
@@ -129,11 +157,18 @@ async def until(condition: Callable[[], object]) -> None:
 
 @contextlib.asynccontextmanager
 async def served(
-    engine: Engine, *, run_id: str = "", stalled_s: float = 60.0, clock: Clock | None = None, generating: bool = True
+    engine: Engine,
+    *,
+    run_id: str = "",
+    stalled_s: float = 60.0,
+    clock: Clock | None = None,
+    generating: bool = True,
+    texts: Texts | None = None,
 ) -> AsyncIterator[tuple[str, Driver]]:
     """The root of a server over ``engine``, and what drives it; nothing is generated unless ``generating``."""
     driver = Driver(engine, stalled_s=stalled_s, clock=clock or MonotonicClock())
-    server = build_server(build_application(driver, run_id=run_id, timeout_s=60.0, texts=Texts(tokenizer())))
+    texts = texts or Texts(tokenizer())
+    server = build_server(build_application(driver, run_id=run_id, timeout_s=60.0, texts=texts))
     with contextlib.closing(socket.socket()) as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(256)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.process
 
 def found_by(folder, **settings):
     config = load_rl_config([], {name.replace("__", "."): value for name, value in settings.items()})
-    found = check(config, folder / "runs" / "mine", lambda _: None, targets=TARGETS)
+    found = check(config, folder / "runs" / "mine", lambda _: None, targets=TARGETS, available_bytes=10**12)
     assert [path.name for path in folder.iterdir()] == []  # what was tried is gone, and where it was
     return {one.name: one for one in found}
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from headrace.core.clock import FakeClock
 from headrace.core.errors import ComponentError, ComponentStalled, StaleWeights
 from headrace.llm.client import HttpGenerator
 from headrace.llm.messages import Completion, Failure, GenerationRequest, Probe, PublishedWeights, ServedWeights
@@ -121,7 +122,28 @@ def test_all_go_in_one_call_where_that_is_wanted() -> None:
         "seed": 1,
         "session": "g0.1",
     }
-    assert body["timeout_s"] == 4.0  # then it answers with what it has
+    assert body["timeout_s"] == pytest.approx(4.0, rel=0.2)  # then it answers with what it has
+
+
+def test_a_server_that_is_asked_again_is_told_how_much_time_is_left() -> None:
+    """Or it would answer with what it has when nobody waits any more."""
+    clock = FakeClock()
+
+    async def starting(_: dict[str, Any]) -> web.Response:
+        clock.advance(300.0)
+        return web.json_response({}, status=503)
+
+    async def question(one: HttpGenerator) -> Any:
+        loop = asyncio.get_running_loop()
+        own = loop.time
+        loop.time = lambda: own() + clock.now()  # type: ignore[method-assign]
+        return await one.generate(requests(1), 500.0)
+
+    server = Told(generate=[starting, echo])
+    [answer] = asked(server, question)
+    assert isinstance(answer, Completion)
+    first, second = (body["timeout_s"] for body in server.bodies)
+    assert second == pytest.approx(first - 0.8 * 300, rel=0.2)
 
 
 @pytest.mark.parametrize("first", [cut, says({"error": {"message": "starting"}}, 503)])

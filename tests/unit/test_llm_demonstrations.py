@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from headrace.core.errors import ConfigError, NonFiniteValue
-from headrace.envs.text.protocol import Problem, Transcript
+from headrace.envs.text.protocol import Message, Problem, Transcript
 from headrace.envs.text.reverse import ReverseEnvironment
 from headrace.envs.text.wordle import WordleEnvironment
 from headrace.llm import tiny
@@ -107,6 +108,32 @@ def test_an_episode_that_is_too_long_is_cut_and_counted(env: WordleEnvironment, 
     assert batch.token_ids.shape == (16, 12)
     assert batch.cut > 10
     assert batch.tokens <= 16 * 12
+
+
+class Long(WordleEnvironment):
+    """Of which some problems, or all, begin with more than the context has room for."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__(held_out=0)
+        self._every = every
+
+    def dataset(self, split: Any) -> Any:
+        long = (Message("user", "a" * 60),)
+        return [
+            dataclasses.replace(one, opening=long) if place % self._every == 0 else one
+            for place, one in enumerate(super().dataset(split)[:20])
+        ]
+
+
+def test_a_problem_whose_opening_leaves_no_room_is_passed_over(renderer: Renderer) -> None:
+    batch = Teaching(Long(2), renderer, 1.0, 48).batch(0, 0, 64)
+    assert batch.trained.any(axis=1).all()
+
+
+def test_a_context_without_room_for_a_word_of_the_teacher_is_named(renderer: Renderer) -> None:
+    with pytest.raises(ConfigError, match="no room for anything that the teacher says") as raised:
+        Teaching(Long(1), renderer, 1.0, 48).batch(0, 0, 4)
+    assert raised.value.facts["model_context_tokens"] == 48
 
 
 def test_an_environment_without_a_teacher_is_refused(renderer: Renderer) -> None:

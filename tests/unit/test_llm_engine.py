@@ -4,15 +4,42 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from headrace.core.errors import ComponentError, ConfigError
+from headrace.llm.engine import forward
+from headrace.llm.engine.building import prove
 from headrace.llm.engine.engine import Engine
 from headrace.llm.engine.forward import LlamaForward
 from headrace.llm.messages import Completion, Failure, GenerationRequest
-from llm_serving_support import CONTEXT, VOCABULARY, gpt2, llama, plain_logprobs, ragged, run, single_thread, wanted
+from llm_serving_support import (
+    CONTEXT,
+    VOCABULARY,
+    gpt2,
+    llama,
+    plain_logprobs,
+    ragged,
+    redrawn,
+    run,
+    single_thread,
+    wanted,
+)
+
+
+def gpt_neo(kinds: str, window: int) -> Any:
+    """One that lays a mask of its own over ours, as if the texts of a pass all ended in the same column."""
+    from transformers import GPTNeoConfig, GPTNeoForCausalLM
+
+    shape = GPTNeoConfig(
+        vocab_size=VOCABULARY, max_position_embeddings=CONTEXT, hidden_size=32, num_layers=2, num_heads=4,
+        attention_types=[[[kinds, "global"], 1]], window_size=window, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    return redrawn(GPTNeoForCausalLM(shape), 0)
+
 
 MODELS = {
     "llama": llama,
@@ -207,6 +234,50 @@ def test_a_model_of_nan_fails_its_requests_and_nothing_else_later() -> None:
     model.load_state_dict(kept)
     beside = [wanted(1, 5), wanted(2, 50)]  # the first is masked where the row held NaN
     assert run(engine, beside) == run(engine_of(llama()), beside)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(("slots", "kv_reuse"), [(4, True), (4, False), (1, True)])
+def test_an_engine_that_was_proved_is_as_it_was(kind: str, slots: int, kv_reuse: bool) -> None:
+    engine = Engine(MODELS[kind](), slots=slots, context_tokens=CONTEXT, kv_reuse=kv_reuse, max_waiting=0)
+    assert prove(engine).finish_reason == "length"
+    assert (engine.running, engine.waiting, engine.counts.completed) == (0, 0, 1)
+    assert engine.counts.prefix_hits == kv_reuse
+    for place in range(slots):  # no room went to the proof
+        run(engine, [dataclasses.replace(wanted(place), session=f"s{place}")])
+    assert engine.evictions == 0
+
+
+@pytest.mark.parametrize("context", [2, 3, 8, 9, 17])
+def test_an_engine_with_hardly_any_room_is_proved(context: int) -> None:
+    prove(Engine(llama(), slots=2, context_tokens=context))
+
+
+def test_a_model_with_a_window_of_its_own_is_refused() -> None:
+    with pytest.raises(ConfigError, match="do not attend to the whole context"):
+        engine_of(gpt_neo("local", window=8))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "kv_reuse"),
+    [("global", True), ("local", True), ("local", False)],
+)
+def test_one_that_looks_at_the_shape_of_a_pass_is_refused(
+    kinds: str, kv_reuse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nothing in its configuration is known to say so."""
+    monkeypatch.setattr(forward, "refuse_partial_attention", lambda *_: None)
+    engine = engine_of(gpt_neo(kinds, window=8), kv_reuse=kv_reuse)
+    with pytest.raises(ConfigError, match="what the model says of a text depends on what is passed beside it"):
+        prove(engine)
+
+
+def test_one_without_finite_scores_generates_nothing() -> None:
+    model = llama()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    with pytest.raises(ComponentError, match="generates nothing"):
+        prove(engine_of(model))
 
 
 def test_score_is_that_of_a_plain_forward_pass() -> None:

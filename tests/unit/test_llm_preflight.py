@@ -7,10 +7,14 @@ import socket
 from contextlib import nullcontext
 
 import pytest
+import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 
 from headrace.cli.main import main
-from headrace.llm import trying
+from headrace.llm import tiny, trying
+from headrace.llm.engine.cache import KVCache, Shape
+from headrace.llm.engine.sizes import CacheShape, ModelSize, cache_rows
 from headrace.llm.finding import Verdict
 from headrace.llm.guarding import Guarded, found_dead
 from headrace.llm.loading import load_rl_config
@@ -18,14 +22,16 @@ from headrace.llm.preflight import (
     check_disk,
     check_memory,
     check_port,
+    check_room,
     check_start,
+    check_step,
     check_threads,
     gone_again,
     memory_of,
-    parameters_of,
     short_config,
 )
 from headrace.llm.trying import answer_nonce, tried, try_environment, try_texts
+from headrace.monitor.snapshot import Memory
 from llm_support import Unguarded
 
 
@@ -77,25 +83,127 @@ def test_a_port_that_is_taken_is_found():
     assert verdicts(check_port(external)) == [Verdict.OK]
 
 
+def test_no_step_is_tried_on_a_server_that_others_may_use(tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.llm.preflight.launch", lambda *_: pytest.fail("a run was begun"))
+    external = config(inference__backend="external", inference__url="http://a:1")
+    (found,) = check_step(external, tmp_path)
+    assert (found.name, found.verdict) == ("one step", Verdict.WARNING)
+    assert found.text.startswith("left out: headrace check makes short runs, and inference.backend external would be")
+    assert list(tmp_path.iterdir()) == []
+
+
+def need(**settings):
+    made = config(**settings)
+    return memory_of(made, ModelSize.of(made.model))
+
+
 def test_memory_grows_with_slots_and_model():
-    small, large = memory_of(config()), memory_of(config(inference__slots=2048, model__hidden=512))
+    small, large = need(), need(inference__slots=2048, model__hidden=512)
     assert large["inference"] > small["inference"]
     assert large["trainer"] > small["trainer"]
-    assert verdicts(check_memory(config(), 1_000)) == [Verdict.WARNING]
-    assert verdicts(check_memory(config(), 10**12)) == [Verdict.OK]
+    size = ModelSize.of(config().model)
+    assert verdicts(check_memory(config(), size, 1_000)) == [Verdict.WARNING]
+    assert verdicts(check_memory(config(), size, 10**12)) == [Verdict.OK]
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 2)])
+def test_what_is_kept_for_sessions_is_a_cache_more(dtype, width):
+    """As many bytes as the engine allocates."""
+    settings = {"model__dtype": dtype, "inference__slots": 7}
+    kept, none = (need(inference__kv_reuse=reuse, **settings)["inference"] for reuse in (True, False))
+    section = config().model
+    assert kept - none == 7 * section.context_tokens * section.layers * section.hidden * 2 * width
+    with torch.random.fork_rng(devices=[]):
+        model = tiny.served_copy(tiny.make_model(section, 64, 0), dtype)
+    shape = Shape.of(model)
+    caches = [KVCache(shape, cache_rows(7, kv_reuse=reuse), section.context_tokens).nbytes for reuse in (True, False)]
+    assert kept - none == caches[0] - caches[1]
+
+
+def test_what_lies_on_a_gpu_needs_no_memory_of_the_machine_but_to_be_loaded():
+    here, there = (
+        need(inference__slots=2048),
+        need(inference__slots=2048, inference__device="cuda", trainer__device="cuda"),
+    )
+    assert here["inference"] - there["inference"] > 10**8
+    assert here["trainer"] - there["trainer"] > 10**6
 
 
 def test_the_number_of_parameters_is_about_right():
     """162,000 to 168,000 at width 64 and three layers, whatever the characters."""
-    assert abs(parameters_of(config()) - 165_000) < 5_000
+    assert abs(ModelSize.of(config().model).parameters - 165_000) < 5_000
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A Llama that is nothing like the default one, in bfloat16, with fewer heads of keys, and its parameters."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("checkpoint")
+    shape = LlamaConfig(
+        vocab_size=100, hidden_size=48, intermediate_size=40, num_hidden_layers=5, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=64, tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        model = LlamaForCausalLM(shape).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    return folder, sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_is_as_large_as_it_says(checkpoint, dtype):
+    folder, parameters = checkpoint
+    size = ModelSize.of(config(model__path=str(folder), model__dtype=dtype).model)
+    assert (size.parameters, size.hidden, size.vocabulary) == (parameters, 48, 100)
+    assert size.cache == CacheShape(layers=5, heads=2, head_width=16)
+    settings = {"model__path": str(folder), "model__dtype": dtype, "inference__slots": 3}
+    kept, none = (need(inference__kv_reuse=reuse, **settings)["inference"] for reuse in (True, False))
+    assert kept - none == 3 * 96 * 5 * 2 * 2 * 16 * {"float32": 4, "bfloat16": 2}[dtype]
+
+
+def test_parts_and_pickled_weights_are_counted_and_what_lies_beside_them_is_not(checkpoint, tmp_path):
+    folder, parameters = checkpoint
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    index = {name: f"part-{place % 2}.safetensors" for place, name in enumerate(names)}
+    for part in set(index.values()):
+        save_file({name: tensors[name] for name in names if index[name] == part}, tmp_path / part)
+    save_file(tensors, tmp_path / "consolidated.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    section = config(model__path=str(tmp_path)).model
+    assert ModelSize.of(section).parameters == parameters
+    (tmp_path / "model.safetensors.index.json").unlink()
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    assert parameters <= ModelSize.of(section).parameters < 2 * parameters  # with what the format takes
+
+
+@pytest.mark.parametrize("there", ["nothing", "no weights", "rubbish"])
+def test_a_checkpoint_that_cannot_be_read_is_a_finding(checkpoint, tmp_path, there):
+    if there != "nothing":
+        (tmp_path / "config.json").write_bytes((checkpoint[0] / "config.json").read_bytes())
+    if there == "rubbish":
+        (tmp_path / "model.safetensors").write_bytes(b"never a model")
+    settings = config(model__path=str(tmp_path))
+    (found,) = tried("model", lambda: check_room(settings, tmp_path, 10**12))
+    assert (found.name, found.verdict) == ("model", Verdict.FAILED)
+    assert found.text.startswith("how large the model is cannot be told")
+
+
+def test_the_memory_of_a_container_is_what_counts(of_either_kind, monkeypatch):
+    monkeypatch.setattr("headrace.monitor.reader.machine_memory", lambda: Memory(5_000, 10_000))
+    looked = []
+    monkeypatch.setattr("headrace.llm.preflight.check", lambda *_, **more: looked.append(more["available_bytes"]) or [])
+    CliRunner().invoke(main, ["check", str(of_either_kind)], standalone_mode=False)
+    assert looked == [5_000]
 
 
 def test_a_disk_that_is_full_is_found(tmp_path, monkeypatch):
-    assert verdicts(check_disk(config(), tmp_path / "new")) == [Verdict.OK]
+    assert verdicts(check_disk(config(), ModelSize.of(config().model), tmp_path / "new")) == [Verdict.OK]
     usage = trying.__class__("usage")
     usage.free = 10
     monkeypatch.setattr("headrace.llm.preflight.shutil.disk_usage", lambda _: usage)
-    assert verdicts(check_disk(config(), tmp_path)) == [Verdict.FAILED]
+    assert verdicts(check_disk(config(), ModelSize.of(config().model), tmp_path)) == [Verdict.FAILED]
 
 
 def test_a_short_run_is_short_and_the_same_otherwise(tmp_path):

@@ -12,36 +12,10 @@ from headrace.core.errors import ConfigError
 from headrace.envs.text.protocol import Message
 from headrace.llm import tiny
 from headrace.llm.rendering import Renderer
+from llm_serving_support import CHATML, byte_level
 
-CHATML = (
-    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nBe brief.<|im_end|>\n' }}{% endif %}"
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 FORGETFUL = CHATML.replace("m['content']", "('' if m['role'] == 'assistant' else m['content'])")
 ENDLESS = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
-
-
-def byte_level(template: str | None) -> Any:
-    """A tokenizer over bytes with the special tokens of ChatML, made here."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {letter: index for index, letter in enumerate([*letters, "ab", "ca", "Ġd", "bad"])}
-    merges = [("a", "b"), ("c", "a"), ("Ġ", "d"), ("b", "a")]
-    vocabulary["ba"] = len(vocabulary)
-    tokens = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokens.decoder = decoders.ByteLevel()
-    made: Any = PreTrainedTokenizerFast
-    tokenizer = made(
-        tokenizer_object=tokens,
-        eos_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
-    )
-    tokenizer.chat_template = template
-    return tokenizer
 
 
 def characters() -> Any:
@@ -99,6 +73,34 @@ def test_stop_tokens_are_the_templates_and_the_tokenizers(brief: Renderer, chatm
     tokenizer = byte_level(CHATML)
     assert chatml.stop_ids == tuple(tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"]))
     assert brief.stop_ids == (characters().eos_token_id,)
+
+
+@pytest.mark.parametrize("ask", ["opening", "completion", "text"])
+@pytest.mark.parametrize(("length", "times"), [(20, 1), (2_000, 2)])
+def test_what_is_short_is_remembered_and_nothing_that_is_long(ask: str, length: int, times: int) -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(own, name)
+
+        def encode(self, *given: Any, **named: Any) -> Any:
+            self.asked += 1
+            return own.encode(*given, **named)
+
+        def decode(self, *given: Any, **named: Any) -> Any:
+            self.asked += 1
+            return own.decode(*given, **named)
+
+    own = characters()
+    counting = Counting()
+    renderer = Renderer(counting)
+    text = "a" * length
+    given = {"opening": [Message("user", text)], "completion": text, "text": own.encode(text)}[ask]
+    before = counting.asked
+    assert getattr(renderer, ask)(given) == getattr(renderer, ask)(given)
+    assert counting.asked - before == times
 
 
 def test_only_the_stop_token_is_hidden_in_what_was_said(brief: Renderer) -> None:

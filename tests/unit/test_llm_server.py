@@ -14,9 +14,10 @@ import torch
 from pydantic import ValidationError
 
 from headrace.core.clock import FakeClock
+from headrace.core.errors import ComponentError
 from headrace.llm.engine import engine as engine_module
 from headrace.llm.engine.engine import Engine
-from headrace.llm.messages import Completion, GenerationRequest, PublishedWeights
+from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights
 from headrace.llm.server import asked, reading
 from headrace.llm.server.driver import Driver
 from headrace.llm.server.native import GenerateBody
@@ -350,6 +351,36 @@ def test_weights_of_another_shape_change_nothing(tmp_path: Path) -> None:
         assert run(driver.engine, [wanted(0)]) == run(engine(), [wanted(0)])
 
     ask(work, engine())
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_nobody_goes_on_with_weights_that_are_half_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: bool
+) -> None:
+    """Tokens of such weights would bear the name of the version before."""
+    weights = published(tmp_path, 7, 3)
+    over = engine(slots=2)
+    answers: dict[int, Any] = {}
+    over.submit([wanted(place, max_tokens=30) for place in range(4)], answers.__setitem__)
+    over.step()
+    over.step()
+    assert (over.running, over.waiting) == (2, 2)
+
+    def broken(*_: Any) -> str:
+        if raises:
+            raise RuntimeError("out of memory")
+        return "another"
+
+    with monkeypatch.context() as patched:
+        patched.setattr(engine_module, "put", broken)
+        with pytest.raises(RuntimeError if raises else ComponentError):
+            over.load(weights)
+    told = "the weights in memory are not those of version 3"
+    assert answers == dict.fromkeys(range(4), Failure("weights", told))
+    assert (over.running, over.waiting, over.counts.failed, over.served.version) == (0, 0, 4, 0)
+    assert not over.step()
+    over.load(weights)
+    assert set(run(over, [wanted(0)])[0].versions) == {3}
 
 
 def test_a_wrong_checksum_in_memory_ends_generating_until_a_load_succeeds(

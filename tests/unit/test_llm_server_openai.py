@@ -195,6 +195,89 @@ def test_errors_are_those_that_the_client_knows(
     ask(work)
 
 
+REFUSED: dict[str, Any] = {
+    "add_generation_prompt": False,
+    "chat_template": "{{ messages }}",
+    "chat_template_kwargs": {"enable_thinking": False},
+    "continue_final_message": True,
+    "documents": [{"text": "a"}],
+    "functions": [{"name": "f"}],
+    "include_stop_str_in_output": True,
+    "logits_processors": ["x"],
+    "prompt_logprobs": 0,
+    "reasoning_effort": "low",
+    "return_tokens_as_token_ids": True,
+    "skip_special_tokens": False,
+    "tool_choice": "required",
+    "truncate_prompt_tokens": 4,
+    "top_k": 3,
+    "temprature": 0.5,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_settings_that_we_do_not_have_are_refused(name: str) -> None:
+    async def work(client: openai.AsyncOpenAI, driver: Driver) -> None:
+        settings = {"model": "policy", "extra_body": {name: REFUSED[name]}}
+        for asked in (client.completions.create(prompt="ab", **settings), chat(client, **settings)):
+            with pytest.raises(openai.BadRequestError) as told:
+                await asked
+            assert (told.value.param, told.value.code) == (name, "unsupported")
+        assert driver.outstanding == 0
+
+    ask(work)
+
+
+def test_whether_tokens_are_added_is_not_the_clients_choice() -> None:
+    async def work(client: openai.AsyncOpenAI, _: Driver) -> None:
+        with pytest.raises(openai.BadRequestError, match="add_special_tokens is not supported"):
+            await client.completions.create(model="policy", prompt="ab", extra_body={"add_special_tokens": False})
+        with pytest.raises(openai.BadRequestError, match="add_special_tokens is not supported"):
+            await chat(client, extra_body={"add_special_tokens": True})
+
+    ask(work)
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{"role": "user", "content": "a", "name": "ann"}], "messages.0.name"),
+        ([{"role": "tool", "content": "a", "tool_call_id": "1"}], "messages.0.tool_call_id"),
+        ([{"role": "user", "content": "a"}, {"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}], "messages.1.tool_calls"),
+        ([{"role": "assistant", "content": "a", "reasoning_content": "b"}], "messages.0.reasoning_content"),
+        ([{"role": "user", "content": [{"type": "text", "text": "a", "image_url": "b"}]}], "messages.0.content.0.image_url"),
+    ],
+)  # fmt: skip
+def test_parts_of_a_message_that_no_template_would_see_are_refused(messages: list[Any], param: str) -> None:
+    async def work(client: openai.AsyncOpenAI, _: Driver) -> None:
+        with pytest.raises(openai.BadRequestError) as told:
+            await chat(client, messages=messages)
+        assert (told.value.param, told.value.code) == (param, "unsupported")
+
+    ask(work)
+
+
+def test_what_changes_nothing_may_be_sent() -> None:
+    async def work(client: openai.AsyncOpenAI, _: Driver) -> None:
+        plain = (await chat(client)).choices[0].message.content
+        harmless = {
+            "user": "ann", "metadata": {"a": "b"}, "store": False, "logit_bias": {}, "top_k": -1, "best_of": 1, "min_p": 0.0,
+            "chat_template": None, "tools": [], "tool_choice": "none", "skip_special_tokens": True, "repetition_penalty": 1.0,
+            "add_special_tokens": False, "add_generation_prompt": True, "prompt_logprobs": None, "anything": None,
+        }  # fmt: skip
+        messages = [
+            {"role": "system", "content": "be good", "name": None},
+            {"role": "user", "content": [{"type": "text", "text": "hi"}], "tool_calls": []},
+        ]
+        assert (await chat(client, messages=messages, extra_body=harmless)).choices[0].message.content == plain
+        with pytest.raises(openai.BadRequestError, match="continuous_usage_stats is not supported"):
+            await chat(client, stream=True, stream_options={"continuous_usage_stats": True})
+        stream = await chat(client, stream=True, stream_options={"include_obfuscation": False})
+        assert [chunk async for chunk in stream]
+
+    ask(work)
+
+
 def test_a_chat_that_is_too_long_is_about_its_messages() -> None:
     async def work(client: openai.AsyncOpenAI, _: Driver) -> None:
         with pytest.raises(openai.BadRequestError) as told:

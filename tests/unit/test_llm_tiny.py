@@ -111,6 +111,44 @@ def test_weights_of_another_model_are_refused(tmp_path: Path, change: str) -> No
         tiny.load_model(tmp_path, tensors)
 
 
+@pytest.mark.parametrize(
+    ("change", "fact"),
+    [
+        ("missing", {"missing": "lm_head.weight"}),
+        ("unexpected", {"unexpected": "model.more.weight"}),
+        ("shape", {"of_another_shape": "lm_head.weight"}),
+    ],
+)
+def test_a_checkpoint_that_is_not_the_models_is_refused(tmp_path: Path, change: str, fact: dict[str, str]) -> None:
+    """Transformers draws what is missing, and what has another shape, at random; that was trained on."""
+    made: Any = tiny.make_model(SMALL, 44, seed=1)
+    made.config.save_pretrained(tmp_path)
+    tensors = weights(made)
+    if change == "missing":
+        del tensors["lm_head.weight"]
+    elif change == "unexpected":
+        tensors["model.more.weight"] = torch.zeros(1)
+    else:
+        tensors["lm_head.weight"] = torch.zeros(43, SMALL.hidden)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match="these weights are those of another model") as raised:
+        tiny.load_model(tmp_path)
+    assert {name: raised.value.facts.get(name) for name in fact} == fact
+
+
+def test_a_checkpoint_of_tied_weights_has_them_once(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = LlamaConfig(
+        vocab_size=12, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        max_position_embeddings=16, tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        model = LlamaForCausalLM(shape)
+    model.save_pretrained(tmp_path)
+    assert same(weights(tiny.load_model(tmp_path)), weights(model))
+
+
 @pytest.mark.parametrize("there", ["nothing", "empty", "rubbish"])
 def test_a_folder_without_a_model_is_refused(tmp_path: Path, there: str) -> None:
     folder = tmp_path / "model"

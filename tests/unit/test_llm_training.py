@@ -384,6 +384,9 @@ def test_a_ratio_that_overflows_is_an_error_that_names_its_sample(model: Any) ->
         ({"layer_types": ["full_attention"], "sliding_window": 8}, True),
         ({"layers_block_type": ["attention", "mamba"]}, False),
         ({"layers_block_type": ["attention", "attention"]}, True),
+        ({"attention_layers": ["global", "local"], "window_size": 64}, False),
+        ({"attention_layers": ["global", "local"], "window_size": 96}, True),
+        ({"attention_layers": ["global"], "window_size": 8}, True),
         ({"sliding_window": 64}, False),
         ({"sliding_window": 64, "use_sliding_window": False}, True),
         ({"sliding_window": None}, True),
@@ -393,6 +396,24 @@ def test_a_ratio_that_overflows_is_an_error_that_names_its_sample(model: Any) ->
 def test_a_model_that_does_not_attend_to_everything_is_refused(config: dict[str, Any], seen: bool) -> None:
     other: Any = SimpleNamespace(config=SimpleNamespace(**config))
     with nullcontext() if seen else pytest.raises(ConfigError, match="do not attend to the whole context"):
+        refuse_partial_attention(other, 96)
+
+
+@pytest.mark.parametrize(
+    ("config", "seen"),
+    [
+        ({"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 64}}, False),
+        ({"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 96}}, True),
+        ({"rope_parameters": {"rope_type": "dynamic"}, "max_position_embeddings": 64}, False),
+        ({"rope_parameters": {"rope_type": "dynamic"}, "max_position_embeddings": 96}, True),
+        ({"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}, "max_position_embeddings": 64}, False),
+        ({"rope_parameters": {"rope_type": "llama3"}, "max_position_embeddings": 64}, True),
+        ({"rope_parameters": None}, True),
+    ],
+)
+def test_rotations_that_depend_on_what_else_is_in_the_pass_are_refused(config: dict[str, Any], seen: bool) -> None:
+    other: Any = SimpleNamespace(config=SimpleNamespace(**config))
+    with nullcontext() if seen else pytest.raises(ConfigError, match="turns positions by the longest text of a pass"):
         refuse_partial_attention(other, 96)
 
 

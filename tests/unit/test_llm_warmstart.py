@@ -79,6 +79,21 @@ def test_with_tuning_it_reports_and_repeats_bit_for_bit(tmp_path: Path) -> None:
         assert board.read(WARM_START).counters["updates"] == 6
 
 
+def test_demonstrations_that_were_cut_are_told(tmp_path: Path) -> None:
+    model = SMALL.model_copy(update={"context_tokens": 12})
+    sft = SFTConfig(steps=3, batch_size=4, expert_fraction=0.0)
+    *_, alarm, done = told_by(tmp_path / "a", model=model, sft=sft)
+    assert alarm.kind == "alarm"
+    assert (alarm.facts["kind"], alarm.facts["episodes"]) == ("demonstrations_cut", 12)
+    assert done.facts["cut"] == alarm.facts["cut"] > 0
+    assert alarm.facts["text"] == (
+        f"{done.facts['cut']} of 12 demonstrations were longer than model.context_tokens = 12 and were cut: "
+        "nobody learns how they end"
+    )
+    *_, last, done = told_by(tmp_path / "b", sft=SFTConfig(steps=1, batch_size=2))
+    assert (last.kind, done.facts["cut"]) == ("sft", 0)
+
+
 def test_the_probe_is_what_a_loaded_model_says(tmp_path: Path) -> None:
     told_by(tmp_path / "a", sft=SFTConfig(steps=2, batch_size=4))
     published = weights.look(tmp_path / "a" / "weights" / "0", "a")

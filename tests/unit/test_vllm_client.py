@@ -103,7 +103,7 @@ def run(
             site = web.TCPSite(runner, "127.0.0.1", 0)
             await site.start()
             port = runner.addresses[0][1]
-            async with VllmGenerator(f"http://127.0.0.1:{port}", loader=loader) as generator:
+            async with VllmGenerator(f"http://127.0.0.1:{port}", run_id="r", loader=loader) as generator:
                 return await work(fake, generator)
         finally:
             fake.release.set()
@@ -118,7 +118,7 @@ def published(version: int = 3) -> PublishedWeights:
 
 def test_tokens_log_probabilities_and_versions_are_what_the_server_says() -> None:
     async def work(fake: FakeVllm, generator: VllmGenerator) -> Any:
-        fake.spans = [{"version": "4", "start": 0, "end": 2}, {"version": "5", "start": 2, "end": 3}]
+        fake.spans = [{"version": "r:4", "start": 0, "end": 2}, {"version": "r:5", "start": 2, "end": 3}]
         (answer,) = await generator.generate([REQUEST], 5.0)
         return answer, fake.asked[-1][1]
 
@@ -136,8 +136,11 @@ def test_tokens_log_probabilities_and_versions_are_what_the_server_says() -> Non
     ("spans", "reason"),
     [
         ([{"version": UNPROVEN, "start": 0, "end": 3}], "unversioned"),
-        ([{"version": "4", "start": 0, "end": 2}], "unversioned"),
-        ([{"version": "4", "start": 0, "end": 1}, {"version": UNPROVEN, "start": 1, "end": 3}], "unversioned"),
+        ([{"version": "r:4", "start": 0, "end": 2}], "unversioned"),
+        ([{"version": "4", "start": 0, "end": 3}], "unversioned"),
+        ([{"version": "another:4", "start": 0, "end": 3}], "unversioned"),
+        ([{"version": "r:4", "start": 0, "end": 1}, {"version": "another:4", "start": 1, "end": 3}], "unversioned"),
+        ([{"version": "r:4", "start": 0, "end": 1}, {"version": UNPROVEN, "start": 1, "end": 3}], "unversioned"),
     ],
 )
 def test_a_token_that_no_known_version_chose_is_never_a_sample(spans: Any, reason: str) -> None:
@@ -155,7 +158,7 @@ def broken(**changes: Any) -> Callable[[FakeVllm], None]:
     """A completion with other fields in its choice."""
 
     def before(fake: FakeVllm) -> None:
-        fake.version = "4"
+        fake.version = "r:4"
         answer = fake.completion()
         answer["choices"][0].update(changes)
         fake.answers["/inference/v1/generate"] = (200, answer)
@@ -205,9 +208,9 @@ def test_an_update_pauses_loads_empties_caches_and_only_then_bears_the_version()
         "/weight_info",
     ]
     bodies = [body for route, body in fake.asked if route == "/update_weight_version"]
-    assert bodies == [{"new_version": UNPROVEN}, {"new_version": "3"}]
+    assert bodies == [{"new_version": UNPROVEN}, {"new_version": "r:3"}]
     assert dict(fake.asked)["/collective_rpc"] == {"method": OURS, "args": ["/w/3/model.safetensors", "s" * 64]}
-    assert fake.asked[-1][1]["cache_salt"] == "version 3"
+    assert fake.asked[-1][1]["cache_salt"] == "version r:3"
 
 
 def test_the_stock_route_is_given_the_folder() -> None:
@@ -230,7 +233,7 @@ def test_the_stock_route_is_given_the_folder() -> None:
 )
 def test_an_update_that_fails_lets_the_server_go_on_without_a_version(path: str, answer: Any, text: str) -> None:
     async def work(fake: FakeVllm, generator: VllmGenerator) -> Any:
-        fake.version = "2"
+        fake.version = "r:2"
         fake.answers[path] = answer
         with pytest.raises(ComponentError) as raised:
             await generator.update_weights(published(), 5.0)
@@ -240,12 +243,12 @@ def test_an_update_that_fails_lets_the_server_go_on_without_a_version(path: str,
     assert what == text
     assert not fake.paused
     assert fake.routes()[-2:] == ["/resume", "/health"]
-    assert fake.version == (UNPROVEN if path != "/pause" else "2")
+    assert fake.version == (UNPROVEN if path != "/pause" else "r:2")
 
 
 def test_one_whose_engine_has_died_is_waited_for_until_it_is_started_again() -> None:
     async def work(fake: FakeVllm, generator: VllmGenerator) -> Any:
-        fake.version, fake.dead_looks = "2", 3
+        fake.version, fake.dead_looks = "r:2", 3
         (answer,) = await generator.generate([REQUEST], 5.0)
         fake.dead_looks = 3
         served = await generator.update_weights(published(), 5.0)
@@ -291,11 +294,25 @@ def test_a_server_that_stays_paused_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_server_that_somebody_else_updates_is_stale() -> None:
     async def work(fake: FakeVllm, generator: VllmGenerator) -> Any:
-        fake.answers["/weight_info"] = (200, {"weight_version": "4"})
+        fake.answers["/weight_info"] = (200, {"weight_version": "r:4"})
         with pytest.raises(StaleWeights, match="given version 3 and says that it serves another"):
             await generator.update_weights(published(), 5.0)
 
     run(work)
+
+
+def test_weights_of_another_run_are_not_taken_for_ones_own() -> None:
+    async def work(fake: FakeVllm, generator: VllmGenerator) -> Any:
+        fake.version = "another:7"
+        before = await generator.wait_ready(5.0)
+        await generator.update_weights(published(), 5.0)
+        fake.answers["/weight_info"] = (200, {"weight_version": "another:3"})  # which was quicker
+        with pytest.raises(StaleWeights, match="given version 3 and says that it serves another"):
+            await generator.update_weights(published(), 5.0)
+        await generator.label(9, 5.0)
+        return before, fake.version
+
+    assert run(work) == (-1, "r:9")
 
 
 def test_scores_are_those_of_the_given_tokens() -> None:
@@ -312,7 +329,7 @@ def test_scores_are_those_of_the_given_tokens() -> None:
 
 def test_ready_is_one_that_has_generated() -> None:
     async def work(fake: FakeVllm, generator: VllmGenerator) -> Any:
-        fake.version = "7"
+        fake.version = "r:7"
         version = await generator.wait_ready(5.0)
         fake.hangs.add("/inference/v1/generate")
         with pytest.raises(ComponentStalled, match="did not generate anything within"):

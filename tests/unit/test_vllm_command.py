@@ -58,6 +58,31 @@ def test_a_gpu_is_not_told_what_a_cpu_needs() -> None:
     assert not command.defaults
 
 
+@pytest.mark.parametrize(
+    ("device", "visible", "shown"),
+    [
+        ("cuda", "", None),
+        ("cuda", "4,5", None),
+        ("cuda:1", "", "1"),
+        ("cuda:1", "4,5", "5"),
+        ("cuda:0", "GPU-a, 7", "GPU-a"),
+    ],
+)
+def test_the_gpu_that_is_named_is_the_one_that_is_used(device: str, visible: str, shown: str | None) -> None:
+    section = config(inference={"backend": "vllm", "device": device})
+    command = vllm_command(section, Path("/m"), 1, visible)
+    assert command.env.get("CUDA_VISIBLE_DEVICES") == shown
+
+
+def test_a_device_that_it_cannot_use_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"inference\.device is cuda:2, and fewer GPUs may be used here"):
+        vllm_command(config(inference={"backend": "vllm", "device": "cuda:2"}), Path("/m"), 1, "4,5")
+    with pytest.raises(ConfigError, match="vLLM computes where its build does"):
+        config(inference={"backend": "vllm", "device": "mps"})
+    with pytest.raises(ConfigError, match=r"inference\.device would be ignored"):
+        config(inference={"backend": "external", "url": "http://a:1", "device": "cuda"})
+
+
 def test_heads_that_its_attention_on_a_cpu_cannot_compute_are_refused() -> None:
     with pytest.raises(ConfigError, match="vLLM on a CPU computes no attention with 16 numbers per head"):
         config(model={"hidden": 64, "heads": 4})

@@ -48,7 +48,7 @@ class Serving:
         """``work`` with a client."""
 
         async def ask() -> Any:
-            async with VllmGenerator(self.endpoint, loader=loader) as generator:
+            async with VllmGenerator(self.endpoint, run_id="r", loader=loader) as generator:
                 await generator.wait_ready(START_S)
                 return await work(generator)
 

@@ -47,12 +47,14 @@ def check(words: tuple[str, ...], run_dir: Path | None, settings: tuple[str, ...
         raise _neither(doubtful, error) from None
     with early.importing():
         from headrace.llm.preflight import check as look
+        from headrace.monitor.reader import machine_memory
     folder = run_dir.parent if run_dir is not None else Path(config.run.directory)
     shown: Callable[[Any], None] = (lambda _: None) if as_json else _show
     found = [] if doubtful is None else [_doubt(doubtful)]
     for one in found:
         shown(one)
-    found += look(config, folder, shown, short_run=not quick)
+    available_bytes = machine_memory().available_bytes
+    found += look(config, folder, shown, short_run=not quick, available_bytes=available_bytes)
     failed = sum(one.verdict == "failed" for one in found)
     warnings = sum(one.verdict == "warning" for one in found)
     if as_json:

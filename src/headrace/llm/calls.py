@@ -95,6 +95,12 @@ class Calls:
     async def patiently(self, method: str, route: str, body: Any, deadline_s: float) -> Any:
         """The answer. A connection that is lost, and a server that has no room, are tried again until ``deadline_s``.
 
+        Args:
+            method: Of HTTP.
+            route: With its query.
+            body: Sent as JSON; None: nothing. One that says how much time there is, is a function of the seconds that are left.
+            deadline_s: Of the event loop's clock.
+
         Raises:
             TimeoutError: The time, of the event loop's clock, is over; it says what happened last, if anything did.
             Refused: The server answered with an error.
@@ -104,9 +110,10 @@ class Calls:
         loop = asyncio.get_running_loop()
         pause_s, last = _FIRST_PAUSE_S, ""
         while True:
+            asked = body(deadline_s - loop.time()) if callable(body) else body
             try:
                 async with asyncio.timeout_at(deadline_s):
-                    return await self.once(method, route, body)
+                    return await self.once(method, route, asked)
             except Refused as refused:
                 if refused.status not in _BUSY:
                     raise

@@ -19,7 +19,7 @@ from headrace.llm.calls import Calls, Refused, said
 from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
 
 _SERVER_SHARE = 0.8
-"""Of a call's time, after which the server is to answer with what it has: one slow request must not cost the others of its
+"""Of what is left of a call's time, after which the server is to answer with what it has: one slow request must not cost the others of its
 call, nor, being the only one that runs, look like a server that answers nothing."""
 
 
@@ -111,8 +111,11 @@ class HttpGenerator:
     async def _generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[Completion | Failure]:
         """One call; whatever goes wrong is the answer to each of its requests."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        server_s = max(_SERVER_SHARE * timeout_s, 1e-3)
-        body = {"requests": [_as_json(request) for request in requests], "timeout_s": server_s}
+        wanted = [_as_json(request) for request in requests]
+
+        def body(left_s: float) -> dict[str, Any]:
+            return {"requests": wanted, "timeout_s": max(_SERVER_SHARE * left_s, 1e-3)}
+
         failure: Failure
         try:
             answer = await self._calls.patiently("POST", "/generate", body, deadline_s)

@@ -6,6 +6,7 @@ launcher. `headrace.llm.loading` reads and composes files.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -375,6 +376,13 @@ def _vllm_can_serve(config: RLConfig) -> None:
             "run.schedule inline runs our own engine in the twin's process, and inference.backend is vllm",
             fix="set run.schedule = async, or inference.backend = headrace",
         )
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", config.inference.device):
+        raise ConfigError(
+            "vLLM computes where its build does, and cannot be told inference.device",
+            device=config.inference.device,
+            can="cpu, cuda, cuda:N",
+            fix="set one of these",
+        )
     head = model.hidden // model.heads
     if config.inference.device == "cpu" and model.path is None and head not in _VLLM_CPU_HEADS:
         raise ConfigError(
@@ -420,6 +428,11 @@ def _nothing_is_ignored(config: RLConfig) -> None:
             "trainer.final_lr_fraction",
             trainer.decay == "constant" and trainer.final_lr_fraction != kept,
             "the rate does not fall",
+        ),
+        (
+            "inference.device",
+            inference.backend == "external" and inference.device != type(inference).model_fields["device"].default,
+            "an external server computes where it does",
         ),
         ("inference.command", inference.command and inference.backend != "vllm", "only vLLM is started by a command"),
     ):

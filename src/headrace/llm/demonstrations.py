@@ -16,6 +16,9 @@ from headrace.envs.text.protocol import Message, Problem, Transcript
 from headrace.llm.fitting import check_characters
 from headrace.llm.rendering import Renderer
 
+_TRIES = 1000
+"""Problems that are drawn, until the opening of one leaves room for an answer."""
+
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationBatch:
@@ -67,7 +70,7 @@ class Teaching:
             )
 
     def batch(self, seed: int, step: int, size: int) -> DemonstrationBatch:
-        """The episodes of one step, from ``seed`` and ``step`` alone.
+        """The episodes of one step, from ``seed`` and ``step`` alone; a problem whose opening leaves no room is passed over.
 
         Args:
             seed: Of the run.
@@ -75,7 +78,7 @@ class Teaching:
             size: Episodes.
 
         Raises:
-            ConfigError: An episode has characters that the tokenizer lacks.
+            ConfigError: An episode has characters that the tokenizer lacks, or nothing of what the teacher says has room.
             EnvironmentFault: What is shown is no episode.
             EnvironmentRaised: The teacher raised.
         """
@@ -84,13 +87,31 @@ class Teaching:
         first_of(problems)
         rows = []
         for index in range(size):
-            problem = problems[int(draws.integers(len(problems)))]
+            problem = self._with_room(problems, draws)
             who: Literal["demonstration", "attempt"]
             who = "demonstration" if draws.random() < self.expert_fraction else "attempt"
             shown = shown_by(self.env, who, problem, seeding.integer(seed, "sft", step, index))
             check_characters(self.renderer, shown, f"{who} of problem {problem.id}")
             rows.append(tokens_of(shown, problem, self.renderer))
-        return _padded(rows, self.context_tokens, self.renderer.pad_id)
+        batch = _padded(rows, self.context_tokens, self.renderer.pad_id)
+        if not batch.trained.any():
+            raise self._no_room()
+        return batch
+
+    def _with_room(self, problems: Sequence[Problem], draws: np.random.Generator) -> Problem:
+        for _ in range(_TRIES):
+            problem = problems[int(draws.integers(len(problems)))]
+            if len(self.renderer.opening(problem.opening)) < self.context_tokens:
+                return problem
+        raise self._no_room()
+
+    def _no_room(self) -> ConfigError:
+        return ConfigError(
+            "the context has no room for anything that the teacher says",
+            model_context_tokens=self.context_tokens,
+            environment=type(self.env).__name__,
+            fix="raise model.context_tokens, or have the environment show shorter problems",
+        )
 
 
 def first_of(problems: Sequence[Problem]) -> Problem:

@@ -184,7 +184,7 @@ async def _work(
 
     lag = LoopLag()
     tell = Teller(context, config.deadlines.stop_s, lag.taken)
-    async with open_generator(config, payload.endpoint) as generator:
+    async with open_generator(config, payload.endpoint, payload.basics.run_id) as generator:
         around = Surroundings(
             generator=generator,
             environment=parts.environment,

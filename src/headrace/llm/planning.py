@@ -37,17 +37,21 @@ class WarmStart:
     exit_code: int = 0
 
 
-def refuse(config: RLConfig) -> None:
-    """Refuse what cannot be tried.
+def refuse(config: RLConfig, what: str = "headrace plan") -> None:
+    """Refuse to make runs that are thrown away, where they would not be among themselves.
+
+    Args:
+        config: Of such a run.
+        what: Makes them, for the message.
 
     Raises:
         ConfigError: It would load the weights of these runs into a server that others may be using.
     """
     if config.inference.backend == "external":
         raise ConfigError(
-            "headrace plan makes short runs, and inference.backend external would be given their weights",
+            f"{what} makes short runs, and inference.backend external would be given their weights, whoever else uses it",
             url=config.inference.url,
-            fix='set inference.backend = "headrace" or "vllm" for the comparison',
+            fix='set inference.backend = "headrace" or "vllm" for it',
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import shutil
@@ -17,17 +18,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from headrace.core.cores import usable_cores
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.files import write_whole
 from headrace.llm.config import RLConfig
+from headrace.llm.engine.sizes import BYTES_OF, ModelSize, cache_rows
 from headrace.llm.finding import Finding, Verdict
 from headrace.llm.guarding import found_dead
 from headrace.llm.launch.children import Targets, listen
 from headrace.llm.launch.launcher import Launch, launch
 from headrace.llm.launch.starting import begin
+from headrace.llm.planning import refuse
 from headrace.llm.trying import ANSWER, NONCE, TRIED, limit_of, tried
 from headrace.runtime.config import dump_toml
 
@@ -36,6 +37,8 @@ _OPTIMISER_COPIES = 4
 """Of every parameter in the trainer: itself, its gradient, and Adam's two moments."""
 _ACTIVATIONS_PER_LAYER = 24
 """Numbers kept for backward per token, layer and unit of width, about."""
+_LOGITS = 3
+"""Numbers kept per token and token of the vocabulary: scores, their logarithms, gradients."""
 _PROCESS_BYTES = 400e6
 """Of a process that has imported torch and transformers, about; much of it is shared."""
 _VERSIONS_KEPT = 8
@@ -50,7 +53,13 @@ OnFinding = Callable[[Finding], None]
 
 
 def check(
-    config: RLConfig, folder: Path, on_finding: OnFinding, *, short_run: bool = True, targets: Targets | None = None
+    config: RLConfig,
+    folder: Path,
+    on_finding: OnFinding,
+    *,
+    available_bytes: int,
+    short_run: bool = True,
+    targets: Targets | None = None,
 ) -> list[Finding]:
     """Look at everything, the quick things first.
 
@@ -58,6 +67,7 @@ def check(
         config: Of the run.
         folder: In which run directories are to be made; made if missing, and gone again afterwards, with what was tried there.
         on_finding: Told of each as it is found.
+        available_bytes: Of memory, for all processes of a run together.
         short_run: Whether to end with a real run of one step.
         targets: Of its processes; None: ours.
 
@@ -71,14 +81,12 @@ def check(
         for one in findings:
             on_finding(one)
 
-    size = f"about {parameters_of(config):,} parameters"
-    tell([Finding("configuration", Verdict.OK, f"the sections agree with each other; {size}")])
+    tell([Finding("configuration", Verdict.OK, "the sections agree with each other")])
     tell(check_start(config))
     tell(check_port(config))
     tell(check_threads(config, usable_cores()))
-    tell(check_memory(config, int(psutil.virtual_memory().available)))
     with gone_again(folder):
-        tell(tried("disk", lambda: check_disk(config, folder)))
+        tell(tried("model", lambda: check_room(config, folder, available_bytes)))
         for findings in _try_apart(config, folder):
             tell(findings)
         if short_run and all(one.verdict is not Verdict.FAILED for one in found):
@@ -96,16 +104,6 @@ def gone_again(folder: Path) -> Iterator[None]:
         for path in missing:
             with contextlib.suppress(OSError):  # never made, or a run has begun in it
                 path.rmdir()
-
-
-def parameters_of(config: RLConfig) -> int:
-    """Of a model that is made from nothing, about; of one on disk, a quarter of its bytes."""
-    section = config.model
-    if section.path is not None:
-        size = sum(path.stat().st_size for path in Path(section.path).glob("*.safetensors"))
-        return size // (_FLOAT_BYTES if section.dtype == "float32" else 2)
-    # Attention has four square matrices of the width, the feed-forward part three that are thrice as wide; characters are few.
-    return section.layers * 13 * section.hidden**2 + 2 * 64 * section.hidden
 
 
 def check_start(config: RLConfig) -> list[Finding]:
@@ -163,37 +161,55 @@ def check_threads(config: RLConfig, cores: int) -> list[Finding]:
     return [Finding("threads", Verdict.OK, f"{told}, on {cores} core{'' if cores == 1 else 's'}")]
 
 
-def memory_of(config: RLConfig) -> dict[str, float]:
-    """Bytes each component is expected to need, about."""
-    section, parameters = config.model, parameters_of(config)
-    bytes_each = _FLOAT_BYTES if section.dtype == "float32" else 2
-    cache = 2 * section.layers * section.hidden * section.context_tokens * config.inference.slots * bytes_each
-    activations = config.trainer.tokens_per_pass * section.layers * section.hidden * _ACTIVATIONS_PER_LAYER
-    trainer = parameters * _FLOAT_BYTES * _OPTIMISER_COPIES + activations * _FLOAT_BYTES
-    needs = {"orchestrator": _PROCESS_BYTES, "trainer": _PROCESS_BYTES + trainer}
-    if config.inference.backend == "headrace":
-        needs["inference"] = _PROCESS_BYTES + parameters * bytes_each + cache
+def memory_of(config: RLConfig, size: ModelSize) -> dict[str, float]:
+    """Bytes of this machine's memory that each component is expected to need, about; what lies on a GPU is not among them."""
+    trainer, inference = config.trainer, config.inference
+    needs = {"orchestrator": _PROCESS_BYTES, "trainer": _PROCESS_BYTES + size.parameters * _FLOAT_BYTES}
+    if trainer.device == "cpu":
+        per_token = size.cache.layers * size.hidden * _ACTIVATIONS_PER_LAYER + size.vocabulary * _LOGITS
+        kept = size.parameters * (_OPTIMISER_COPIES - 1) + trainer.tokens_per_pass * per_token
+        needs["trainer"] += kept * _FLOAT_BYTES
+    if inference.backend == "headrace":
+        bytes_each = BYTES_OF[config.model.dtype]
+        needs["inference"] = _PROCESS_BYTES + size.parameters * bytes_each
+        if inference.device == "cpu":
+            rows = cache_rows(inference.slots, kv_reuse=inference.kv_reuse)
+            needs["inference"] += math.prod(size.cache.block(rows, config.model.context_tokens)) * bytes_each
     return needs
 
 
-def check_memory(config: RLConfig, available_bytes: int) -> list[Finding]:
+def check_room(config: RLConfig, folder: Path, available_bytes: int) -> list[Finding]:
+    """Whether a model of this size has room, in memory and on the disk.
+
+    Raises:
+        ConfigError: How large it is cannot be told.
+    """
+    size = ModelSize.of(config.model)
+    return [*check_memory(config, size, available_bytes), *check_disk(config, size, folder)]
+
+
+def check_memory(config: RLConfig, size: ModelSize, available_bytes: int) -> list[Finding]:
     """Whether the machine has room for models, caches and activations."""
-    needs = memory_of(config)
+    needs = memory_of(config, size)
     total = sum(needs.values())
     told = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in needs.items())
-    text = f"about {total / 1e9:.1f} GB are needed ({told}), {available_bytes / 1e9:.1f} GB are free"
+    text = (
+        f"a model of {size.parameters:,} parameters needs about {total / 1e9:.1f} GB ({told}), "
+        f"{available_bytes / 1e9:.1f} GB are free"
+    )
     if total > available_bytes:
-        fix = "lower inference.slots or trainer.tokens_per_pass, or take a smaller model"
+        fix = "lower inference.slots, model.context_tokens or trainer.tokens_per_pass, set inference.kv_reuse = false, or take a smaller model"
         return [Finding("memory", Verdict.WARNING, text, fix)]
     return [Finding("memory", Verdict.OK, text)]
 
 
-def check_disk(config: RLConfig, folder: Path) -> list[Finding]:
+def check_disk(config: RLConfig, size: ModelSize, folder: Path) -> list[Finding]:
     """Whether weights and checkpoints fit onto the disk of the run directory."""
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
-    size = parameters_of(config) * _FLOAT_BYTES
-    needed = size * (_VERSIONS_KEPT + _OPTIMISER_COPIES * config.checkpoint.keep) + _SCARCE_BYTES
+    needed = (
+        size.parameters * _FLOAT_BYTES * (_VERSIONS_KEPT + _OPTIMISER_COPIES * config.checkpoint.keep) + _SCARCE_BYTES
+    )
     text = f"{free / 1e9:,.1f} GB are free in {folder}, about {needed / 1e9:,.1f} GB are needed"
     if free < needed:
         return [Finding("disk", Verdict.FAILED, text, "make room, or choose another --run-dir or run.directory")]
@@ -273,7 +289,14 @@ def short_config(config: RLConfig, directory: Path) -> RLConfig:
 
 
 def check_step(config: RLConfig, folder: Path, targets: Targets | None = None) -> list[Finding]:
-    """Run all components for one step: warm start, rollouts, training, new weights, evaluation."""
+    """Run all components for one step: warm start, rollouts, training, new weights, evaluation.
+
+    It is left out, and that is told, where it would load its weights into a server that others may be using.
+    """
+    try:
+        refuse(config, "headrace check")
+    except ConfigError as error:
+        return [Finding("one step", Verdict.WARNING, f"left out: {error.what}", error.fix)]
     began_s = time.monotonic()
     lines: list[str] = []
     with tempfile.TemporaryDirectory(prefix=".headrace-check-", dir=folder) as scratch:

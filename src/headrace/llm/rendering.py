@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from headrace.core.errors import ConfigError
 from headrace.envs.text.protocol import Message
@@ -19,6 +19,11 @@ _STAND_IN = "Stand7in"
 
 _CACHED = 4096
 """Texts that are remembered as tokens, and tokens that are remembered as text."""
+
+_SHORT = 128
+"""Characters or tokens that each of them has at most."""
+
+_Result = TypeVar("_Result")
 
 
 class Renderer:
@@ -41,12 +46,11 @@ class Renderer:
             )
         self._tokenizer = tokenizer
         # The same few answers are given again and again, and a template costs a tenth of a millisecond.
-        self._rendered = functools.lru_cache(_CACHED)(self._render)
-        self._encoded = functools.lru_cache(_CACHED)(self._ids)
-        self._decoded = functools.lru_cache(_CACHED)(self._decode)
+        self._rendered = _remembering(self._render, lambda _, messages: sum(len(one.content) for one in messages))
+        self._encoded = _remembering(self._ids, len)
+        self._decoded = _remembering(self._decode, len)
         self._characters = _characters_of(tokenizer)
-        self._end_ids = self._ids(self._after_stand_in(())[0])
-        self._stop_ids = self._find_stop_ids()
+        self._stop_ids = stop_ids_of(tokenizer)
         self._check_agreement()
 
     @property
@@ -104,57 +108,12 @@ class Renderer:
     def _render(self, ended: bool | None, messages: tuple[Message, ...]) -> tuple[int, ...]:
         """An opening where ``ended`` is None, else what follows."""
         if ended is None:
-            return self._ids(self._text(messages, prompt=True))
-        end, rest = self._after_stand_in(messages)
+            return self._ids(rendered(self._tokenizer, _turns(messages), prompt=True))
+        end, rest = _after_stand_in(self._tokenizer, messages)
         return self._ids(rest if ended else end + rest)
 
-    def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        try:
-            return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=prompt))
-        except Exception as error:  # a template is somebody's program, and some refuse a role or an order of roles
-            raise ConfigError(
-                f"the chat template refuses a conversation: {error}",
-                roles=", ".join(message.role for message in messages),
-                fix="use an environment without such messages, or a template that takes them",
-            ) from error
-
     def _ids(self, text: str) -> tuple[int, ...]:
-        # Not verbose: it warns that a long text will break the model, which is not asked about one that has no room.
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False, verbose=False))
-
-    def _after_stand_in(self, messages: Sequence[Message]) -> tuple[str, str]:
-        """What ends a message of the model; and what comes after that, to the beginning of its next one."""
-        begun = (Message("user", "c"), Message("assistant", _STAND_IN))
-        whole = self._text((*begun, *messages), prompt=bool(messages))
-        _, found, rest = whole.partition(_STAND_IN)
-        if not found:
-            raise ConfigError(
-                "the chat template leaves out what the model has said",
-                rendered=repr(whole[:200]),
-                fix="use a template that keeps messages of the role assistant",
-            )
-        end = self._end_of_message(self._text(begun, prompt=False).partition(_STAND_IN)[2])
-        if not rest.startswith(end):
-            raise _disagree("what ends a message depends on what follows it", end, rest[:200])
-        return end, rest.removeprefix(end)
-
-    def _end_of_message(self, tail: str) -> str:
-        """The text of the special token that begins ``tail``, which follows the model's last message."""
-        specials = sorted(self._tokenizer.all_special_tokens, key=len, reverse=True)
-        added = [str(token) for token in self._tokenizer.added_tokens_decoder.values()]
-        for token in (*specials, *sorted(added, key=len, reverse=True)):
-            if token and tail.startswith(token):
-                return str(token)
-        raise ConfigError(
-            "the chat template ends a message of the model with no token of its own, so nothing tells when it is over",
-            tail=repr(tail[:200]),
-            fix="use a template that puts a special token after messages of the role assistant",
-        )
-
-    def _find_stop_ids(self) -> tuple[int, ...]:
-        own = self._tokenizer.eos_token_id
-        return tuple(dict.fromkeys((*self._end_ids[:1], *(() if own is None else (int(own),)))))
+        return _encoded(self._tokenizer, text)
 
     def _check_agreement(self) -> None:
         """That tokenizer and template agree: message by message, and as a whole, the tokens are the same."""
@@ -168,6 +127,91 @@ class Renderer:
                 self._tokenizer.decode(list(whole)),
                 first_difference=_first_difference(parts, whole),
             )
+
+
+def stop_ids_of(tokenizer: Any) -> tuple[int, ...]:
+    """Tokens with which a model ends a message: that of the chat template first, then the tokenizer's own.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer with a chat template.
+
+    Raises:
+        ConfigError: The template has no token for it, or refuses a conversation.
+    """
+    end, own = _after_stand_in(tokenizer, ())[0], tokenizer.eos_token_id
+    return tuple(dict.fromkeys((*_encoded(tokenizer, end)[:1], *(() if own is None else (int(own),)))))
+
+
+def rendered(tokenizer: Any, turns: Sequence[Mapping[str, str]], *, prompt: bool) -> str:
+    """A conversation as the chat template has it.
+
+    Args:
+        tokenizer: A Hugging Face tokenizer with a chat template.
+        turns: Of each message ``role`` and ``content``.
+        prompt: Whether it ends where the model's next message begins.
+
+    Raises:
+        ConfigError: The template refuses it.
+    """
+    try:
+        return str(tokenizer.apply_chat_template(list(turns), tokenize=False, add_generation_prompt=prompt))
+    except Exception as error:  # a template is somebody's program, and some refuse a role or an order of roles
+        raise ConfigError(
+            f"the chat template refuses a conversation: {error}",
+            roles=", ".join(turn["role"] for turn in turns),
+            fix="use an environment without such messages, or a template that takes them",
+        ) from error
+
+
+def _turns(messages: Sequence[Message]) -> list[dict[str, str]]:
+    return [{"role": message.role, "content": message.content} for message in messages]
+
+
+def _encoded(tokenizer: Any, text: str) -> tuple[int, ...]:
+    # Not verbose: it warns that a long text will break the model, which is not asked about one that has no room.
+    return tuple(tokenizer.encode(text, add_special_tokens=False, verbose=False))
+
+
+def _after_stand_in(tokenizer: Any, messages: Sequence[Message]) -> tuple[str, str]:
+    """What ends a message of the model; and what comes after that, to the beginning of its next one."""
+    begun = (Message("user", "c"), Message("assistant", _STAND_IN))
+    whole = rendered(tokenizer, _turns((*begun, *messages)), prompt=bool(messages))
+    _, found, rest = whole.partition(_STAND_IN)
+    if not found:
+        raise ConfigError(
+            "the chat template leaves out what the model has said",
+            rendered=repr(whole[:200]),
+            fix="use a template that keeps messages of the role assistant",
+        )
+    alone = rendered(tokenizer, _turns(begun), prompt=False)
+    end = _end_of_message(tokenizer, alone.partition(_STAND_IN)[2])
+    if not rest.startswith(end):
+        raise _disagree("what ends a message depends on what follows it", end, rest[:200])
+    return end, rest.removeprefix(end)
+
+
+def _end_of_message(tokenizer: Any, tail: str) -> str:
+    """The text of the special token that begins ``tail``, which follows the model's last message."""
+    specials = sorted(tokenizer.all_special_tokens, key=len, reverse=True)
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values()]
+    for token in (*specials, *sorted(added, key=len, reverse=True)):
+        if token and tail.startswith(token):
+            return str(token)
+    raise ConfigError(
+        "the chat template ends a message of the model with no token of its own, so nothing tells when it is over",
+        tail=repr(tail[:200]),
+        fix="use a template that puts a special token after messages of the role assistant",
+    )
+
+
+def _remembering(work: Callable[..., _Result], size: Callable[..., int]) -> Callable[..., _Result]:
+    """``work``, of which what is short is remembered. What is long comes once, and four thousand of it are a gigabyte."""
+    remembered = functools.lru_cache(_CACHED)(work)
+
+    def short_or_anew(*asked: Any) -> _Result:
+        return remembered(*asked) if size(*asked) <= _SHORT else work(*asked)
+
+    return short_or_anew
 
 
 def _characters_of(tokenizer: Any) -> frozenset[str] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import string
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +157,7 @@ def fill(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], source: Pa
         raise _other_model(source, problem=error) from error
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     lacking = [name for name in missing if name not in tied]
-    if lacking or unexpected:
-        raise _other_model(source, missing=", ".join(lacking[:3]), unexpected=", ".join(unexpected[:3]))
+    _require_own(source, missing=lacking, unexpected=unexpected)
 
 
 def served_copy(model: torch.nn.Module, dtype: str) -> torch.nn.Module:
@@ -184,17 +183,25 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def _pretrained(folder: Path, dtype: str) -> torch.nn.Module:
+    """The model with the folder's weights; transformers would make up those that it lacks, and say so in a log."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     no_bar: Any = logging.disable_progress_bar  # untyped there
     no_bar()  # it fills a log with itself, and leaves a thread behind
+    settings: dict[str, Any] = {"dtype": getattr(torch, dtype), "local_files_only": True}
+    # Those of another shape are told beside those that are missing, in place of a RuntimeError.
+    settings |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     with torch.random.fork_rng(devices=[]):
-        model: torch.nn.Module = _attempt(
-            folder,
-            lambda: AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True),
-        )
-    return model.eval()
+        model, found = _attempt(folder, lambda: AutoModelForCausalLM.from_pretrained(folder, **settings))
+    _require_own(
+        folder,
+        missing=sorted(found["missing_keys"]),
+        unexpected=sorted(found["unexpected_keys"]),
+        of_another_shape=sorted(name for name, *_ in found["mismatched_keys"]),
+    )
+    own: torch.nn.Module = model.eval()
+    return own
 
 
 def _built(shape: Any, dtype: str) -> torch.nn.Module:
@@ -234,6 +241,12 @@ def _attempt(folder: Path, load: Callable[[], Any]) -> Any:
             problem=str(error).strip().partition("\n")[0],
             fix="name a folder with config.json, the weights and a tokenizer, e.g. one made by save_pretrained",
         ) from error
+
+
+def _require_own(source: Path, **wrong: Sequence[str]) -> None:
+    """Refuse weights of which names are wrong, in whatever way."""
+    if any(wrong.values()):
+        raise _other_model(source, **{how: ", ".join(names[:3]) for how, names in wrong.items()})
 
 
 def _other_model(folder: Path, **facts: object) -> ConfigError:

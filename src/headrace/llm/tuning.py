@@ -29,6 +29,10 @@ class TunedStep:
     """Mean over the teacher's tokens, in nats."""
     tokens: int
     """Of the batch, without padding."""
+    episodes: int
+    """Of the batch."""
+    cut: int
+    """Episodes of it that were longer than the context."""
 
 
 def learning_rate(config: SFTConfig, step: int) -> float:
@@ -69,7 +73,7 @@ def tune(
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRAD_NORM)
         optimiser.step()
-        yield TunedStep(step + 1, value, batch.tokens)
+        yield TunedStep(step + 1, value, batch.tokens, len(batch.token_ids), batch.cut)
 
 
 def demonstration_loss(model: nn.Module, batch: DemonstrationBatch, device: str) -> torch.Tensor:

@@ -53,6 +53,7 @@ def warm_start(context: ChildContext) -> None:
         if not _tuned(start, basics.config, telling):
             context.control.send(Done({"stopped": True, "steps": telling.steps}), _SEND_S)
             return
+        telling.tell_cut(basics.config.model.context_tokens)
         slot.enter(Activity.PUBLISH)
         published = publish_first(start, basics)
         slot.count("version", published.version)
@@ -127,7 +128,7 @@ class _Telling:
         self._of = steps
         self._every = max(1, steps // _REPORTS)
         self._began_s = clock.now()
-        self._tokens = 0
+        self._tokens = self._episodes = self._cut = 0
         self._loss: float | None = None
         self.steps = 0
 
@@ -139,10 +140,22 @@ class _Telling:
         """
         self.steps, self._loss = tuned.step, tuned.loss
         self._tokens += tuned.tokens
+        self._episodes += tuned.episodes
+        self._cut += tuned.cut
         self._slot.count("updates", tuned.step)
         if tuned.step % self._every == 0:
             self._control.send(Report("sft", {"step": tuned.step, "steps": self._of} | self._rates()), _SEND_S)
         return not any(isinstance(message, Stop) for message in self._control.receive_all())
+
+    def tell_cut(self, context_tokens: int) -> None:
+        """Tell, if so, that ends of demonstrations were not learned."""
+        if self._cut:
+            text = (
+                f"{self._cut:,} of {self._episodes:,} demonstrations were longer than model.context_tokens = {context_tokens:,} "
+                "and were cut: nobody learns how they end"
+            )
+            facts = {"kind": "demonstrations_cut", "text": text, "cut": self._cut, "episodes": self._episodes}
+            self._control.send(Report("alarm", facts), _SEND_S)
 
     def summary(self) -> dict[str, Any]:
         """Of all steps."""
@@ -150,7 +163,7 @@ class _Telling:
 
     def _rates(self) -> dict[str, Any]:
         took_s = max(self._clock.now() - self._began_s, 1e-9)
-        return {"loss": self._loss, "tokens_per_s": self._tokens / took_s}
+        return {"loss": self._loss, "tokens_per_s": self._tokens / took_s, "cut": self._cut}
 
 
 def _tuned(start: Start, config: RLConfig, telling: _Telling) -> bool:

@@ -48,7 +48,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env[Any, Any]]], **options: Any) -> None:
-        self.closed = True  # until there is something to close: older versions of Gymnasium close what was not built, too
+        self.closed = True  # there is nothing to close yet; older versions of Gymnasium close what was not built, too
         _check_names(options)
         self._options = Options(**options)
         self._opened: Opened = open_environments(list(env_fns), self._options)

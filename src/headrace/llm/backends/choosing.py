@@ -19,12 +19,13 @@ _PER_CALL = 128  # requests; enough that what a call costs does not count
 
 
 @asynccontextmanager
-async def open_generator(config: RLConfig, endpoint: str) -> AsyncIterator[HttpGenerator | VllmGenerator]:
+async def open_generator(config: RLConfig, endpoint: str, run_id: str) -> AsyncIterator[HttpGenerator | VllmGenerator]:
     """The client for a run's server. One at an external URL is asked what it is.
 
     Args:
         config: Of the run.
         endpoint: Root of the server.
+        run_id: Of the run.
 
     Raises:
         ComponentStalled: An external server answers nothing within ``deadlines.start_s``.
@@ -35,7 +36,7 @@ async def open_generator(config: RLConfig, endpoint: str) -> AsyncIterator[HttpG
         loader = await vllm_loader(endpoint, config.deadlines.start_s)
     generator: HttpGenerator | VllmGenerator
     if loader is not None:
-        generator = VllmGenerator(endpoint, loader=loader, connections=section.slots)
+        generator = VllmGenerator(endpoint, run_id=run_id, loader=loader, connections=section.slots)
     else:
         lockstep = not config.orchestrator.max_policy_lag
         generator = HttpGenerator(endpoint, per_call=None if lockstep else _PER_CALL)

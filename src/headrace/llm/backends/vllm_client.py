@@ -1,9 +1,9 @@
 """Completions from vLLM, and weights for it.
 
 Tokens go in and come out through ``/inference/v1/generate``, whose answer says which weights chose which tokens. Every
-label it gives is ours: `UNPROVEN` is set before anything is loaded, and the number of the version only once all of it is.
-So a load that failed half-way cannot lend its tokens the name of an earlier or a later version: a completion with a token
-that no known version chose is a `Failure`.
+label it gives is ours: `UNPROVEN` is set before anything is loaded, and run and number of the version only once all of it is.
+So a load that failed half-way cannot lend its tokens the name of an earlier or a later version, nor can another run's: a
+completion with a token that no version of this run chose is a `Failure`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class VllmGenerator:
 
     Args:
         endpoint: Root of the server, e.g. ``http://127.0.0.1:8123``.
+        run_id: Whose versions it is to serve; those of another run are no versions.
         model: What it calls the model; None: it serves only one.
         server: Its id, for errors.
         loader: `OURS`, or `STOCK` for a server that was started without our extension.
@@ -53,16 +54,18 @@ class VllmGenerator:
         self,
         endpoint: str,
         *,
+        run_id: str,
         model: str | None = None,
         server: str = "inference",
         loader: str = OURS,
         connections: int = 512,
     ) -> None:
         self._calls = Calls(endpoint, server, connections)
+        self._run_id = run_id
         self._model = model
         self._server = server
         self._loader = loader
-        self._version = UNPROVEN
+        self._label = UNPROVEN
 
     @property
     def retries(self) -> int:
@@ -79,7 +82,7 @@ class VllmGenerator:
         await self._calls.__aexit__(exc_type, exc, tb)
 
     async def wait_ready(self, timeout_s: float) -> int:
-        """Wait until the server has generated a token; the version it serves, -1 if it was not told one.
+        """Wait until the server has generated a token; this run's version that it serves, -1 if it serves none.
 
         Raises:
             ComponentStalled: It has not within ``timeout_s`` seconds.
@@ -106,8 +109,8 @@ class VllmGenerator:
             raise self._calls.error(
                 "answers with something else than vLLM does", error=f"{type(error).__name__}: {error}"
             ) from error
-        self._version = label
-        return _number(label)
+        self._label = label
+        return _number(label, self._run_id)
 
     async def generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[Completion | Failure]:
         """See `Generator.generate`."""
@@ -139,6 +142,7 @@ class VllmGenerator:
     async def _update(self, published: PublishedWeights, deadline_s: float) -> ServedWeights:
         """One try."""
         loop = asyncio.get_running_loop()
+        label = _label(self._run_id, published.version)
 
         async def ask(method: str, route: str, body: Any, what: str) -> Any:
             return await self._calls.ask(method, route, body, max(0.0, deadline_s - loop.time()), what)
@@ -150,7 +154,7 @@ class VllmGenerator:
             reset = await ask("POST", "/reset_prefix_cache?reset_running_requests=true", None, "empty its cache")
             if reset != {"success": True}:
                 raise self._calls.error("kept what it had computed with the old weights", answer=str(reset)[:200])
-            await ask("POST", "/update_weight_version", {"new_version": str(published.version)}, "note its version")
+            await ask("POST", "/update_weight_version", {"new_version": label}, "note its version")
         except BaseException:
             with contextlib.suppress(ComponentError):  # the first reason is the one to tell
                 await self._resume()
@@ -160,14 +164,14 @@ class VllmGenerator:
         if paused != {"is_paused": False}:
             raise self._calls.error("was told to go on, and is paused still", answer=str(paused)[:200])
         told = await ask("GET", "/weight_info", None, "say what it serves")
-        if told != {"weight_version": str(published.version)}:
+        if told != {"weight_version": label}:
             raise StaleWeights(
                 f"{self._server} was given version {published.version} and says that it serves another",
                 answer=str(told)[:200],
                 folder=published.folder,
                 fix="let nobody else update this server",
             )
-        self._version = str(published.version)
+        self._label = label
         return ServedWeights(version=published.version, sha256="")
 
     async def score(self, token_ids: Sequence[int], timeout_s: float) -> tuple[float, ...]:
@@ -182,14 +186,14 @@ class VllmGenerator:
             ) from error
 
     async def label(self, version: int, timeout_s: float) -> None:
-        """Have it call the weights that it has loaded from ``version``'s folder by that number.
+        """Have it call the weights that it has loaded from ``version``'s folder by this run and that number.
 
         Raises:
             ComponentError: It refused, did not answer in time, or is gone.
         """
-        body = {"new_version": str(version)}
-        await self._calls.ask("POST", "/update_weight_version", body, timeout_s, "note its version")
-        self._version = str(version)
+        label = _label(self._run_id, version)
+        await self._calls.ask("POST", "/update_weight_version", {"new_version": label}, timeout_s, "note its version")
+        self._label = label
 
     async def _is_well(self, deadline_s: float) -> bool:
         """Whether it says that its engine lives; one whose engine has died answers anything with errors until it ends."""
@@ -231,7 +235,7 @@ class VllmGenerator:
             while True:
                 try:
                     answer = await self._calls.patiently("POST", _GENERATE, self._asked(request), deadline_s)
-                    return _completion(answer, request)
+                    return _completion(answer, request, self._run_id)
                 except Refused as refused:
                     lasting = 400 <= refused.status < 500
                     if lasting or await self._is_well(deadline_s):
@@ -262,11 +266,11 @@ class VllmGenerator:
         return {
             "token_ids": list(token_ids),
             "sampling_params": dict(sampling),
-            "cache_salt": f"version {self._version}",
+            "cache_salt": f"version {self._label}",
         } | ({} if self._model is None else {"model": self._model})
 
 
-def _completion(answer: Mapping[str, Any], request: GenerationRequest) -> Completion | Failure:
+def _completion(answer: Mapping[str, Any], request: GenerationRequest, run_id: str) -> Completion | Failure:
     """What an answer holds.
 
     Raises:
@@ -284,10 +288,11 @@ def _completion(answer: Mapping[str, Any], request: GenerationRequest) -> Comple
         return Failure("server", f"the completion ended by {ended!r}")
     if (ended == "stop") != (tokens[-1] in request.stop_ids):
         raise ValueError(f"it ended by {ended!r} with token {tokens[-1]}")
-    versions = _versions(choice["weight_versions"] or [], len(tokens))
+    versions = _versions(choice["weight_versions"] or [], len(tokens), run_id)
     if min(versions) < 0:
         return Failure(
-            "unversioned", "some tokens were chosen while weights were loaded, or by weights without a version"
+            "unversioned",
+            "some tokens were chosen while weights were loaded, or by weights that are no version of this run",
         )
     return Completion(
         token_ids=tuple(tokens),
@@ -297,17 +302,24 @@ def _completion(answer: Mapping[str, Any], request: GenerationRequest) -> Comple
     )
 
 
-def _versions(spans: Sequence[Mapping[str, Any]], tokens: int) -> tuple[int, ...]:
-    """Of each token; -1 where none is known."""
+def _versions(spans: Sequence[Mapping[str, Any]], tokens: int, run_id: str) -> tuple[int, ...]:
+    """Of each token; -1 where none of this run is known."""
     found = [-1] * tokens
     for span in spans:
         for index in range(int(span["start"]), min(int(span["end"]), tokens)):
-            found[index] = _number(str(span["version"]))
+            found[index] = _number(str(span["version"]), run_id)
     return tuple(found)
 
 
-def _number(label: str) -> int:
-    return int(label) if label.isdecimal() else -1
+def _label(run_id: str, version: int) -> str:
+    """What a server is to call these weights: a number alone would be that of any run."""
+    return f"{run_id}:{version}"
+
+
+def _number(label: str, run_id: str) -> int:
+    """The version of this run; -1: it is none."""
+    whose, _, number = label.rpartition(":")
+    return int(number) if whose == run_id and number.isdecimal() else -1
 
 
 def _scores(answer: Mapping[str, Any], token_ids: Sequence[int]) -> tuple[float, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.core.errors import ConfigError
 from headrace.llm.config import RLConfig
 
 MODEL_NAME = "policy"
@@ -28,13 +29,17 @@ class VllmCommand:
     """Has these values unless its user has set others."""
 
 
-def vllm_command(config: RLConfig, model_folder: Path, port: int) -> VllmCommand:
+def vllm_command(config: RLConfig, model_folder: Path, port: int, visible: str = "") -> VllmCommand:
     """The command of a server for one run.
 
     Args:
         config: Of the run.
         model_folder: A Hugging Face folder with configuration, tokenizer and weights.
         port: To listen on; on the host of ``config.inference``.
+        visible: ``CUDA_VISIBLE_DEVICES`` as it is here; empty: all are.
+
+    Raises:
+        ConfigError: The GPU that is named is none of those.
     """
     section = config.inference
     on_cpu = section.device == "cpu"
@@ -64,7 +69,23 @@ def vllm_command(config: RLConfig, model_folder: Path, port: int) -> VllmCommand
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    return VllmCommand(tuple(argv), env | (_cpu(section.threads) if on_cpu else {}), _DEFAULTS if on_cpu else {})
+    env |= _cpu(section.threads) if on_cpu else _one_gpu(section.device, visible)
+    return VllmCommand(tuple(argv), env, _DEFAULTS if on_cpu else {})
+
+
+def _one_gpu(device: str, visible: str) -> dict[str, str]:
+    """Variables: vLLM takes no index, and is shown the one GPU that is meant."""
+    _, named, index = device.partition(":")
+    if not named:
+        return {}
+    shown = [one.strip() for one in visible.split(",")] if visible else None
+    if shown is not None and int(index) >= len(shown):
+        raise ConfigError(
+            f"inference.device is {device}, and fewer GPUs may be used here",
+            CUDA_VISIBLE_DEVICES=visible,
+            fix="count from 0 within CUDA_VISIBLE_DEVICES, or unset it",
+        )
+    return {"CUDA_VISIBLE_DEVICES": index if shown is None else shown[int(index)]}
 
 
 def _cpu(threads: int) -> dict[str, str]:

@@ -90,7 +90,7 @@ class Keeper:
         slot: On the board.
 
     Raises:
-        ConfigError: No port was chosen.
+        ConfigError: No port was chosen, or its GPU is none that may be used.
         ComponentDied: It cannot be started.
     """
 
@@ -99,7 +99,8 @@ class Keeper:
     ) -> None:
         config = payload.basics.config
         self._endpoint, port = _endpoint(config, payload)
-        command = vllm_command(config, served_folder(payload.basics, published), port)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        command = vllm_command(config, served_folder(payload.basics, published), port, visible)
         environment = {**command.defaults, **os.environ, **command.env}
         self._id, self._control, self._slot = context.id, context.control, slot
         self._config, self._published = config, published
@@ -158,7 +159,9 @@ class Keeper:
             ComponentDied: It ended by itself.
             ComponentStalled: See the module.
         """
-        async with VllmGenerator(self._endpoint, server=self._id, connections=4) as generator:
+        async with VllmGenerator(
+            self._endpoint, run_id=self._published.run_id, server=self._id, connections=4
+        ) as generator:
             if not await self._while_alive(self._become_ready(generator), self._start_s):
                 return
             self._slot.set_state(State.RUNNING)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from headrace.core.errors import ComponentError
+import torch
+
+from headrace.core.errors import ComponentError, ConfigError
 from headrace.llm.config import RLConfig
 from headrace.llm.engine.engine import Engine
 from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights
+
+_PROVED_COLUMNS = 288
+"""Tokens of the text that proves an engine, where the context has as many: beyond windows of 256."""
+
+_BEGUN_SAID = 2
+"""Tokens that are said before the cache is used again."""
+
+_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+"""In nats, of the mean over a text's tokens: rounding is far below, another mask far above."""
 
 
 def build_engine(config: RLConfig, model_folder: Path, published: PublishedWeights) -> Engine:
@@ -40,20 +52,72 @@ def build_engine(config: RLConfig, model_folder: Path, published: PublishedWeigh
 
 
 def prove(engine: Engine) -> Completion:
-    """One real generation: what an engine has to have done before it is called ready.
+    """Real generation: what an engine has to have done before it is called ready.
+
+    A model's own code may look at the shape of a pass, which no list of such models would ever be complete about. So a text
+    that goes on from what the cache holds and a shorter, fresh one are passed together, and each is scored alone afterwards.
+
+    Returns:
+        The first text's beginning. Nothing is left in flight, nor kept for a session.
 
     Raises:
         ComponentError: It did not come about.
+        ConfigError: What the model says of a text depends on what is passed beside it.
     """
+    columns = min(engine.limits.context_tokens, _PROVED_COLUMNS)
+    added, said = max(1, columns // 8), max(2, columns // 16)
+    begun = max(1, columns - added - said - _BEGUN_SAID)
     answers: list[Completion | Failure] = []
-    wanted = GenerationRequest(id="proof", prompt_ids=(0,), max_tokens=2)
-    engine.submit([wanted], lambda _, answer: answers.append(answer))
+    first = _wanted(engine, "proof", _ids(engine, begun), _BEGUN_SAID)
+    engine.submit([first], lambda _, answer: answers.append(answer))
     while engine.step():
         pass
     if not answers or isinstance(answers[0], Failure):
-        raise ComponentError(
-            "the model that was loaded generates nothing",
-            answer=answers[0] if answers else "none",
-            fix="look at its weights: their scores are not finite, or its context has no room",
-        )
+        raise _silent(answers[0] if answers else "none")
+    begin = (*first.prompt_ids, *answers[0].token_ids)
+    if len(begin) + added + said <= columns:
+        further = _wanted(engine, "proof", (*begin, *_ids(engine, added)), said)
+        fresh = _wanted(engine, "proof, fresh", _ids(engine, begun // 2 + 1), said)
+        _prove_beside(engine, (further, fresh))
     return answers[0]
+
+
+def _prove_beside(engine: Engine, requests: Sequence[GenerationRequest]) -> None:
+    """Pass them together, as far as there are slots, and compare each with itself alone."""
+    answers: list[Completion | Failure] = []
+    requests = requests[: engine.limits.slots]
+    engine.submit(requests, lambda _, answer: answers.append(answer))
+    for _ in range(requests[0].max_tokens - 1):  # none ends: a session would be kept for it
+        engine.step()
+    beside = {request: engine.so_far(request.id) for request in requests}
+    engine.cancel([request.id for request in requests])
+    if answers:
+        raise _silent(answers[0])
+    for request, (tokens, logprobs, _) in beside.items():
+        alone = engine.score((*request.prompt_ids, *tokens))[-len(tokens) :]
+        difference = sum(abs(a - b) for a, b in zip(alone, logprobs, strict=True)) / len(tokens)
+        if not difference <= _TOLERANCES[engine.shape.dtype]:  # NaN is not
+            raise ConfigError(
+                "what the model says of a text depends on what is passed beside it, so it cannot be sampled from in batches",
+                mean_difference_of_logprobs=f"{difference:.3g}",
+                tolerated=_TOLERANCES[engine.shape.dtype],
+                tokens=len(request.prompt_ids) + len(tokens),
+                fix="use another model: its own code looks at the shape of a pass, e.g. for a mask or for positions of its own",
+            )
+
+
+def _wanted(engine: Engine, name: str, prompt_ids: tuple[int, ...], said: int) -> GenerationRequest:
+    return GenerationRequest(id=name, prompt_ids=prompt_ids, max_tokens=said, session=name)
+
+
+def _ids(engine: Engine, count: int) -> tuple[int, ...]:
+    """Tokens, of which neighbours differ."""
+    return tuple(7 * place % engine.vocabulary for place in range(count))
+
+
+def _silent(answer: Completion | Failure | str) -> ComponentError:
+    return ComponentError(
+        "the model that was loaded generates nothing",
+        answer=answer,
+        fix="look at its weights: their scores are not finite, or its context has no room",
+    )

@@ -8,31 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headrace.llm.engine.sizes import CacheShape
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a model needs to keep for one token."""
+    """What a model needs to keep for one token, and where."""
 
-    layers: int
-    heads: int
-    """Of keys and values."""
-    head_width: int
+    token: CacheShape
     dtype: torch.dtype
     device: torch.device
 
     @classmethod
     def of(cls, model: Any) -> Shape:
         """That of a Hugging Face causal language model."""
-        config = model.config
-        heads = config.num_attention_heads
         weight = next(model.parameters())
-        return cls(
-            layers=config.num_hidden_layers,
-            heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_width=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            dtype=weight.dtype,
-            device=weight.device,
-        )
+        return cls(token=CacheShape.of(model.config), dtype=weight.dtype, device=weight.device)
 
 
 class KVCache:
@@ -47,11 +38,11 @@ class KVCache:
     def __init__(self, shape: Shape, rows: int, columns: int) -> None:
         self.rows = rows
         self.columns = columns
-        size = (shape.layers, 2, rows, shape.heads, columns, shape.head_width)
-        self._block = torch.zeros(size, dtype=shape.dtype, device=shape.device)  # [L, 2, R, H, S, D]
-        self._layers = [(self._block[layer, 0], self._block[layer, 1]) for layer in range(shape.layers)]
-        self._flat = [tuple(part.view(-1, shape.head_width) for part in layer) for layer in self._layers]
-        self._heads = torch.arange(shape.heads, device=shape.device)
+        token = shape.token
+        self._block = torch.zeros(token.block(rows, columns), dtype=shape.dtype, device=shape.device)
+        self._layers = [(self._block[layer, 0], self._block[layer, 1]) for layer in range(token.layers)]
+        self._flat = [tuple(part.view(-1, token.head_width) for part in layer) for layer in self._layers]
+        self._heads = torch.arange(token.heads, device=shape.device)
 
     @property
     def nbytes(self) -> int:

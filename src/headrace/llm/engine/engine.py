@@ -26,6 +26,7 @@ from headrace.llm.engine.scheduling import (
     sharing,
     token_limit,
 )
+from headrace.llm.engine.sizes import cache_rows
 from headrace.llm.messages import Failure, GenerationRequest, PublishedWeights, ServedWeights
 
 
@@ -81,12 +82,12 @@ class Engine:
         self.served = served or ServedWeights(version=0, sha256="")
         self.counts = EngineCounts()
         self._model = model.eval()
-        shape = Shape.of(model)
+        self.shape = Shape.of(model)
         kept = slots if kv_reuse else 0
-        self._scratch = slots + kept
-        self._cache = KVCache(shape, self._scratch + 1, context_tokens)
+        rows = cache_rows(slots, kv_reuse=kv_reuse)
+        self._scratch = rows - 1
+        self._cache = KVCache(self.shape, rows, context_tokens)
         self._forward = build_forward(model, self._cache)
-        self._device = shape.device
         self._rows = Rows(slots, kept, context_tokens)
         self._sessions = Sessions(kept)
         self._waiting: deque[Job] = deque()
@@ -185,7 +186,7 @@ class Engine:
             return False
         admitted = self._admit()
         first = self.running - admitted if admitted else 0
-        logits = self._forward.logits(self._rows.span(first, self._device))
+        logits = self._forward.logits(self._rows.span(first, self.shape.device))
         self.counts.passes += 1
         self._take(first, logits)
         return True
@@ -225,7 +226,7 @@ class Engine:
     def _take(self, first: int, logits: torch.Tensor) -> None:
         """Draw a token for each row from ``first`` on, and let those that ended leave."""
         rows = self._rows
-        tokens, logprobs = draw(logits, *rows.drawing(first, self._device))
+        tokens, logprobs = draw(logits, *rows.drawing(first, self.shape.device))
         self.counts.generated_tokens += rows.running - first
         ended = rows.append(first, tokens.cpu().numpy(), logprobs.cpu().numpy(), self.served.version).tolist()
         if not ended:
@@ -279,7 +280,7 @@ class Engine:
                 vocabulary=self.vocabulary,
                 fix="score at least one token, no more than the context has, all of the vocabulary",
             )
-        tokens = torch.tensor(list(token_ids), device=self._device)
+        tokens = torch.tensor(list(token_ids), device=self.shape.device)
         logits = self._forward.logits(Span.whole(tokens, self._scratch), every=True)
         logprobs = torch.log_softmax(logits[:-1].float(), dim=-1)
         return tuple(logprobs.gather(1, tokens[1:, None]).squeeze(1).tolist())
@@ -289,24 +290,39 @@ class Engine:
 
         Raises:
             ComponentError: They are not the ones announced, do not fit the model (in both cases nothing was changed), or the
-                checksum of what is in memory afterwards is another: from then on every request is refused, until a
-                load succeeds.
+                checksum of what is in memory afterwards is another: then all that run or wait have failed, and every request
+                is refused until a load succeeds. The same after whatever else goes wrong while they are put into memory.
             HeadraceError: They cannot be read.
         """
         tensors = read_published(published)
         check_fit(self._model, tensors)
         self._sessions.clear()
-        in_memory = put(self._model, tensors)
-        if in_memory != published.sha256:
-            self.wrong_weights = f"the weights in memory are not those of version {published.version}"
-            raise ComponentError(
-                self.wrong_weights,
-                published=published.sha256,
-                in_memory=in_memory,
-                folder=published.folder,
-                fix="load them again, or start the server again; until then it refuses every request",
-            )
-        self.wrong_weights = ""
+        # Until it is known what is in memory: whatever goes wrong from here on, some of it may be new.
+        self.wrong_weights = f"the weights in memory are not those of version {published.version}"
+        try:
+            in_memory = put(self._model, tensors)
+            if in_memory != published.sha256:
+                raise ComponentError(
+                    self.wrong_weights,
+                    published=published.sha256,
+                    in_memory=in_memory,
+                    folder=published.folder,
+                    fix="load them again, or start the server again; until then it refuses every request",
+                )
+            self.wrong_weights = ""
+        finally:
+            if self.wrong_weights:
+                self._fail_all(Failure("weights", self.wrong_weights))
         self.served = ServedWeights(version=published.version, sha256=in_memory)
         self.counts.updates += 1
         return self.served
+
+    def _fail_all(self, failure: Failure) -> None:
+        """Answer whoever runs or waits, in this order."""
+        jobs = [*self._rows.jobs, *self._waiting]
+        self._leave(range(self.running))
+        self._waiting.clear()
+        self._ids.clear()
+        self.counts.failed += len(jobs)
+        for job in jobs:
+            job.on_done(job.place, failure)

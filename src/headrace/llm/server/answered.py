@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ class Wording:
         self._texts = texts
         self._chat = isinstance(asked.body, ChatBody)
         self._head = {"id": answer_id, "created": created_s, "model": asked.body.model}
-        self._offsets = [0] * len(asked.requests)
+        self._written = [_Written() for _ in asked.requests]
         self._generated = 0
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
@@ -95,16 +96,35 @@ class Wording:
         return self._texts.decode(self._prompt(place))
 
     def _logprobs(self, piece: Piece) -> dict[str, Any]:
-        names = [self._texts.token(token) for token in piece.token_ids]
+        pieces = [self._texts.bytes_of(token) for token in piece.token_ids]
+        names = [one.decode(errors="replace") for one in pieces]
         if self._chat:
-            entries = zip(names, piece.logprobs, strict=True)
-            return {"content": [self._entry(name, logprob) for name, logprob in entries], "refusal": None}
-        offsets = []
-        for name in names:
-            offsets.append(self._offsets[piece.place])
-            self._offsets[piece.place] += len(name)
+            entries = zip(names, pieces, piece.logprobs, strict=True)
+            return {"content": [self._entry(*entry) for entry in entries], "refusal": None}
+        written = self._written[piece.place]
+        offsets = [
+            written.add(self._texts.shown(token, one, begins=written.empty))
+            for token, one in zip(piece.token_ids, pieces, strict=True)
+        ]
         return {"tokens": names, "token_logprobs": piece.logprobs, "top_logprobs": None, "text_offset": offsets}
 
     @staticmethod
-    def _entry(name: str, logprob: float) -> dict[str, Any]:
-        return {"token": name, "logprob": logprob, "bytes": list(name.encode()), "top_logprobs": []}
+    def _entry(name: str, piece: bytes, logprob: float) -> dict[str, Any]:
+        return {"token": name, "logprob": logprob, "bytes": list(piece), "top_logprobs": []}
+
+
+class _Written:
+    """Characters of a text of which bytes come one piece after the other."""
+
+    def __init__(self) -> None:
+        self._characters = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+        self.empty = True
+
+    def add(self, piece: bytes) -> int:
+        """In which character it begins; one that is not whole yet counts once it is."""
+        begins = self._characters
+        self.empty = self.empty and not piece
+        self._characters += len(self._decoder.decode(piece))
+        return begins

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -10,7 +12,13 @@ from starlette.routing import Route
 
 from headrace.core.errors import HeadraceError
 from headrace.llm.server.driver import Driver
-from headrace.llm.server.errors import ApiError, answer_api_error, answer_http_error, answer_our_error
+from headrace.llm.server.errors import (
+    ApiError,
+    answer_any_error,
+    answer_api_error,
+    answer_http_error,
+    answer_our_error,
+)
 from headrace.llm.server.native import NativeRoutes
 from headrace.llm.server.openai import OpenAIRoutes
 from headrace.llm.server.texts import Texts
@@ -60,10 +68,11 @@ def build_application(
             Route("/v1/completions", openai.completions, methods=["POST"]),
             Route("/v1/chat/completions", openai.chat, methods=["POST"]),
         ]
-    handlers = {
+    handlers: dict[Any, Any] = {
         ApiError: answer_api_error,
         HTTPException: answer_http_error,
         HeadraceError: answer_our_error,
         ClientGone: _nobody_reads_it,
+        Exception: answer_any_error,
     }
     return Starlette(routes=routes, exception_handlers=handlers)

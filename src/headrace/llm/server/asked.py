@@ -11,10 +11,12 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.core import seeding
+from headrace.core.errors import ConfigError
 from headrace.llm.engine.scheduling import Limits, too_long
 from headrace.llm.messages import GenerationRequest
 from headrace.llm.server.errors import ApiError
 from headrace.llm.server.reading import FastList
+from headrace.llm.server.settings import NEUTRAL, OF_CHAT, OF_MESSAGE, OF_TEXT, refuse_unknown
 from headrace.llm.server.texts import Texts, TooManyTokens
 
 MOST_COMPLETIONS = 65_536
@@ -23,41 +25,17 @@ MOST_COMPLETIONS = 65_536
 MOST_STOPS = 1024
 """Texts that end a completion: after every token each is looked for in what was said."""
 
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "allowed_token_ids": (None,),
-    "bad_words": (None, []),
-    "best_of": (None, 1),
-    "frequency_penalty": (None, 0),
-    "guided_choice": (None,),
-    "guided_grammar": (None,),
-    "guided_json": (None,),
-    "guided_regex": (None,),
-    "ignore_eos": (None, False),
-    "logit_bias": (None, {}),
-    "min_p": (None, 0),
-    "min_tokens": (None, 0),
-    "presence_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "response_format": (None, {"type": "text"}),
-    "structured_outputs": (None,),
-    "suffix": (None, ""),
-    "tools": (None, []),
-    "top_k": (None, -1, 0),
-    "top_logprobs": (None, 0),
-    "typical_p": (None, 1),
-    "use_beam_search": (None, False),
-}
-"""Settings that would change what is generated and that we do not have, with the values that change nothing."""
-
 
 class StreamOptions(BaseModel):
     """How a stream is sent."""
+
+    model_config = ConfigDict(extra="allow")
 
     include_usage: bool | None = False
 
 
 class AskedBody(BaseModel):
-    """What both routes take. Unknown settings are allowed, since clients send many that change nothing."""
+    """What both routes take. Of what is not listed, `refuse_settings` lets pass what changes nothing: clients send much of it."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 
@@ -96,7 +74,7 @@ class CompletionsBody(AskedBody):
 class TextPart(BaseModel):
     """A piece of a message."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, extra="allow")
 
     type: Literal["text"]
     text: str
@@ -105,7 +83,7 @@ class TextPart(BaseModel):
 class ChatMessage(BaseModel):
     """A message."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | FastList[TextPart]
@@ -151,9 +129,13 @@ def refuse_settings(body: AskedBody) -> None:
     if len(body.stops) > MOST_STOPS:
         text = f"stop: {len(body.stops):,} texts, of {MOST_STOPS:,} at most"
         raise ApiError(400, text, param="stop", code="too_many")
-    for name, value in (body.model_extra or {}).items():
-        if name in _NEUTRAL and value not in _NEUTRAL[name]:
-            raise ApiError(400, f"{name} is not supported", param=name, code="unsupported")
+    refuse_unknown(body.model_extra, OF_CHAT if isinstance(body, ChatBody) else OF_TEXT)
+    if body.stream_options is not None:
+        refuse_unknown(body.stream_options.model_extra, NEUTRAL, "stream_options.")
+    for place, message in enumerate(body.messages if isinstance(body, ChatBody) else ()):
+        refuse_unknown(message.model_extra, OF_MESSAGE, f"messages.{place}.")
+        for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            refuse_unknown(part.model_extra, {}, f"messages.{place}.content.{number}.")
 
 
 def count_completions(body: CompletionsBody) -> int:
@@ -188,7 +170,7 @@ async def asked_completions(body: CompletionsBody, texts: Texts, seed: int, limi
                 await asyncio.sleep(0)  # thousands of texts take seconds, and others are served meanwhile
             else:
                 prompts.append(tuple(one))
-    requests = _requests(body, prompts, body.max_tokens or 16, texts, seed)
+    requests = _requests(body, prompts, body.max_tokens or 16, texts.end_ids, seed)
     return Asked(requests, prompts, body, body.logprobs is not None, bool(body.echo))
 
 
@@ -196,23 +178,25 @@ def asked_chat(body: ChatBody, texts: Texts, seed: int, limits: Limits) -> Asked
     """Of ``/v1/chat/completions``; ``seed`` is taken where the client gives none.
 
     Raises:
-        ApiError: The model cannot chat, or the conversation does not fit the context.
+        ApiError: The model cannot chat, its template refuses the conversation, or that does not fit the context.
     """
     if not texts.chats:
         raise ApiError(400, "the model has no chat template; use /v1/completions", code="no_chat_template")
     with _fitting("messages", limits):
         prompts = [tuple(texts.chat([message.plain() for message in body.messages], limits.context_tokens))]
     most = body.max_completion_tokens or body.max_tokens or limits.context_tokens
-    return Asked(_requests(body, prompts, most, texts, seed), prompts, body, bool(body.logprobs))
+    return Asked(_requests(body, prompts, most, texts.stop_ids, seed), prompts, body, bool(body.logprobs))
 
 
 @contextmanager
 def _fitting(param: str, limits: Limits) -> Iterator[None]:
-    """A text that is too long is refused as the engine refuses its tokens."""
+    """A text that is too long is refused as the engine refuses its tokens; what a template says of one is for its sender."""
     try:
         yield
     except TooManyTokens as error:
         raise ApiError.of_failure(too_long(str(error), limits), {"prompt_ids": param}) from None
+    except ConfigError as error:
+        raise ApiError(400, error.what, param=param, code="template_refused") from error
 
 
 def _given(prompt: str | Sequence[Any]) -> Sequence[str | Sequence[int]]:
@@ -223,12 +207,12 @@ def _given(prompt: str | Sequence[Any]) -> Sequence[str | Sequence[int]]:
 
 
 def _requests(
-    body: AskedBody, prompts: list[tuple[int, ...]], most: int, texts: Texts, seed: int
+    body: AskedBody, prompts: list[tuple[int, ...]], most: int, end_ids: tuple[int, ...], seed: int
 ) -> list[GenerationRequest]:
     samples = body.n or 1
     count = len(prompts) * samples
     base = seed if body.seed is None else body.seed
-    stop_ids = (*texts.stop_ids, *body.stop_token_ids)
+    stop_ids = (*end_ids, *body.stop_token_ids)
     return [
         GenerationRequest(
             id=str(place),

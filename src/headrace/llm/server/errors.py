@@ -96,3 +96,9 @@ def answer_our_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HeadraceError)
     status = 422 if isinstance(error, SnapshotCorrupt | RunDirectoryError) else 500
     return ApiError(status, str(error), code=error.code).response()
+
+
+async def answer_any_error(request: Request, error: Exception) -> Response:
+    """Handler for what nobody expected; its trace goes into the log."""
+    del request
+    return ApiError(500, f"{type(error).__name__}: {error}", code="unexpected").response()

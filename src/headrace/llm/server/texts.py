@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from headrace.core.errors import ConfigError
+from headrace.llm.rendering import rendered, stop_ids_of
+
 _CUT_TOKENS = 128
 """Tokens that the end of a text may have more where it is cut, with much to spare."""
+
+_SPACE = "\u2581"
+"""Stands for a space where pieces are written as they are."""
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+"""Stands for a byte there."""
 
 
 class TooManyTokens(Exception):
@@ -31,9 +41,15 @@ class Texts:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._special = frozenset(tokenizer.all_special_ids)
+        self._added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
+        decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+        self._byte_level = "ByteLevel" in repr(decoder)
         end = tokenizer.eos_token_id
-        self.stop_ids: tuple[int, ...] = () if end is None else (int(end),)
-        """Tokens that end what the model says."""
+        self.end_ids: tuple[int, ...] = () if end is None else (int(end),)
+        """Tokens that end a text."""
+        self.stop_ids = self._stop_ids()
+        """Tokens that end what the model says in a conversation: the same as in training."""
 
     @classmethod
     def load(cls, folder: Path) -> Self:
@@ -50,6 +66,14 @@ class Texts:
     def chats(self) -> bool:
         """Whether there is a template for conversations."""
         return bool(getattr(self._tokenizer, "chat_template", None))
+
+    def _stop_ids(self) -> tuple[int, ...]:
+        if not self.chats:
+            return self.end_ids
+        try:
+            return stop_ids_of(self._tokenizer)
+        except ConfigError:  # a template that nothing can be trained with may still be asked something
+            return self.end_ids
 
     def encode(self, text: str, most_tokens: int) -> list[int]:
         """Tokens of a plain text.
@@ -68,11 +92,11 @@ class Texts:
 
         Raises:
             TooManyTokens: It has more, or more messages than that.
+            ConfigError: The model's template refuses it.
         """
         if len(messages) > most_tokens:  # a message without a token is no message; templates take long over many
             raise TooManyTokens(len(messages))
-        text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return self._ids(text, most_tokens, special=False)
+        return self._ids(rendered(self._tokenizer, messages, prompt=True), most_tokens, special=False)
 
     def _ids(self, text: str, most_tokens: int, *, special: bool) -> list[int]:
         """Tokens. Of a text that is much too long, only a beginning is looked at.
@@ -98,6 +122,32 @@ class Texts:
         """What was said, without special tokens."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def token(self, token_id: int) -> str:
-        """One token, also a special one."""
-        return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+    def bytes_of(self, token_id: int) -> bytes:
+        """What one token is, also a special one: some are no whole character, some begin with a space."""
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        piece = (
+            self._tokenizer.convert_ids_to_tokens(token_id) or ""
+        )  # a model may have more rows than there are tokens
+        if self._byte_level and _BYTE_OF.keys() >= set(piece):
+            return bytes(_BYTE_OF[letter] for letter in piece)
+        fallback = _BYTE_PIECE.fullmatch(piece)
+        return bytes([int(fallback[1], 16)]) if fallback else piece.replace(_SPACE, " ").encode()
+
+    def shown(self, token_id: int, piece: bytes, *, begins: bool) -> bytes:
+        """What `decode` shows of a token, of which ``piece`` is `bytes_of`; ``begins``: nothing is shown before it."""
+        if token_id in self._special:
+            return b""
+        # Tokenizers whose pieces have a space in front of each word leave out the first.
+        dropped = begins and piece.startswith(b" ") and not self.decode([token_id]).startswith(" ")
+        return piece[1:] if dropped else piece
+
+
+def _byte_letters() -> dict[str, int]:
+    """Which byte each letter stands for where pieces are written byte by byte: those that cannot be printed come after 255."""
+    printed = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printed]
+    return {chr(byte): byte for byte in printed} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_letters()

@@ -1,0 +1,156 @@
+"""Text and tokens as the server has them: what ends a message, what a token is in bytes, what a template refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from headrace.core.errors import ConfigError
+from headrace.llm.engine.engine import Engine
+from headrace.llm.rendering import Renderer
+from headrace.llm.server.answered import Wording
+from headrace.llm.server.asked import Asked, ChatBody, CompletionsBody
+from headrace.llm.server.following import Piece
+from headrace.llm.server.texts import Texts
+from llm_serving_support import CHATML, CONTEXT, byte_level, llama, served, single_thread, tokenizer
+
+NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with single_thread():
+        yield
+
+
+# --- what ends a message
+
+
+def test_a_conversation_ends_with_the_tokens_it_ended_with_in_training() -> None:
+    own = byte_level(CHATML)
+    texts = Texts(own)
+    assert texts.stop_ids == Renderer(own).stop_ids
+    assert texts.stop_ids[0] == own.convert_tokens_to_ids("<|im_end|>")
+    assert texts.end_ids == (own.eos_token_id,)
+
+
+@pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ m['content'] }}{% endfor %}"])
+def test_without_a_token_of_the_template_the_tokenizers_own_ends_it(template: str | None) -> None:
+    own = byte_level(template)
+    assert Texts(own).stop_ids == Texts(own).end_ids == (own.eos_token_id,)
+
+
+# --- bytes
+
+
+def logprobs(own: Any, ids: list[int], *, chat: bool, at_once: bool = True) -> list[dict[str, Any]]:
+    """What is told of these tokens, said in one piece or one after the other."""
+    texts = Texts(own)
+    body = (
+        ChatBody.model_validate({"model": "policy", "messages": [{"role": "user", "content": "a"}], "logprobs": True})
+        if chat
+        else CompletionsBody.model_validate({"model": "policy", "prompt": "a", "logprobs": 0})
+    )
+    asked = Asked([None], [(1,)], body, logprobs=True)  # type: ignore[list-item]
+    wording = Wording(asked, texts, "x", 0)
+    parts = [tuple(ids)] if at_once else [(one,) for one in ids]
+    told = []
+    for part in parts:
+        piece = Piece(0, texts.decode(part), part, (-1.0,) * len(part), (0,) * len(part), None)
+        told.append(wording.chunk(piece)["choices"][0]["logprobs"])
+    return told
+
+
+TEXT = "ab \U0001f600 é cab"
+
+
+def test_the_bytes_of_tokens_are_those_of_the_text() -> None:
+    own = byte_level(CHATML)
+    ids = own.encode(TEXT, add_special_tokens=False)
+    (told,) = logprobs(own, ids, chat=True)
+    assert bytes(byte for entry in told["content"] for byte in entry["bytes"]).decode() == TEXT
+    parts = [entry["bytes"] for entry in told["content"]]
+    assert [0xF0] in parts  # of a character that four tokens make
+    assert own.encode(TEXT)[0] == ids[0]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_offsets_are_places_in_the_text(at_once: bool) -> None:
+    own = byte_level(CHATML)
+    ids = [*own.encode(TEXT, add_special_tokens=False), own.convert_tokens_to_ids("<|im_end|>")]
+    offsets = [offset for told in logprobs(own, ids, chat=False, at_once=at_once) for offset in told["text_offset"]]
+    whole = [len(own.decode(ids[:place], skip_special_tokens=True).rstrip("\ufffd")) for place in range(len(ids))]
+    assert offsets == whole
+    assert offsets[-1] == len(TEXT)
+
+
+def pieces_with_spaces() -> Any:
+    """A tokenizer whose pieces have a sign for the space in front of them, and single bytes for what it lacks."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {name: place for place, name in enumerate(["▁ab", "▁cd", "<0xC3>", "<0xA9>", "</s>"])}
+    tokens = Tokenizer(models.WordLevel(vocabulary, unk_token="</s>"))
+    tokens.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokens.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    made: Any = PreTrainedTokenizerFast
+    return made(tokenizer_object=tokens, eos_token="</s>", clean_up_tokenization_spaces=False)
+
+
+def test_spaces_in_front_of_words_and_bytes_for_what_is_lacking() -> None:
+    own = pieces_with_spaces()
+    ids = [0, 1, 2, 3, 0, 4]
+    assert own.decode(ids, skip_special_tokens=True) == "ab cdé ab"
+    (told,) = logprobs(own, ids, chat=False)
+    assert told["tokens"] == [" ab", " cd", "\ufffd", "\ufffd", " ab", "</s>"]
+    assert told["text_offset"] == [0, 2, 5, 5, 6, 9]
+    (chat,) = logprobs(own, ids, chat=True)
+    assert [bytes(entry["bytes"]) for entry in chat["content"]] == [b" ab", b" cd", b"\xc3", b"\xa9", b" ab", b"</s>"]
+
+
+# --- what goes wrong
+
+
+def asked(texts: Texts, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    async def main() -> tuple[int, dict[str, Any]]:
+        over = Engine(llama(), slots=2, context_tokens=CONTEXT)
+        async with (
+            served(over, texts=texts) as (url, _),
+            aiohttp.ClientSession() as session,
+            session.post(url + path, json={"model": "policy", **body}) as answer,
+        ):
+            return answer.status, (await answer.json())["error"]
+
+    return asyncio.run(main())
+
+
+def test_a_conversation_that_the_template_refuses_is_the_clients_fault() -> None:
+    own = tokenizer()
+    own.chat_template = NO_SYSTEM + own.chat_template
+    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    with pytest.raises(ConfigError, match="System role not supported"):
+        Texts(own).chat(messages, CONTEXT)
+    status, error = asked(Texts(own), "/v1/chat/completions", {"messages": messages})
+    assert (status, error["param"], error["code"]) == (400, "messages", "template_refused")
+    assert error["message"] == "the chat template refuses a conversation: System role not supported"
+
+
+def test_what_nobody_expected_has_the_form_of_an_error() -> None:
+    class Broken(Texts):
+        def encode(self, text: str, most_tokens: int) -> list[int]:
+            raise LookupError("no such token")
+
+    status, error = asked(Broken(tokenizer()), "/v1/completions", {"prompt": "a"})
+    assert status == 500
+    assert error == {
+        "message": "LookupError: no such token",
+        "type": "server_error",
+        "param": None,
+        "code": "unexpected",
+    }
