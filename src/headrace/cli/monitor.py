@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from headrace.cli.unheard import nobody_reads
 from headrace.cli.watching import watch_run
 from headrace.core.errors import ConfigError
 from headrace.monitor.logfindings import Change, Spell, WatchLimits, duration
@@ -82,7 +83,11 @@ def monitor(
         check_plot_path(plot)
     limits = WatchLimits(silence_s=seconds["silence_s"], episode_s=seconds["episode_s"])
     with Interrupts() as interrupts, LogSession(log_file, pids, limits, plot) as session:
-        looks = iter([session.judge_once()]) if once else session.follow(lambda: interrupts.count > 0, run_duration)
+
+        def over() -> bool:
+            return interrupts.count > 0 or nobody_reads()
+
+        looks = iter([session.judge_once()]) if once else session.follow(over, run_duration)
         for changes in looks:
             if not as_json:
                 _tell(session, changes)

@@ -13,7 +13,7 @@ from headrace.cli import early
 from headrace.cli.rlargs import FLAGS, overrides_of, parse
 from headrace.cli.rlview import ending, make_printer, opening
 from headrace.cli.train import import_from_here
-from headrace.cli.unheard import going_on
+from headrace.cli.unheard import conclude, going_on
 from headrace.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -197,11 +197,8 @@ def _launch(what: Launch, *, quiet: bool, is_new: bool) -> int:
             if found is not None and not (
                 what.aside is not None and what.aside.is_back
             ):  # or it is an earlier session's
-                click.echo(ending(found, what.place.path))
+                going_on(click.echo)(ending(found, what.place.path))
             if is_new:
                 what.place.discard_if_empty()
             raise
-        going_on(click.echo)(ending(summary, what.place.path))
-    if summary["error"]:
-        click.echo(str(summary["error"]), err=True)
-    return int(summary["exit_code"])
+    return conclude(ending(summary, what.place.path), summary)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli import early
-from headrace.cli.drawing import make_view
+from headrace.cli.drawing import showing
 from headrace.cli.ending import ending
-from headrace.cli.unheard import going_on
+from headrace.cli.unheard import conclude, going_on
 from headrace.core.errors import ConfigError
 from headrace.runtime.config import load_config
 from headrace.runtime.progress import Progress
@@ -56,12 +56,9 @@ def train(config: str | None, run_dir: Path | None, resume: bool, quiet: bool, *
     overrides = overrides_of(given.pop("settings"), given)
     with _resumed(config, run_dir, overrides) if resume else _begun(config, run_dir, overrides) as session:
         if session.note is not None and not quiet:
-            click.echo(session.note)
+            going_on(click.echo)(session.note)
         summary = _run(session, quiet=quiet)
-        going_on(click.echo)(ending(summary, session.place.path))
-    if summary.get("error"):
-        click.echo(str(summary["error"]), err=True)
-    return int(summary.get("exit_code", 0))
+    return conclude(ending(summary, session.place.path), summary)
 
 
 def _language_model(config: str | None, run_dir: Path | None, *, resume: bool) -> tuple[str, ...] | None:
@@ -128,12 +125,12 @@ def _run(session: Session, *, quiet: bool) -> dict[str, Any]:
         with contextlib.ExitStack() as stack:
             show: Callable[[Progress], None] | None = None
             if not quiet:
-                show = going_on(stack.enter_context(make_view()).show)
+                show = stack.enter_context(showing())
             return dict(run_experiment(session.config, place, show, resume=session.resume))
     except BaseException:  # passed on; but what the run has left is told first
         summary = place.read_summary()
         if summary is not None:
-            click.echo(ending(summary, place.path))
+            going_on(click.echo)(ending(summary, place.path))
         if session.resume is None:
             place.discard_if_empty()
         raise

@@ -18,6 +18,7 @@ from rich.text import Text
 from headrace.cli import ending, rlview
 from headrace.cli.doctor import in_words
 from headrace.cli.drawing import number
+from headrace.cli.unheard import hurry, nobody_reads
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.monitor.doctor import diagnose
 from headrace.monitor.reader import places, read_numbers, read_run, read_table
@@ -89,7 +90,7 @@ def watch_run(run: Path, *, once: bool, run_duration: float | None, as_json: boo
         while True:
             seen = [Sight.at(place) for place in places(run)]
             screen.show("\n\n".join(sight.in_words() for sight in seen))
-            if once or all(sight.over for sight in seen):
+            if once or all(sight.over for sight in seen) or nobody_reads():
                 break
             due = Deadline(screen.every_s)
             while not (due.passed or limit.passed or interrupts.count):
@@ -97,6 +98,8 @@ def watch_run(run: Path, *, once: bool, run_duration: float | None, as_json: boo
             if limit.passed or interrupts.count:
                 break
         interrupted = interrupts.count > 0
+    if interrupted:
+        hurry()
     if as_json:
         click.echo(json.dumps({"components": [sight.to_json() for sight in seen]}, ensure_ascii=False))
     return not all(sight.diagnosis.state.well for sight in seen), interrupted
