@@ -295,6 +295,15 @@ def test_two_directories_are_one_too_many(fake, ended, capsys):
     assert capsys.readouterr().err.startswith("[CFG-001] two run directories are named")
 
 
+def test_two_directories_of_language_models_are_one_too_many(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text("[trainer]\nlr = 1e-4\n")
+    assert headrace(["train", "a", "--resume", "--run-dir", "b"]) == 2
+    assert capsys.readouterr().err.startswith("[CFG-001] two run directories are named")
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ComponentStalled("learner did not start", fix="look")])
 def test_resume_that_fails_leaves_a_run_that_can_be_resumed(fake, ended, error):
     fake(error=error)

@@ -93,6 +93,8 @@ def test_components_that_were_started_alone_are_all_shown(tmp_path, capsys):
         ([], "nothing is named that could be watched"),
         (["RUN", "--log-file", "x.log"], "--log-file is for training that Headrace did not start, and a run was named"),
         (["RUN", "--pid", "1"], "--pid is for training that Headrace did not start, and a run was named"),
+        (["RUN", "--silence-s", "10"], "--silence-s is for training that Headrace did not start, and a run was named"),
+        (["RUN", "--episode-s", "20"], "--episode-s is for training that Headrace did not start, and a run was named"),
         (["RUN"], "RUN holds no run"),
     ],
 )

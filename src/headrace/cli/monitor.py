@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from headrace.cli.given import given
 from headrace.cli.unheard import nobody_reads
 from headrace.cli.watching import watch_run
 from headrace.core.errors import ConfigError
@@ -71,7 +72,7 @@ def monitor(
     if once and run_duration is not None:
         raise ConfigError("--once and --run-duration contradict each other", fix="give one of them")
     if run is not None:
-        _refuse_more_than_a_run(log_file, pids, plot)
+        _refuse_more_than_a_run()
         wrong, interrupted = watch_run(run, once=once, run_duration=run_duration, as_json=as_json)
         return INTERRUPTED if interrupted else FOUND if wrong else 0
     if log_file is None:
@@ -102,9 +103,8 @@ def monitor(
     return exit_code
 
 
-def _refuse_more_than_a_run(log_file: Path | None, pids: tuple[int, ...], plot: Path | None) -> None:
-    given = {"--log-file": log_file, "--pid": pids, "--plot": plot}
-    others = [name for name, value in given.items() if value]
+def _refuse_more_than_a_run() -> None:
+    others = [name for name, was in given("log_file", "pids", "plot", "silence_s", "episode_s").items() if was]
     if others:
         raise ConfigError(
             f"{others[0]} is for training that Headrace did not start, and a run was named",

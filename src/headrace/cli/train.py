@@ -50,9 +50,10 @@ def train(config: str | None, run_dir: Path | None, resume: bool, quiet: bool, *
     checkpoint; CONFIG may be left out then, or be the run directory itself.
     """
     import_from_here()
+    if resume:
+        config, run_dir = _run_to_go_on_with(config, run_dir)
     if (named := _language_model(config, run_dir, resume=resume)) is not None:
-        own = Path(config) if config is not None and not named else run_dir
-        return _train_language_model(named, given | {"run_dir": own, "resume": resume, "quiet": quiet})
+        return _train_language_model(named, given | {"run_dir": run_dir, "resume": resume, "quiet": quiet})
     overrides = overrides_of(given.pop("settings"), given)
     with _resumed(config, run_dir, overrides) if resume else _begun(config, run_dir, overrides) as session:
         if session.note is not None and not quiet:
@@ -65,10 +66,9 @@ def _language_model(config: str | None, run_dir: Path | None, *, resume: bool) -
     """The files that describe a language-model run, if that is what is meant; it has components of its own."""
     from headrace.llm.loading import describes_language_model
 
-    if config is not None and not Path(config).is_dir():
+    if config is not None:
         return (config,) if describes_language_model(config) else None
-    own = Path(config) if config is not None else run_dir
-    if own is None or not resume or not describes_language_model(str(own / "config.toml")):
+    if run_dir is None or not resume or not describes_language_model(str(run_dir / "config.toml")):
         return None
     return ()
 
@@ -98,17 +98,22 @@ def _begun(config: str | None, run_dir: Path | None, overrides: dict[str, object
     return Session(RunDirectory.create(run_dir, experiment, name=Path(config).stem), experiment)
 
 
-def _resumed(config: str | None, run_dir: Path | None, overrides: dict[str, object]) -> Session:
+def _run_to_go_on_with(config: str | None, run_dir: Path | None) -> tuple[str | None, Path | None]:
+    """CONFIG and run directory, where CONFIG may have been the directory."""
     named = Path(config) if config is not None else None
-    if named is not None and named.is_dir():  # the run itself
-        if run_dir is not None and run_dir.resolve() != named.resolve():
-            raise ConfigError(
-                "two run directories are named, and only one can be gone on with",
-                first=named,
-                second=run_dir,
-                fix="leave one of them out",
-            )
-        config, run_dir = None, named
+    if named is None or not named.is_dir():
+        return config, run_dir
+    if run_dir is not None and run_dir.resolve() != named.resolve():
+        raise ConfigError(
+            "two run directories are named, and only one can be gone on with",
+            first=named,
+            second=run_dir,
+            fix="leave one of them out",
+        )
+    return None, named
+
+
+def _resumed(config: str | None, run_dir: Path | None, overrides: dict[str, object]) -> Session:
     if run_dir is None:
         raise ConfigError("--resume does not say which run to go on with", fix="add --run-dir RUN")
     with early.importing():
