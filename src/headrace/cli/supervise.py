@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -141,7 +142,7 @@ def ending(summary: Mapping[str, Any], run: Path) -> str:
         lines.append(f"  {name:<{_NAME_WIDTH}}{told or NOTHING}")
     lines.append(f"  {'run':<{_NAME_WIDTH}}{run}")
     if summary["outcome"] in {"failed", "stalled"}:
-        lines.append(
-            f"  {'next':<{_NAME_WIDTH}}{typed('headrace')} doctor {run}    {run}/logs holds what every process printed"
-        )
+        own, logs = (shlex.quote(str(path)) for path in (run, run / "logs"))
+        doctor = f"{typed('headrace')} doctor {own}"
+        lines.append(f"  {'next':<{_NAME_WIDTH}}{doctor}    {logs} holds what every process printed")
     return "\n".join(lines)

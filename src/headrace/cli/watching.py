@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from headrace.cli import ending, rlview
+from headrace.cli import ending, rlview, supervise
 from headrace.cli.doctor import in_words
 from headrace.cli.drawing import number
 from headrace.cli.unheard import hurry, nobody_reads
@@ -59,14 +59,20 @@ class Sight:
     def in_words(self) -> str:
         """As people read it."""
         if self.summary is not None:
-            of = rlview if "orchestrator" in self.table else ending
-            return f"{in_words(self.diagnosis)}\n\n{of.ending(self.summary, self.path)}"
+            return f"{in_words(self.diagnosis)}\n\n{_ending_of(self.summary, self.table)(self.summary, self.path)}"
         lines = "\n".join(f"{title:<12}{text}" for title, text in number_lines(self.numbers, self.table))
         return f"run         {self.path}\n{lines}\n\n{in_words(self.diagnosis)}"
 
     def to_json(self) -> dict[str, Any]:
         """As programs read it."""
         return {"run": str(self.path), **self.diagnosis.to_json(), "numbers": dict(self.numbers)}
+
+
+def _ending_of(summary: Mapping[str, Any], table: Mapping[str, Any]) -> Callable[[Mapping[str, Any], Path], str]:
+    """How a run of its kind tells of its end."""
+    if summary.get("kind") == "commands":
+        return supervise.ending
+    return rlview.ending if "orchestrator" in table else ending.ending
 
 
 def watch_run(run: Path, *, once: bool, run_duration: float | None, as_json: bool) -> tuple[bool, bool]:
