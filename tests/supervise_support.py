@@ -182,14 +182,17 @@ def run_file(folder: Path, text: str, interrupts=lambda watched: 0, watched: Wat
 class Command:
     """`headrace supervise` as a process of its own, begun by a shell."""
 
-    def __init__(self, folder: Path, text: str, *arguments: str, through: str = 'exec "$@"') -> None:
+    def __init__(
+        self, folder: Path, text: str, *arguments: str, through: str = 'exec "$@"', stdout: int | None = None
+    ) -> None:
         self.run_dir = folder / "run"
         (folder / "run.toml").write_text(text)
         code = "import sys; sys.argv[0] = 'headrace'; from headrace.cli.main import main; main()"
         self._output = (folder / "output").open("w+b")
         self.process = subprocess.Popen(
             ["sh", "-c", through, "sh", sys.executable, "-c", code, "supervise", "run.toml", "--run-dir", "run", *arguments],
-            cwd=folder, stdout=self._output, stderr=subprocess.STDOUT,
+            cwd=folder, stdout=self._output if stdout is None else stdout,
+            stderr=subprocess.STDOUT if stdout is None else self._output,
         )  # fmt: skip
 
     def __enter__(self) -> Self:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import pytest
@@ -14,6 +19,7 @@ from headrace.benchmarks.processes import interpreters
 from headrace.benchmarks.report import compare, in_words, less_is_better, take_turns, to_json
 from headrace.benchmarks.sides import PLAIN, ZOO, in_windows
 from headrace.benchmarks.tasks import ASYNC, BFLOAT16, EPISODES, INLINE, TASKS
+from headrace.cli import bench
 from headrace.cli.main import main
 from headrace.core.errors import ConfigError
 from headrace.runtime.config import load_config
@@ -213,6 +219,44 @@ def test_wrong_arguments_are_told_before_anything_is_measured(arguments, text, c
     out, err = capsys.readouterr()
     assert text in err
     assert out == ""
+
+
+def told(json_file, rows=()):
+    with bench._told(str(json_file), {"sb3": "not installed"}) as found:
+        found += rows
+
+
+def test_figures_are_in_their_file_once_it_is_whole(tmp_path, capsys):
+    file = tmp_path / "figures.json"
+    row = compare("td3", "Wörk", (ZOO, "2.9"), ([2.0], [1.0]), "updates/s")
+    with bench._told(str(file), {}) as rows:
+        rows.append(row)
+        assert list(tmp_path.iterdir()) == []
+    assert json.loads(file.read_text(encoding="utf-8"))["rows"][0]["environment"] == "Wörk"
+    assert "td3" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_disk_that_takes_no_figures_is_told_before_they_are_measured_or_after_they_were_told(
+    tmp_path, capsys, monkeypatch, before
+):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(bench, "stage" if before else "write_whole", full)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        told(tmp_path / "figures.json")
+    assert ("no figures of sb3: not installed\n" in capsys.readouterr().out) is not before
+
+
+def test_figures_may_go_into_what_is_no_file(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to("/dev/null")
+    told(link)
+    told("/dev/null")
+    assert Path("/dev/null").is_char_device()
+    assert link.is_symlink()
 
 
 def test_interpreters_are_looked_for_here_then_where_named_then_in_the_working_directory(tmp_path, monkeypatch):

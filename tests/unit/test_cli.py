@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from headrace.cli import ending as ending_module
+from headrace.cli import rlview, supervise
 from headrace.cli.drawing import LineView, LiveView, curve, line, table
 from headrace.cli.ending import books_line, ending, typed
 from headrace.cli.main import main
@@ -306,6 +308,15 @@ def test_two_directories_are_one_too_many(fake, ended, capsys):
     assert capsys.readouterr().err.startswith("[CFG-001] two run directories are named")
 
 
+def test_two_directories_of_language_models_are_one_too_many(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text("[trainer]\nlr = 1e-4\n")
+    assert headrace(["train", "a", "--resume", "--run-dir", "b"]) == 2
+    assert capsys.readouterr().err.startswith("[CFG-001] two run directories are named")
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ComponentStalled("learner did not start", fix="look")])
 def test_resume_that_fails_leaves_a_run_that_can_be_resumed(fake, ended, error):
     fake(error=error)
@@ -485,6 +496,26 @@ def test_what_to_type_next_names_a_command_the_shell_finds(monkeypatch, tmp_path
     assert typed("headrace") == "bin/headrace"
     monkeypatch.setenv("PATH", str(bin_dir))
     assert typed("headrace") == "headrace"
+
+
+def in_a_shell(line):
+    """The words of what is recommended, as a shell takes them apart."""
+    return shlex.split(line.split("next", 1)[1])
+
+
+def test_what_is_to_be_typed_can_be_typed_where_a_path_has_spaces(monkeypatch, tmp_path):
+    run = Path("my runs/it's")
+    headrace = ["a b/headrace"]
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "a b" / "python"))
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.chdir(tmp_path)
+    assert in_a_shell(ending(SUMMARY, run).splitlines()[-1])[:3] == [*headrace, "eval", str(run)]
+    failed = {"outcome": "failed", "wall_s": 1.0, "why": "x", "processes": {}, "error": "x"}
+    for of in (ending, supervise.ending, rlview.ending):
+        words = in_a_shell(of(failed, run).splitlines()[-1])
+        assert words[:4] == [*headrace, "doctor", str(run), f"{run}/logs"]
+    going_on = rlview.ending({"outcome": "completed", "wall_s": 1.0}, run).splitlines()[-1]
+    assert in_a_shell(going_on)[1:] == ["--logdir", f"{run}/tensorboard"]
 
 
 @pytest.mark.parametrize(("lanes", "told"), [([3], "lane 3"), ([1, 3, 5], "lanes 1, 3, 5")])

@@ -232,6 +232,12 @@ def test_list_tells_every_fault_in_a_line(capsys):
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(KINDS)
 
 
+def test_list_tells_programs_too_and_only_what_was_named(capsys):
+    assert headrace("faults", "pendulum-td3", "--list", "--json", "--kind", "step-loop") == 0
+    told = json.loads(capsys.readouterr().out)["faults"]
+    assert told == [{"kind": name, "meaning": KINDS[name].meaning} for name in ("none", "step-loop")]
+
+
 def test_signals_of_the_parent_end_as_a_command_ends():
     ends = {kind.number: (kind.outcome, kind.exit_code) for kind in KINDS.values() if kind.where == "parent"}
     assert ends == {

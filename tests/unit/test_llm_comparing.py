@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
@@ -132,6 +133,14 @@ def test_a_difference_smaller_than_that_between_steps_is_doubted():
 
 def report(*runs, start=None):
     return Report("my.toml", ("trainer.lr=1e-4",), 2, 8, start or WarmStart("made", 440, 25.0), runs)
+
+
+def test_the_command_can_be_typed_whatever_is_in_it():
+    found = Report("my runs/a.toml", ('model.name="a b"',), 2, 8, WarmStart("made", 1, 1.0), ()).command(
+        tried(INLINE, 0.5)
+    )
+    words = ["headrace", "rl", "@", "my runs/a.toml", "--set", 'model.name="a b"', "--schedule", "inline"]
+    assert shlex.split(found)[:8] == words
 
 
 def test_the_report_names_the_command_and_what_was_not_measured():

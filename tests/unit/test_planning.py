@@ -82,6 +82,7 @@ def test_counters_are_read_whenever_they_have_changed(tmp_path):
         (["cartpole-dqn", "--set", "env.lane=3"], "[CFG-001] unknown key env.lane"),
         (["cartpole-dqn", "--seconds", "0.5"], "Usage: headrace plan"),
         (["cartpole-dqn", "--check", "1"], "Usage: headrace plan"),
+        (["cartpole-dqn", "--check", "3", "--no-check"], "[CFG-001] --check and --no-check contradict each other"),
         (["cartpole-dqn", "--secs", "5"], "[CFG-001] headrace plan has no option --secs"),
     ],
 )

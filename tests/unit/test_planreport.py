@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 
 import pytest
 
@@ -176,6 +177,13 @@ def test_durations():
 
 ONE, TWO = Way(1, "float32", 0.005), Way(2, "float32", 0.003)
 ROUNDED, REFUSED = Way(1, "bfloat16", 0.0029), Way(2, "bfloat16", why_not="[CFG-001] cpu has no instructions")
+
+
+def test_the_command_can_be_typed_whatever_is_in_it():
+    found = report(INLINE, name="my runs/a.toml", settings=("algorithm.network.hidden=[8, 8]",)).command
+    assert shlex.split(found) == [
+        "headrace", "train", "my runs/a.toml", "--set", "algorithm.network.hidden=[8, 8]", "--schedule", "inline",
+    ]  # fmt: skip
 
 
 def test_ways_of_the_learner_are_told_and_the_best_one_is_in_the_command():

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from headrace.cli.main import main
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, RunDirectoryError
+from headrace.llm.launch import launcher, starting
+from headrace.llm.launch.place import LanguageRun
+from headrace.llm.loading import Source, load_rl_config
 
 EVERYWHERE = {"words", "seed", "run_dir", "settings", "quiet", "dry_run"}
 WORKER = EVERYWHERE | {"steps", "run_duration", "resume"}
@@ -49,3 +52,71 @@ def test_the_configuration_of_a_component_is_printed_without_a_run(component, ca
     printed = capsys.readouterr().out
     assert "seed = 7\n" in printed
     assert "importing" not in printed
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    """A run as its start leaves it; nothing can be started or gone on with."""
+
+    def started(*_: object, **__: object) -> None:
+        raise AssertionError("a dry run starts nothing")
+
+    for module, name in ((starting, "begin"), (starting, "resume"), (launcher, "launch")):
+        monkeypatch.setattr(module, name, started)
+    config = load_rl_config([Source("wordle-grpo")], {"run.seed": 7})
+    with LanguageRun.create_as("test", tmp_path / "run", config, "runs") as place:
+        pass
+    return place
+
+
+@pytest.mark.parametrize(
+    ("words", "printed"),
+    [
+        ([], "seed = 7\n"),
+        (["--steps", "77000"], "steps = 77000\n"),
+        (["@", "wordle-grpo", "--seed", "7"], "seed = 7\n"),
+    ],
+)
+def test_a_dry_run_of_going_on_says_with_what_and_changes_nothing(prepared, capsys, words, printed):
+    before = prepared.config_file.read_bytes()
+    line = ["rl", *words, "--resume", "--run-dir", str(prepared.path), "--dry-run"]
+    assert main(line, standalone_mode=False) == 0
+    assert printed in capsys.readouterr().out
+    assert prepared.config_file.read_bytes() == before
+
+
+@pytest.mark.parametrize("words", [["--trainer.lr", "3e-3"], ["@", "wordle-grpo", "--seed", "8"]])
+def test_a_dry_run_of_going_on_refuses_what_going_on_would(prepared, words):
+    before = prepared.config_file.read_bytes()
+    with pytest.raises(ConfigError, match="a run goes on as it began"):
+        main(["rl", *words, "--resume", "--run-dir", str(prepared.path), "--dry-run"], standalone_mode=False)
+    assert prepared.config_file.read_bytes() == before
+
+
+def test_a_dry_run_of_going_on_needs_a_run(prepared, tmp_path):
+    with pytest.raises(ConfigError, match="--resume does not say which run to go on with"):
+        main(["rl", "--resume", "--dry-run"], standalone_mode=False)
+    with pytest.raises(RunDirectoryError, match="holds no run"):
+        main(["rl", "--resume", "--run-dir", str(tmp_path / "none"), "--dry-run"], standalone_mode=False)
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_dry_run_writes_into_no_run(prepared, live):
+    before = prepared.config_file.read_bytes()
+    line = ["rl", "@", "wordle-grpo", "--trainer.lr", "1e-4", "--run-dir", str(prepared.path), "--dry-run"]
+    if live:
+        prepared.take_lock("-")
+    with prepared, pytest.raises(RunDirectoryError, match="is alive" if live else "already holds a run"):
+        main(line, standalone_mode=False)
+    assert prepared.config_file.read_bytes() == before
+
+
+def test_a_dry_run_may_write_again_what_it_has_written(tmp_path, capsys):
+    for rate in ("1e-4", "2e-4"):
+        line = ["rl", "@", "wordle-grpo", "--trainer.lr", rate, "--run-dir", str(tmp_path / "dry"), "--dry-run"]
+        assert main(line, standalone_mode=False) == 0
+    assert capsys.readouterr().out.splitlines()[-4:] == [
+        str(tmp_path / "dry" / name)
+        for name in ("config.toml", "configs/inference.toml", "configs/orchestrator.toml", "configs/trainer.toml")
+    ]
+    assert "lr = 0.0002" in (tmp_path / "dry" / "config.toml").read_text()

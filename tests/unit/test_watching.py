@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from headrace.cli import ending, rlview
 from headrace.cli.main import main
-from headrace.cli.watching import number_lines
+from headrace.cli.watching import Sight, number_lines
 from headrace.core.errors import ConfigError, RunDirectoryError
 from headrace.monitor.reader import places, read_numbers, read_run
+from headrace.monitor.snapshot import Diagnosis
+from headrace.telemetry.blame import Condition
 from headrace.telemetry.board import Board
 
 LANGUAGE = {"run": {"steps": 100}, "orchestrator": {"max_policy_lag": 2}}
@@ -102,11 +106,32 @@ def test_components_that_were_started_alone_are_all_shown(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("kind", "table", "ends"),
+    [
+        ({"kind": "commands", "why": "the time is over", "processes": {"server": {"stage": "stopped"}}}, {}, "\n  run             RUN"),
+        ({}, {}, "next          headrace eval RUN    tensorboard --logdir RUN/tensorboard"),
+        ({}, {"orchestrator": {}}, "next          tensorboard --logdir RUN/tensorboard"),
+    ],
+)  # fmt: skip
+def test_a_run_that_is_over_ends_as_its_own_command_says(kind, table, ends, monkeypatch):
+    for module in (ending, rlview):
+        monkeypatch.setattr(module, "typed", str)
+    facts = {"faults": 0, "restarts": 0, "trouble": ""}
+    processes = {name: facts | told for name, told in kind.get("processes", {}).items()}
+    summary = {"outcome": "completed", "wall_s": 1.0, **kind, "processes": processes}
+    found = Diagnosis("it is over", None, Condition.FINISHED)
+    text = Sight(Path("RUN"), found, {}, table, summary, over=True).in_words()
+    assert text.endswith(ends)
+
+
+@pytest.mark.parametrize(
     ("arguments", "what"),
     [
         ([], "nothing is named that could be watched"),
         (["RUN", "--log-file", "x.log"], "--log-file is for training that Headrace did not start, and a run was named"),
         (["RUN", "--pid", "1"], "--pid is for training that Headrace did not start, and a run was named"),
+        (["RUN", "--silence-s", "10"], "--silence-s is for training that Headrace did not start, and a run was named"),
+        (["RUN", "--episode-s", "20"], "--episode-s is for training that Headrace did not start, and a run was named"),
         (["RUN"], "RUN holds no run"),
     ],
 )

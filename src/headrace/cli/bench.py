@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +16,7 @@ import click
 
 from headrace.cli import early
 from headrace.core.errors import ConfigError
+from headrace.core.files import stage, write_whole
 from headrace.core.refusals import nearest
 
 if TYPE_CHECKING:
@@ -131,7 +134,7 @@ def _known(command: str, given: Sequence[str], known: Sequence[str], unless_name
 
 @contextmanager
 def _told(json_file: str | None, absent: Mapping[str, str]) -> Iterator[list[Row]]:
-    """A list for the rows, told of at the end.
+    """A list for the rows, told of at the end. The file is there once it is whole.
 
     Raises:
         ConfigError: The file cannot be written; found out before anything is measured.
@@ -150,20 +153,45 @@ def _told(json_file: str | None, absent: Mapping[str, str]) -> Iterator[list[Row
     if json_file == _STANDARD_OUTPUT:
         click.echo(written, nl=False)
         return
-    if json_file is not None:
-        Path(json_file).write_text(written)
     del about["absent"]
     click.echo("\n".join(in_words(rows, about)))
     for side, reason in absent.items():
         click.echo(f"no figures of {side}: {reason}")
+    if json_file is not None:
+        _write(json_file, written)
 
 
 def _require_writable(json_file: str | None) -> None:
-    if json_file in (None, _STANDARD_OUTPUT):
+    if json_file is None or json_file == _STANDARD_OUTPUT:
         return
-    path = Path(str(json_file))
-    if path.is_dir() or not path.parent.is_dir():
-        raise ConfigError(f"--json {path} cannot be written", fix="name a file in a folder that is there")
+    path = Path(json_file).resolve()
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.is_file() or not path.exists():
+            part, _ = stage(path, [b"{}"])
+            part.unlink()
+    except OSError as error:
+        raise _unwritable(json_file, error) from None
+
+
+def _write(json_file: str, written: str) -> None:
+    path = Path(json_file).resolve()  # a link stays one
+    try:
+        if path.is_file() or not path.exists():
+            write_whole(path, [written.encode()])
+        else:  # a pipe, a device
+            path.write_bytes(written.encode())
+    except OSError as error:
+        raise _unwritable(json_file, error) from None
+
+
+def _unwritable(json_file: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"--json {json_file} cannot be written",
+        problem=f"{type(error).__name__}: {error.strerror}",
+        fix="name a file in a folder that is there and may be written to, on a disk with room",
+    )
 
 
 def _tell(text: str) -> None:

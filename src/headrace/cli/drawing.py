@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -14,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from headrace.cli.unheard import going_on, never_waiting
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.runtime.progress import EvaluationPoint, Progress
 from headrace.telemetry.wording import amount
@@ -43,6 +45,13 @@ def make_view(*, terminal: bool | None = None) -> View:
     if sys.stdout.isatty() if terminal is None else terminal:
         return LiveView()
     return LineView()
+
+
+@contextmanager
+def showing() -> Iterator[Callable[[Progress], None]]:
+    """Show the progress of a run while the block lasts, to whoever looks on; neither ends the run nor holds it up."""
+    with never_waiting(), make_view() as view:
+        yield going_on(view.show)
 
 
 class LiveView:

@@ -22,6 +22,16 @@ LINE = "interrupted"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+def occupy_closed() -> None:
+    """Open what is closed of the three standard streams onto nothing, before a file of the run gets such a number.
+
+    Whatever is started writes to these numbers.
+    """
+    for fd, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
+        if stream is None and os.open(os.devnull, os.O_RDWR) == fd:
+            os.set_inheritable(fd, True)  # noqa: FBT003 - it takes no name
+
+
 def is_the_command() -> bool:
     """Whether this program is the ``headrace`` script or ``python -m headrace``, and not one that uses the library."""
     program = sys.argv[0] if sys.argv else ""
@@ -31,9 +41,16 @@ def is_the_command() -> bool:
 
 
 def leave_at_once(number: int, frame: FrameType | None) -> None:
-    """Signal handler: say so and leave, without anything in between that could fail."""
-    os.write(2, f"{LINE}\n".encode())
-    os._exit(INTERRUPTED)
+    """Signal handler: say so, where somebody reads it, and leave; nothing in between can fail or wait."""
+    try:
+        waits = os.get_blocking(2)
+        os.set_blocking(2, False)
+        try:
+            os.write(2, f"{LINE}\n".encode())
+        finally:
+            os.set_blocking(2, waits)  # the terminal is also the shell's
+    finally:
+        os._exit(INTERRUPTED)
 
 
 def raise_interrupt(number: int, frame: FrameType | None) -> None:
@@ -76,4 +93,5 @@ class importing:  # noqa: N801 - reads like a verb where it is used, and context
 
 
 if is_the_command():
+    occupy_closed()
     guard()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,10 +14,10 @@ from headrace.cli.drawing import curve
 from headrace.runtime.progress import EvaluationPoint
 
 _NEXT = {
-    "completed": "{headrace} eval {run}    {tensorboard} --logdir {run}/tensorboard",
-    "interrupted": "{headrace} eval {run}    {tensorboard} --logdir {run}/tensorboard",
-    "failed": "{headrace} doctor {run}    {run}/logs holds what every process printed",
-    "stalled": "{headrace} doctor {run}    {run}/stacks holds where it stood still",
+    "completed": "{headrace} eval {run}    {tensorboard} --logdir {events}",
+    "interrupted": "{headrace} eval {run}    {tensorboard} --logdir {events}",
+    "failed": "{headrace} doctor {run}    {logs} holds what every process printed",
+    "stalled": "{headrace} doctor {run}    {stacks} holds where it stood still",
 }
 
 
@@ -39,18 +40,20 @@ def ending(summary: Mapping[str, Any], run: Path) -> str:
     if upcoming is not None:
         if summary.get("outcome") == "interrupted" and any(run.glob("checkpoints/*/checkpoint.json")):
             upcoming = f"{{headrace}} train --resume --run-dir {{run}}    {upcoming}"
-        commands = {command: typed(command) for command in ("headrace", "tensorboard")}
-        lines.append(f"  {'next':<14}{upcoming.format(run=run, **commands)}")
+        words = {command: typed(command) for command in ("headrace", "tensorboard")}
+        places = {"run": run, "events": run / "tensorboard", "logs": run / "logs", "stacks": run / "stacks"}
+        words |= {name: shlex.quote(str(path)) for name, path in places.items()}
+        lines.append(f"  {'next':<14}{upcoming.format(**words)}")
     return "\n".join(lines)
 
 
 def typed(command: str) -> str:
-    """How a command of this installation is typed: its name where the shell finds it, else its path."""
+    """How a command of this installation is typed in a shell: its name where that finds it, else its path."""
     here = Path(sys.executable).parent / command
     found = shutil.which(command)
     if found is not None and Path(found).resolve() == here.resolve():
         return command
-    return os.path.relpath(here) if here.is_relative_to(Path.cwd()) else str(here)
+    return shlex.quote(os.path.relpath(here) if here.is_relative_to(Path.cwd()) else str(here))
 
 
 def books_line(books: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ _WIDTH = 22
 @click.command()
 @click.argument("config")
 @click.option("--kind", "kinds", multiple=True, metavar="NAME", help="Only this fault; repeatable. See --list.")
-@click.option("--list", "listing", is_flag=True, help="Print every fault, one a line, and provoke none.")
+@click.option("--list", "listing", is_flag=True, help="Print the faults, one a line, and provoke none.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key of the configuration; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def faults(config: str, kinds: tuple[str, ...], listing: bool, settings: tuple[str, ...], as_json: bool) -> int:
@@ -29,13 +29,16 @@ def faults(config: str, kinds: tuple[str, ...], listing: bool, settings: tuple[s
     One line for each: whether everything held, the seconds it took, and what you would read. Exit code 0: every promise
     held; 1: one did not, and that run is kept.
     """
-    from headrace.testing.faultrun import KINDS, choose, provoke_faults
+    from headrace.testing.faultrun import choose, provoke_faults
 
+    chosen = choose(kinds)
     if listing:
-        click.echo("\n".join(f"{kind.name:<{_WIDTH}}{kind.meaning}" for kind in KINDS.values()))
+        listed = [{"kind": kind.name, "meaning": kind.meaning} for kind in chosen]
+        lines = "\n".join(f"{kind.name:<{_WIDTH}}{kind.meaning}" for kind in chosen)
+        click.echo(json.dumps({"faults": listed}, ensure_ascii=False) if as_json else lines)
         return 0
     import_from_here()
-    experiment, chosen = load_config(config, overrides_of(settings, {})), choose(kinds)
+    experiment = load_config(config, overrides_of(settings, {}))
     results = []
     with _folder() as folder:
         for result in provoke_faults(experiment, chosen, folder):

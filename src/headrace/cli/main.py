@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import importlib
@@ -12,12 +13,11 @@ from typing import Any
 
 import click
 
-from headrace.cli import early
+from headrace.cli import early, unheard
 from headrace.cli.early import INTERRUPTED
-from headrace.cli.unheard import go_unheard
 from headrace.core.errors import ConfigError, HeadraceError
 
-USAGE = 2
+LOST, USAGE = 1, 2
 
 _COMMANDS = {
     "bench": "headrace.cli.bench:bench",
@@ -72,6 +72,16 @@ class Commands(click.Group):
             early.hand_over()
         return found
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Click prints a line when it is interrupted, and is silent about broken pipes, also of our own."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            unheard.hurry()
+            raise
+        except BrokenPipeError as error:
+            raise RuntimeError("a pipe broke inside the command") from error
+
     def main(
         self,
         args: Sequence[str] | None = None,
@@ -89,7 +99,8 @@ class Commands(click.Group):
         run = functools.partial(super().main, args, prog_name, complete_var, standalone_mode=False, **extra)
         if not standalone_mode:
             return run()
-        code = _exit_code(run)
+        with unheard.outlets():
+            code = _exit_code(run)
         if early.guarded():
             early.guard()  # what is left to do is Python's own, and would print a traceback when it is interrupted
         sys.exit(code)
@@ -109,23 +120,34 @@ def _spell_out_what_cannot_be_shown() -> None:
 
 def _exit_code(command: Callable[[], Any]) -> int:
     try:
+        code = _told(command)
+        unheard.finish()
+    except (KeyboardInterrupt, click.Abort):
+        unheard.hurry()
+        unheard.complain(early.LINE)
+        return INTERRUPTED
+    return code
+
+
+def _told(command: Callable[[], Any]) -> int:
+    """Its exit code; what went wrong is told on standard error."""
+    try:
         code = command()
-        sys.stdout.flush()
     except HeadraceError as error:
-        click.echo(str(error), err=True)
+        unheard.complain(str(error))
         return error.exit_code
     except click.NoSuchOption as error:
-        click.echo(str(_unknown_option(error)), err=True)
+        unheard.complain(str(_unknown_option(error)))
         return USAGE
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
         return USAGE
-    except (KeyboardInterrupt, click.Abort):
-        click.echo(early.LINE, err=True)
-        return INTERRUPTED
-    except BrokenPipeError:
-        go_unheard()
-        return 0
+    except OSError as error:
+        if not unheard.is_lost_output(error):
+            raise
+        unheard.complain(f"what was to be printed is lost: {error.strerror}")
+        return LOST
     return code if isinstance(code, int) else 0
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from headrace.cli.given import given
+from headrace.cli.unheard import nobody_reads
 from headrace.cli.watching import watch_run
 from headrace.core.errors import ConfigError
 from headrace.monitor.logfindings import Change, Spell, WatchLimits, duration
@@ -70,7 +72,7 @@ def monitor(
     if once and run_duration is not None:
         raise ConfigError("--once and --run-duration contradict each other", fix="give one of them")
     if run is not None:
-        _refuse_more_than_a_run(log_file, pids, plot)
+        _refuse_more_than_a_run()
         wrong, interrupted = watch_run(run, once=once, run_duration=run_duration, as_json=as_json)
         return INTERRUPTED if interrupted else FOUND if wrong else 0
     if log_file is None:
@@ -82,7 +84,11 @@ def monitor(
         check_plot_path(plot)
     limits = WatchLimits(silence_s=seconds["silence_s"], episode_s=seconds["episode_s"])
     with Interrupts() as interrupts, LogSession(log_file, pids, limits, plot) as session:
-        looks = iter([session.judge_once()]) if once else session.follow(lambda: interrupts.count > 0, run_duration)
+
+        def over() -> bool:
+            return interrupts.count > 0 or nobody_reads()
+
+        looks = iter([session.judge_once()]) if once else session.follow(over, run_duration)
         for changes in looks:
             if not as_json:
                 _tell(session, changes)
@@ -97,9 +103,8 @@ def monitor(
     return exit_code
 
 
-def _refuse_more_than_a_run(log_file: Path | None, pids: tuple[int, ...], plot: Path | None) -> None:
-    given = {"--log-file": log_file, "--pid": pids, "--plot": plot}
-    others = [name for name, value in given.items() if value]
+def _refuse_more_than_a_run() -> None:
+    others = [name for name, was in given("log_file", "pids", "plot", "silence_s", "episode_s").items() if was]
     if others:
         raise ConfigError(
             f"{others[0]} is for training that Headrace did not start, and a run was named",

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli import early
+from headrace.cli.given import given
 from headrace.cli.rlplan import plan_language_model, refuse_options
 from headrace.cli.train import import_from_here, overrides_of
 from headrace.cli.unheard import going_on
+from headrace.core.errors import ConfigError
 from headrace.llm.loading import describes_language_model
 from headrace.runtime.config import ExperimentConfig, load_config
 
@@ -64,9 +66,11 @@ def plan(  # noqa: PLR0913 - a command's options
     """
     import_from_here()
     if describes_language_model(config):
-        refuse_options(_given("seconds", "most", "no_check", "learner"), "a language-model run", "say --steps N")
+        refuse_options(given("seconds", "most", "no_check", "learner"), "a language-model run", "say --steps N")
         return plan_language_model(config, settings, steps, as_json=as_json)
-    refuse_options(_given("steps"), "a run with collectors", "say --seconds S")
+    refuse_options(given("steps"), "a run with collectors", "say --seconds S")
+    if no_check and any(given("most").values()):
+        raise ConfigError("--check and --no-check contradict each other", fix="give one of them")
     experiment = load_config(config, overrides_of(settings, {}))
     with early.importing():
         import headrace.cli.planreport
@@ -81,14 +85,6 @@ def plan(  # noqa: PLR0913 - a command's options
     if code in (0, USAGE):
         shutil.rmtree(folder, ignore_errors=True)
     return code
-
-
-def _given(*names: str) -> dict[str, bool]:
-    """Of each option whether it is on the command line."""
-    context = click.get_current_context()
-    options = {one.name: one.opts[0] for one in context.command.params}
-    line = click.core.ParameterSource.COMMANDLINE
-    return {options[name]: context.get_parameter_source(name) is line for name in names}
 
 
 class _Planner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -58,8 +59,8 @@ class Report:
         own, way = self.config.learn, self.way
         changes = {} if way is None else way.changes
         learner = [f"{key}={value}" for key, value in changes.items() if getattr(own, key.rpartition(".")[2]) != value]
-        changed = "".join(f" --set {setting}" for setting in (*self.settings, *learner))
-        return f"headrace train {self.name}{changed} {self.choice.plan.flags}"
+        changed = [word for setting in (*self.settings, *learner) for word in ("--set", setting)]
+        return f"{shlex.join(['headrace', 'train', self.name, *changed])} {self.choice.plan.flags}"
 
     @property
     def way(self) -> Way | None:

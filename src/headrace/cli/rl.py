@@ -13,8 +13,8 @@ from headrace.cli import early
 from headrace.cli.rlargs import FLAGS, overrides_of, parse
 from headrace.cli.rlview import ending, make_printer, opening
 from headrace.cli.train import import_from_here
-from headrace.cli.unheard import going_on
-from headrace.core.errors import ConfigError
+from headrace.cli.unheard import conclude, going_on
+from headrace.core.errors import ConfigError, RunDirectoryError
 
 if TYPE_CHECKING:
     from headrace.llm.config import RLConfig
@@ -96,11 +96,9 @@ def run_language_model(command: str, words: tuple[str, ...], given: dict[str, An
     """A whole run, or its warm start alone."""
     import_from_here()
     config, name = _configuration(command, words, given)
-    if config is None:
-        return _resumed(None, given)
     if given["dry_run"]:
-        return _dry_run(config, given["run_dir"])
-    if given.get("resume"):
+        return _dry_run(config, given)
+    if config is None or given.get("resume"):
         return _resumed(config, given)
     _say_that_it_begins(given)
     with early.importing():
@@ -114,7 +112,7 @@ def run_alone(component: str, words: tuple[str, ...], given: dict[str, Any]) -> 
     import_from_here()
     config, _ = _configuration(component, words, given)
     if config is not None and given["dry_run"]:
-        return _dry_run(config, None)
+        return _printed(config)
     if given["run_dir"] is None:
         raise ConfigError(
             f"headrace {component} does not say which run it belongs to",
@@ -127,7 +125,7 @@ def run_alone(component: str, words: tuple[str, ...], given: dict[str, Any]) -> 
     if config is None:
         config = LanguageRun.open(given["run_dir"]).read_rl_config()
     if given["dry_run"]:
-        return _dry_run(config, None)
+        return _printed(config)
     what = begin_alone(component, config, given["run_dir"], url=given.get("url"), resume=given.get("resume", False))
     with what.place, warm_started(what) as ready:
         return _launch(ready, quiet=given["quiet"], is_new=False)
@@ -160,25 +158,55 @@ def _say_that_it_begins(given: dict[str, Any]) -> None:
         going_on(click.echo)("importing what looks after the run: some seconds, longer the first time")
 
 
-def _dry_run(config: RLConfig, folder: Path | None) -> int:
-    from headrace.llm.loading import write_effective
+def _dry_run(config: RLConfig | None, given: dict[str, Any]) -> int:
+    """Say what would be run. Whatever a run has written stays as it is."""
+    if config is None or given.get("resume"):
+        path = _run_to_go_on_with(given)
+        with early.importing():
+            from headrace.llm.launch.place import LanguageRun
+            from headrace.llm.launch.starting import refuse_changes
+        before = LanguageRun.open(path).read_rl_config()
+        refuse_changes(before, config or before)
+        return _printed(config or before)
+    return _printed(config) if given["run_dir"] is None else _written(config, given["run_dir"])
+
+
+def _printed(config: RLConfig) -> int:
     from headrace.runtime.config import dump_toml
 
-    if folder is None:
-        click.echo(dump_toml(config), nl=False)
-        return 0
-    for path in write_effective(config, folder):
-        click.echo(path)
+    click.echo(dump_toml(config), nl=False)
     return 0
 
 
-def _resumed(config: RLConfig | None, given: dict[str, Any]) -> int:
-    if given["run_dir"] is None:
+def _written(config: RLConfig, folder: Path) -> int:
+    from headrace.llm.launch.place import LanguageRun
+    from headrace.llm.loading import write_effective
+
+    fix = "choose another --run-dir, or leave it out to have the configuration printed"
+    with LanguageRun(folder) as place:
+        with contextlib.suppress(OSError):  # where nothing can be written, that is told below
+            place.take_lock(fix)
+        remains = [place.board_file, place.events_file, place.endpoints_file, place.summary_file, *place.folders()]
+        if found := [path.name for path in remains if path.exists()]:
+            raise RunDirectoryError(f"{folder} already holds a run", found=found[0], fix=fix)
+        paths = write_effective(config, folder)
+    click.echo("\n".join(map(str, paths)))
+    return 0
+
+
+def _run_to_go_on_with(given: dict[str, Any]) -> Path:
+    path: Path | None = given["run_dir"]
+    if path is None:
         raise ConfigError("--resume does not say which run to go on with", fix="add --run-dir RUN")
+    return path
+
+
+def _resumed(config: RLConfig | None, given: dict[str, Any]) -> int:
+    path = _run_to_go_on_with(given)
     _say_that_it_begins(given)
     with early.importing():
         from headrace.llm.launch.starting import resume
-    return _launch(resume(given["run_dir"], config), quiet=given["quiet"], is_new=False)
+    return _launch(resume(path, config), quiet=given["quiet"], is_new=False)
 
 
 def _launch(what: Launch, *, quiet: bool, is_new: bool) -> int:
@@ -197,11 +225,8 @@ def _launch(what: Launch, *, quiet: bool, is_new: bool) -> int:
             if found is not None and not (
                 what.aside is not None and what.aside.is_back
             ):  # or it is an earlier session's
-                click.echo(ending(found, what.place.path))
+                going_on(click.echo)(ending(found, what.place.path))
             if is_new:
                 what.place.discard_if_empty()
             raise
-        going_on(click.echo)(ending(summary, what.place.path))
-    if summary["error"]:
-        click.echo(str(summary["error"]), err=True)
-    return int(summary["exit_code"])
+    return conclude(ending(summary, what.place.path), summary)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -53,8 +54,8 @@ class Report:
 
     def command(self, choice: Tried) -> str:
         """That runs it."""
-        changed = "".join(f" --set {setting}" for setting in self.settings)
-        return f"headrace rl @ {self.name}{changed} {choice.way.flags}"
+        changed = [word for setting in self.settings for word in ("--set", setting)]
+        return f"headrace rl @ {shlex.join([self.name, *changed])} {choice.way.flags}"
 
 
 def plan_language_model(name: str, settings: tuple[str, ...], steps: int | None, *, as_json: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,8 +28,8 @@ def opening(what: Launch) -> str:
     """What is started, and where everything it prints is kept."""
     place = what.place
     logs = "\n".join(f"  {name:<14}{place.log_file(name)}" for name in what.cast.ids)
-    follow = " ".join(str(place.log_file(name)) for name in what.cast.ids)
-    return f"run           {place.path}\nlogs\n{logs}\n  {'all':<14}tail -F {follow}"
+    follow = shlex.join(["tail", "-F", *(str(place.log_file(name)) for name in what.cast.ids)])
+    return f"run           {place.path}\nlogs\n{logs}\n  {'all':<14}{follow}"
 
 
 def make_printer(*, colours: bool | None = None) -> Callable[[Line], None]:
@@ -57,19 +58,19 @@ def ending(summary: Mapping[str, Any], run: Path) -> str:
     if points:
         lines += ["", *curve(points), ""]
     lines.append(f"  {'run':<14}{run}")
-    headrace, tensorboard = typed("headrace"), typed("tensorboard")
+    headrace, own = typed("headrace"), shlex.quote(str(run))
+    curves = f"{typed('tensorboard')} --logdir {shlex.quote(str(run / 'tensorboard'))}"
     if summary.get("error"):
-        lines.append(f"  {'next':<14}{headrace} doctor {run}    {run}/logs holds what every process printed")
+        logs = shlex.quote(str(run / "logs"))
+        lines.append(f"  {'next':<14}{headrace} doctor {own}    {logs} holds what every process printed")
     elif run.parent.name == "alone":  # of one component, see `headrace.llm.launch.alone`
-        lines.append(f"  {'next':<14}{headrace} {run.name} --run-dir {run.parent.parent}")
+        lines.append(f"  {'next':<14}{headrace} {run.name} --run-dir {shlex.quote(str(run.parent.parent))}")
     elif summary.get("outcome") == "interrupted" and not any(run.glob("checkpoints/*/manifest.json")):
         lines.append(f"  {'next':<14}begin again, with the same command: there is no checkpoint to go on from")
     elif summary.get("outcome") == "interrupted":
-        lines.append(
-            f"  {'next':<14}{headrace} rl --resume --run-dir {run}    {tensorboard} --logdir {run}/tensorboard"
-        )
+        lines.append(f"  {'next':<14}{headrace} rl --resume --run-dir {own}    {curves}")
     else:
-        lines.append(f"  {'next':<14}{tensorboard} --logdir {run}/tensorboard")
+        lines.append(f"  {'next':<14}{curves}")
     return "\n".join(lines)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ import click
 
 from headrace.cli.drawing import NOTHING
 from headrace.cli.ending import typed
-from headrace.cli.unheard import going_on
+from headrace.cli.unheard import conclude, going_on, pass_on
 from headrace.commands.config import SuperviseConfig, load
 from headrace.commands.tree import children_now, end_adopted
 from headrace.core.clock import Clock, MonotonicClock
@@ -44,10 +45,7 @@ def supervise(file: Path, run_dir: Path | None, quiet: bool, as_json: bool) -> i
     config = load(file)
     with claim(run_dir, config) as run:
         summary = _run(config, run, Terminal(MonotonicClock(), lines=not quiet, errors=as_json))
-    going_on(click.echo)(json.dumps(summary, ensure_ascii=False) if as_json else ending(summary, run.path))
-    if summary["error"]:
-        click.echo(summary["error"], err=True)
-    return int(summary["exit_code"])
+    return conclude(json.dumps(summary, ensure_ascii=False) if as_json else ending(summary, run.path), summary)
 
 
 def _run(config: SuperviseConfig, run: RunDirectory, terminal: Terminal) -> dict[str, Any]:
@@ -60,7 +58,12 @@ def _run(config: SuperviseConfig, run: RunDirectory, terminal: Terminal) -> dict
     places = launcher.Places(run.board_file, run.events_file, run.logs_dir, run.stacks_dir, run.summary_file)
     try:
         with Interrupts() as interrupts:
-            summary = launcher.supervise(config, places, terminal, lambda: interrupts.count, MonotonicClock())
+
+            def asked() -> int:
+                pass_on()  # what its reader had no room for; asked many times a second
+                return interrupts.count
+
+            summary = launcher.supervise(config, places, terminal, asked, MonotonicClock())
     finally:
         end_adopted(_END_S, others)
     return summary | {"run_dir": str(run.path)}
@@ -140,7 +143,7 @@ def ending(summary: Mapping[str, Any], run: Path) -> str:
         lines.append(f"  {name:<{_NAME_WIDTH}}{told or NOTHING}")
     lines.append(f"  {'run':<{_NAME_WIDTH}}{run}")
     if summary["outcome"] in {"failed", "stalled"}:
-        lines.append(
-            f"  {'next':<{_NAME_WIDTH}}{typed('headrace')} doctor {run}    {run}/logs holds what every process printed"
-        )
+        own, logs = (shlex.quote(str(path)) for path in (run, run / "logs"))
+        doctor = f"{typed('headrace')} doctor {own}"
+        lines.append(f"  {'next':<{_NAME_WIDTH}}{doctor}    {logs} holds what every process printed")
     return "\n".join(lines)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli import early
-from headrace.cli.drawing import make_view
+from headrace.cli.drawing import showing
 from headrace.cli.ending import ending
-from headrace.cli.unheard import going_on
+from headrace.cli.unheard import conclude, going_on
 from headrace.core.errors import ConfigError
 from headrace.runtime.config import load_config
 from headrace.runtime.progress import Progress
@@ -50,28 +50,25 @@ def train(config: str | None, run_dir: Path | None, resume: bool, quiet: bool, *
     checkpoint; CONFIG may be left out then, or be the run directory itself.
     """
     import_from_here()
+    if resume:
+        config, run_dir = _run_to_go_on_with(config, run_dir)
     if (named := _language_model(config, run_dir, resume=resume)) is not None:
-        own = Path(config) if config is not None and not named else run_dir
-        return _train_language_model(named, given | {"run_dir": own, "resume": resume, "quiet": quiet})
+        return _train_language_model(named, given | {"run_dir": run_dir, "resume": resume, "quiet": quiet})
     overrides = overrides_of(given.pop("settings"), given)
     with _resumed(config, run_dir, overrides) if resume else _begun(config, run_dir, overrides) as session:
         if session.note is not None and not quiet:
-            click.echo(session.note)
+            going_on(click.echo)(session.note)
         summary = _run(session, quiet=quiet)
-        going_on(click.echo)(ending(summary, session.place.path))
-    if summary.get("error"):
-        click.echo(str(summary["error"]), err=True)
-    return int(summary.get("exit_code", 0))
+    return conclude(ending(summary, session.place.path), summary)
 
 
 def _language_model(config: str | None, run_dir: Path | None, *, resume: bool) -> tuple[str, ...] | None:
     """The files that describe a language-model run, if that is what is meant; it has components of its own."""
     from headrace.llm.loading import describes_language_model
 
-    if config is not None and not Path(config).is_dir():
+    if config is not None:
         return (config,) if describes_language_model(config) else None
-    own = Path(config) if config is not None else run_dir
-    if own is None or not resume or not describes_language_model(str(own / "config.toml")):
+    if run_dir is None or not resume or not describes_language_model(str(run_dir / "config.toml")):
         return None
     return ()
 
@@ -101,17 +98,22 @@ def _begun(config: str | None, run_dir: Path | None, overrides: dict[str, object
     return Session(RunDirectory.create(run_dir, experiment, name=Path(config).stem), experiment)
 
 
-def _resumed(config: str | None, run_dir: Path | None, overrides: dict[str, object]) -> Session:
+def _run_to_go_on_with(config: str | None, run_dir: Path | None) -> tuple[str | None, Path | None]:
+    """CONFIG and run directory, where CONFIG may have been the directory."""
     named = Path(config) if config is not None else None
-    if named is not None and named.is_dir():  # the run itself
-        if run_dir is not None and run_dir.resolve() != named.resolve():
-            raise ConfigError(
-                "two run directories are named, and only one can be gone on with",
-                first=named,
-                second=run_dir,
-                fix="leave one of them out",
-            )
-        config, run_dir = None, named
+    if named is None or not named.is_dir():
+        return config, run_dir
+    if run_dir is not None and run_dir.resolve() != named.resolve():
+        raise ConfigError(
+            "two run directories are named, and only one can be gone on with",
+            first=named,
+            second=run_dir,
+            fix="leave one of them out",
+        )
+    return None, named
+
+
+def _resumed(config: str | None, run_dir: Path | None, overrides: dict[str, object]) -> Session:
     if run_dir is None:
         raise ConfigError("--resume does not say which run to go on with", fix="add --run-dir RUN")
     with early.importing():
@@ -128,12 +130,12 @@ def _run(session: Session, *, quiet: bool) -> dict[str, Any]:
         with contextlib.ExitStack() as stack:
             show: Callable[[Progress], None] | None = None
             if not quiet:
-                show = going_on(stack.enter_context(make_view()).show)
+                show = stack.enter_context(showing())
             return dict(run_experiment(session.config, place, show, resume=session.resume))
     except BaseException:  # passed on; but what the run has left is told first
         summary = place.read_summary()
         if summary is not None:
-            click.echo(ending(summary, place.path))
+            going_on(click.echo)(ending(summary, place.path))
         if session.resume is None:
             place.discard_if_empty()
         raise

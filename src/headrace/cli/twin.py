@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from headrace.cli import early
-from headrace.cli.drawing import make_view
+from headrace.cli.drawing import showing
 from headrace.cli.train import import_from_here, overrides_of
 from headrace.cli.twinreport import in_words, to_json
 from headrace.cli.unheard import going_on
@@ -116,7 +116,7 @@ def _run(planned: PlannedRun, folder: Path, *, quiet: bool) -> TwinRun:
     with ExitStack() as stack:
         run_dir = stack.enter_context(RunDirectory.create(folder / planned.name, planned.config))
         sampler = stack.enter_context(Sampler(run_dir.board_file))
-        show = None if quiet else going_on(stack.enter_context(make_view()).show)
+        show = None if quiet else stack.enter_context(showing())
         summary = run_experiment(planned.config, run_dir, show)
     return TwinRun(planned.schedule, planned.seed, summary, sampler.use.spent())
 

@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from headrace.cli import ending, rlview
+from headrace.cli import ending, rlview, supervise
 from headrace.cli.doctor import in_words
 from headrace.cli.drawing import number
+from headrace.cli.unheard import hurry, nobody_reads
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.monitor.doctor import diagnose
 from headrace.monitor.reader import places, read_numbers, read_run, read_table
@@ -58,14 +59,20 @@ class Sight:
     def in_words(self) -> str:
         """As people read it."""
         if self.summary is not None:
-            of = rlview if "orchestrator" in self.table else ending
-            return f"{in_words(self.diagnosis)}\n\n{of.ending(self.summary, self.path)}"
+            return f"{in_words(self.diagnosis)}\n\n{_ending_of(self.summary, self.table)(self.summary, self.path)}"
         lines = "\n".join(f"{title:<12}{text}" for title, text in number_lines(self.numbers, self.table))
         return f"run         {self.path}\n{lines}\n\n{in_words(self.diagnosis)}"
 
     def to_json(self) -> dict[str, Any]:
         """As programs read it."""
         return {"run": str(self.path), **self.diagnosis.to_json(), "numbers": dict(self.numbers)}
+
+
+def _ending_of(summary: Mapping[str, Any], table: Mapping[str, Any]) -> Callable[[Mapping[str, Any], Path], str]:
+    """How a run of its kind tells of its end."""
+    if summary.get("kind") == "commands":
+        return supervise.ending
+    return rlview.ending if "orchestrator" in table else ending.ending
 
 
 def watch_run(run: Path, *, once: bool, run_duration: float | None, as_json: bool) -> tuple[bool, bool]:
@@ -89,7 +96,7 @@ def watch_run(run: Path, *, once: bool, run_duration: float | None, as_json: boo
         while True:
             seen = [Sight.at(place) for place in places(run)]
             screen.show("\n\n".join(sight.in_words() for sight in seen))
-            if once or all(sight.over for sight in seen):
+            if once or all(sight.over for sight in seen) or nobody_reads():
                 break
             due = Deadline(screen.every_s)
             while not (due.passed or limit.passed or interrupts.count):
@@ -97,6 +104,8 @@ def watch_run(run: Path, *, once: bool, run_duration: float | None, as_json: boo
             if limit.passed or interrupts.count:
                 break
         interrupted = interrupts.count > 0
+    if interrupted:
+        hurry()
     if as_json:
         click.echo(json.dumps({"components": [sight.to_json() for sight in seen]}, ensure_ascii=False))
     return not all(sight.diagnosis.state.well for sight in seen), interrupted

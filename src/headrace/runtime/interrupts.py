@@ -13,7 +13,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupts:
     """Counts requests to end while the block lasts; the former handlers come back after it.
 
-    Outside the main thread, where no handler can be set, the count stays 0.
+    A signal that this process ignores, as in the background of a shell script or under nohup, stays ignored. Outside the
+    main thread, where no handler can be set, the count stays 0.
     """
 
     def __init__(self) -> None:
@@ -22,7 +23,9 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._former = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+            for number in _SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._former[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(
@@ -33,3 +36,8 @@ class Interrupts:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
+
+
+def held() -> bool:
+    """Whether `Interrupts` count at present, so that Ctrl-C and SIGTERM end no wait by themselves."""
+    return any(isinstance(getattr(signal.getsignal(number), "__self__", None), Interrupts) for number in _SIGNALS)

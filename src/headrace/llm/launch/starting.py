@@ -73,7 +73,7 @@ def resume(path: Path, config: RLConfig | None) -> Launch:
     try:
         before = place.read_rl_config()
         config = config or before
-        _refuse_changes(before, config)
+        refuse_changes(before, config)
         run_id = run_id_of(place)
         checkpoint, damaged = newest_checkpoint(place, run_id)
         step = checkpoint.version
@@ -157,7 +157,16 @@ def _passed_over(damaged: Sequence[str], unusable: Mapping[int, str], step: int)
         yield f"version {version} of the weights is damaged, {problem}: it is put into earlier/"
 
 
-def _refuse_changes(before: RLConfig, config: RLConfig) -> None:
+def refuse_changes(before: RLConfig, config: RLConfig) -> None:
+    """A run goes on as it began.
+
+    Args:
+        before: The run's own configuration.
+        config: What is given this time.
+
+    Raises:
+        ConfigError: They differ in what changes what is learned.
+    """
     changed = differences(config, before, MAY_CHANGE)
     if changed:
         raise ConfigError(
