@@ -9,7 +9,7 @@ import pytest
 from board_support import component, look
 from headrace.core.clock import FakeClock
 from headrace.core.errors import BatchRefused, ComponentStalled, NothingToTrain, RunDirectoryError, StaleWeights
-from headrace.llm.launch.children import Shared, components, free_port, limits, standstill_s
+from headrace.llm.launch.children import Shared, Targets, child_specs, components, free_port, limits, standstill_s
 from headrace.llm.launch.chronicle import Chronicle
 from headrace.llm.launch.deciding import full_cast, single_cast
 from headrace.llm.launch.following import LogFollower
@@ -26,6 +26,7 @@ from headrace.llm.launch.rooting import find_root, waits_in_vain
 from headrace.llm.launch.summary import Tally, audited, outcome_of
 from headrace.llm.launch.wording import evaluation_line, step_line
 from headrace.llm.loading import load_rl_config
+from headrace.llm.payloads import Basics
 from headrace.monitor.reader import read_numbers
 from headrace.supervision.child import LAUNCHER_MARK, tail
 from headrace.telemetry.board import Activity, State
@@ -306,6 +307,21 @@ def test_a_wait_outlives_the_limit_that_ends_it_by_itself():
     assert found[Activity.WAIT_BATCH] > deadlines.batch_s
     assert found[Activity.WAIT_POLICY] > deadlines.policy_s
     assert standstill_s(deadlines) > found[Activity.WAIT_BATCH]
+
+
+def test_what_workers_may_finish_when_they_are_told_to_stop_has_a_limit_of_its_own(tmp_path):
+    config = load_rl_config([])
+    basics = Basics(config=config, run=tmp_path, run_id="r")
+    with Shared(config, serves=True) as shared:
+        inline = full_cast(warm_start=True, inference=True, inline=True)
+        specs = [
+            *child_specs(basics, full_cast(warm_start=True, inference=True, inline=False), shared, Targets(), None),
+            *child_specs(basics, inline, shared, Targets(), None),
+        ]
+    assert {spec.id for spec in specs if Activity.CHECKPOINT in spec.finishes} == {"orchestrator", "trainer", "twin"}
+    assert {spec.id for spec in specs if not spec.finishes} == {"warm-start", "inference"}
+    assert all(set(spec.deadlines) >= spec.finishes for spec in specs)
+    assert not any(activity.label.startswith("wait") for spec in specs for activity in spec.finishes)
 
 
 def test_of_several_who_make_a_file_the_first_one_counts(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.supervision.child import SupervisedChild
+from headrace.supervision.child import SupervisedChild, finishing
 from headrace.supervision.policy import WATCHED, Phase, overdue
 from headrace.supervision.spec import Overdue
 from headrace.telemetry.board import Board
@@ -62,7 +62,7 @@ class Watchdog:
 
     def _too_long_in_one_activity(self, now_s: float) -> list[Overdue]:
         """Those that were too long in the very same activity at the last look already."""
-        watched = [child_id for child_id, child in self._children.items() if child.life.phase in WATCHED]
+        watched = [name for name, child in self._children.items() if child.life.phase in WATCHED or finishing(child)]
         found = overdue(map(self._board.read, watched), self._deadlines, int(now_s * 1e9))
         confirmed = [late for late, since_ns in found if self._suspects.get(late.id) == since_ns]
         self._suspects = {late.id: since_ns for late, since_ns in found}

@@ -36,6 +36,14 @@ from headrace.telemetry.looks import ELSEWHERE, Plan
 _BACKLOG = 1024
 _EVERYWHERE = frozenset({"0.0.0.0", "::", ""})
 NEWEST = -1
+_WORK = frozenset(
+    {
+        Activity.ENV_RESET, Activity.ENV_STEP, Activity.GENERATE, Activity.SCORE, Activity.LOAD_WEIGHTS, Activity.SAMPLE,
+        Activity.UPDATE, Activity.PUBLISH, Activity.CHECKPOINT,
+    }
+)  # fmt: skip
+"""What a component that is told to stop may finish first: a step that is thrown away, or a checkpoint that is not written, is
+work lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +225,7 @@ def _spec(name: str, basics: Basics, shared: Shared, targets: Targets, resume: P
         fds=lambda: shared.fds(name),
         deadlines={Activity.START: start_s} | _limits(config),
         stop_timeout_s=config.deadlines.stop_s,
+        finishes=_WORK if name in {ORCHESTRATOR, TRAINER, TWIN} else frozenset(),
         budget=_budget(config) if name == INFERENCE else RestartBudget(max_restarts=0),
     )
 

@@ -292,14 +292,17 @@ class Launcher:
 
     def _on_exit(self, event: Exited) -> None:
         self._chronicle.follow()  # its last words, before what follows from them
-        if not event.expected:
+        # Of a worker that was told to stop, only its own word tells that all it had was saved.
+        unsaid = event.id in self._what.cast.workers and event.was_ready and not (event.done or event.dismissed)
+        expected = event.expected and not unsaid
+        if not expected:
             kind = "stalled" if event.stalled is not None else "died"
             self._chronicle.tally.count_fault(kind)
             error = str(event.error) if event.error is not None else None
             self._say("fault", event.id, f"{event.id} {event.how}", pid=event.pid, tell=True, error=error, what=kind)
         self._exited[event.id] = event
-        decision = Nothing(event.id) if event.expected else self._supervisor.decide(event)
-        steps = self._course.ended(event.id, decision, expected=event.expected)
+        decision = Nothing(event.id) if expected else self._supervisor.decide(event)
+        steps = self._course.ended(event.id, decision, expected=expected)
         if event.id == TRAINER and len(self._training_s) == 1:
             self._training_s.append(self._clock.now())
         self._follow(steps)
