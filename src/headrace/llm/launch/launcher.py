@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -45,14 +44,13 @@ from headrace.supervision.spec import (
 from headrace.supervision.supervisor import Supervisor
 from headrace.telemetry.board import Board, State
 from headrace.telemetry.events import EventLog
-from headrace.telemetry.looks import Look
+from headrace.telemetry.looks import ALIVE, Look
 from headrace.telemetry.metrics import MetricsSink
 
 _POLL_S = 0.25
 _GRACE_S = 5.0
 """Seconds a component has to leave once another one's end has ended the run; the trainer, which saves, has longer."""
 _IN_VAIN_S = 2.0
-_LOOKS_KEPT = 12
 _PRELOAD = (
     "torch",
     "transformers.models.auto.modeling_auto",
@@ -205,7 +203,8 @@ class Launcher:
         """Begin and end."""
         self._due_s: dict[str, float] = {}
         """When somebody who was told to leave for another one's fault is killed."""
-        self._looks: deque[Look] = deque(maxlen=_LOOKS_KEPT)
+        self._waits: dict[str, Look] = {}
+        """The newest look in which each waited for somebody: whoever gives up may yet save what it has before it leaves."""
         self._plan = plan_of(what.config)
         self._standstill = StandstillWatch(standstill_s(what.config.deadlines), self._plan, board.read_all)
         self._freezes = Freezes(what.config.deadlines.generate_s)
@@ -335,7 +334,8 @@ class Launcher:
     def _blame(self, child_id: str, reason: str) -> None:
         """Say whose end ends the run: the component's own, or, if it gave up waiting, that of whom it waited for."""
         event = self._exited[child_id]
-        root = find_root(list(self._looks), child_id, self._plan) if _gave_up_waiting(event) else None
+        waited = [self._waits[child_id]] if child_id in self._waits and _gave_up_waiting(event) else []
+        root = find_root(waited, child_id, self._plan)
         error = error_of(event, reason, root, self._what.place)
         self.fail(error, culprit_of(event, root))
 
@@ -343,7 +343,8 @@ class Launcher:
 
     def _watch(self, interrupts: Interrupts) -> None:
         self._premises.require_there()
-        self._look()
+        now = self._look = Look(time.monotonic_ns(), self._board.read_all())
+        self._waits |= {view.id: now for view in now.views if view.state in ALIVE and view.waits_on is not None}
         self._watch_interrupts(interrupts)
         self._watch_duration()
         self._kill_the_late()
@@ -355,9 +356,6 @@ class Launcher:
         still = self._standstill.look() if self._training_s else None
         if still is not None:
             self._give_up("supervisor", still)
-
-    def _look(self) -> None:
-        self._looks.append(Look(time.monotonic_ns(), self._board.read_all()))
 
     def _watch_interrupts(self, interrupts: Interrupts) -> None:
         if interrupts.count > self._interrupts_seen:
@@ -389,13 +387,13 @@ class Launcher:
 
     def _watch_waits(self) -> None:
         ended = frozenset(self._exited) - self._course.alive
-        found = waits_in_vain(self._looks[-1], ended, _IN_VAIN_S) if ended else None
+        found = waits_in_vain(self._look, ended, _IN_VAIN_S) if ended else None
         if found is not None:
             waiter, gone = found
             self._give_up(gone, gone_for_good(waiter, self._exited[gone], self._what.place))
 
     def _watch_frozen(self) -> None:
-        for child_id in self._freezes.look(self._looks[-1].views, self._clock.now()):
+        for child_id in self._freezes.look(self._look.views, self._clock.now()):
             late = Overdue(child_id, "being stopped by a signal", self._freezes.limit_s, self._freezes.limit_s)
             self._supervisor.condemn(late)
 
