@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+from contextlib import contextmanager
 
 import pytest
 
@@ -23,7 +25,7 @@ from headrace.llm.launch.place import (
     write_once,
 )
 from headrace.llm.launch.rooting import find_root, waits_in_vain
-from headrace.llm.launch.summary import Tally, audited, outcome_of
+from headrace.llm.launch.summary import Tally, audited, outcome_of, summarize
 from headrace.llm.launch.wording import evaluation_line, step_line
 from headrace.llm.loading import load_rl_config
 from headrace.llm.payloads import Basics
@@ -222,6 +224,58 @@ def test_the_books_of_a_live_run_are_among_its_numbers(tmp_path):
     assert {name: found[f"books/{name}"] for name in ("requested", "failed", "filtered", "pending")} == {
         "requested": 20.0, "failed": 3.0, "filtered": 4.0, "pending": 2.0
     }  # fmt: skip
+
+
+@contextmanager
+def chronicle(folder, tally):
+    """One that writes into a folder."""
+    clock = FakeClock()
+    with (
+        EventLog(folder / "events.jsonl", clock, clock.now()) as events,
+        MetricsSink(folder / "metrics.jsonl", folder / "tensorboard") as metrics,
+    ):
+        yield Chronicle(events, metrics, tally, LogFollower({}), clock, 100, None)
+
+
+def test_the_books_of_a_run_that_was_gone_on_with_are_under_its_step(tmp_path):
+    with chronicle(tmp_path, Tally.going_on(40)) as told:
+        told.report("orchestrator", "rollout_books", BOOKS)
+        told.report("orchestrator", "batch", {"step": 40, "metrics": {}})
+        told.report("orchestrator", "rollout_books", BOOKS)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "books/requested" in line] == [40, 41]
+
+
+def test_the_rate_of_a_session_is_that_of_its_own_steps():
+    tally = Tally.going_on(40)
+    tally.note_step(50, {})
+    config, facts = load_rl_config([]), {"run_id": "r", "wall_s": 5.0, "training_s": 5.0, "lost_lines": {}}
+    summary = summarize(config, tally, None, facts, interrupted=False)
+    assert (summary["steps"], summary["throughput"]) == (50, {"steps_per_s": 2.0})
+
+
+def test_a_version_that_is_evaluated_again_after_a_resume_is_listed_once(tmp_path):
+    with chronicle(tmp_path, Tally()) as told:
+        for version, rate in ((0, 0.25), (2, 0.5), (2, 0.75)):
+            told.report("orchestrator", "evaluation", {"version": version, "step": version, "win_rate": rate})
+        assert [(one["version"], one["win_rate"]) for one in told.tally.evaluations] == [(0, 0.25), (2, 0.75)]
+
+
+def test_what_was_shipped_and_not_trained_on_is_not_called_trained(tmp_path):
+    books = BOOKS | {"trained": 8, "filtered": {}, "pending": 6}
+    with chronicle(tmp_path, Tally()) as told:
+        for step in (0, 1):
+            told.report("orchestrator", "batch", {"step": step, "metrics": {"batch/samples": 4}})
+        told.report("trainer", "step", {"step": 1, "metrics": {}})
+        told.report("orchestrator", "rollout_books", books)
+        told.tally.settle()
+        ended = told.tally.books
+        told.report("trainer", "step", {"step": 3, "metrics": {}})
+        told.report("orchestrator", "batch", {"step": 2, "metrics": {"batch/samples": 4}})  # told late
+        told.tally.settle()
+    assert (ended["trained"], ended["shipped"]) == (4, 4)
+    assert audited(ended)["balanced"]
+    assert told.tally.books == ended
 
 
 def test_the_outcome_follows_from_the_error():

@@ -24,7 +24,7 @@ from headrace.llm.launch.place import Endpoints, LanguageRun, write_endpoints
 from headrace.llm.launch.rooting import find_root, waits_in_vain
 from headrace.llm.launch.summary import Tally, audited, summarize, unbalanced
 from headrace.llm.launch.wording import stage_line
-from headrace.llm.payloads import INFERENCE, TRAINER, Basics
+from headrace.llm.payloads import INFERENCE, TRAINER, TWIN, Basics
 from headrace.runtime.interrupts import Interrupts
 from headrace.runtime.premises import Premises
 from headrace.runtime.standstill import StandstillWatch
@@ -243,6 +243,8 @@ class Launcher:
 
     def summary(self) -> dict[str, Any]:
         """The summary, after everybody has left."""
+        if {TRAINER, TWIN} & set(self._what.cast.ids):  # or nobody here knows what was trained on
+            self._chronicle.tally.settle()
         books = audited(self._chronicle.tally.books)
         if books is not None and not books["balanced"] and self._error is None:
             self.fail(unbalanced(books), "orchestrator")
