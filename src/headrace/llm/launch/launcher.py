@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from headrace.core.clock import Clock, MonotonicClock
-from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError
+from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError, RunDirectoryError
 from headrace.ipc.forkserver import ForkServer
 from headrace.llm.config import RLConfig
 from headrace.llm.launch.aside import Aside
@@ -20,7 +21,7 @@ from headrace.llm.launch.chronicle import Chronicle, OnLine
 from headrace.llm.launch.deciding import AskToStop, Begin, BeginAgain, Cast, Course, Fail, Phase, Step
 from headrace.llm.launch.following import LogFollower
 from headrace.llm.launch.freezes import Freezes
-from headrace.llm.launch.place import Endpoints, LanguageRun, write_endpoints
+from headrace.llm.launch.place import Endpoints, LanguageRun, read_endpoints, write_endpoints
 from headrace.llm.launch.rooting import find_root, waits_in_vain
 from headrace.llm.launch.summary import Tally, audited, summarize, unbalanced
 from headrace.llm.launch.wording import stage_line
@@ -90,6 +91,11 @@ class Launch:
     """What was put aside so that it can go on."""
 
     @property
+    def endpoints_file(self) -> Path:
+        """Where its components find each other."""
+        return self.run / "endpoints.json"
+
+    @property
     def basics(self) -> Basics:
         """What all components are told."""
         own = self.place.path.absolute()
@@ -121,11 +127,14 @@ def _launch(what: Launch, on_line: OnLine | None) -> dict[str, Any]:
     clock = MonotonicClock()
     place, config = what.place, what.config
     with ExitStack() as stack:
-        shared = stack.enter_context(Shared(config, serves=INFERENCE in what.cast.ids))
+        serves = INFERENCE in what.cast.ids
+        if serves:  # nobody is to be sent to where an earlier one was
+            write_endpoints(what.endpoints_file, Endpoints(what.run_id))
+        shared = stack.enter_context(Shared(config, serves=serves, alone=place.path != what.run))
         if what.endpoint is not None:
             shared.endpoint = what.endpoint
-        if shared.endpoint is not None and INFERENCE in what.cast.ids:
-            write_endpoints(what.run / "endpoints.json", Endpoints(what.run_id, shared.endpoint))
+        if serves:
+            stack.enter_context(_told_where(what, shared.endpoint))
         board = stack.enter_context(Board.create(place.board_file, components(what.cast), what.run_id))
         board.slot("supervisor").set_state(State.RUNNING)
         events = stack.enter_context(EventLog(place.events_file, clock, clock.now() - what.began_s))
@@ -133,7 +142,7 @@ def _launch(what: Launch, on_line: OnLine | None) -> dict[str, Any]:
         metrics = stack.enter_context(MetricsSink(place.metrics_file, place.tensorboard_dir, resumed_at=resumed_at))
         follower = LogFollower({name: place.log_file(name) for name in what.cast.ids})
         chronicle = Chronicle(events, metrics, what.tally, follower, clock, config.run.steps, on_line)
-        if shared.endpoint is not None and INFERENCE in what.cast.ids:
+        if serves:
             chronicle.show(INFERENCE, f"answers at {shared.endpoint}/v1 when it is ready", "event")
         for text in what.notes:
             chronicle.report("supervisor", "alarm", {"kind": "damaged", "text": text})
@@ -158,6 +167,19 @@ def _launch(what: Launch, on_line: OnLine | None) -> dict[str, Any]:
         board.slot("supervisor").set_state(State.FAILED if summary["error"] else State.ENDED)
         place.write_summary(summary)
         return summary
+
+
+@contextmanager
+def _told_where(what: Launch, endpoint: str | None) -> Iterator[None]:
+    """``endpoints.json`` says where the server is, while it is there."""
+    told = Endpoints(what.run_id, endpoint, socket.gethostname())
+    write_endpoints(what.endpoints_file, told)
+    try:
+        yield
+    finally:
+        with suppress(RunDirectoryError):  # the folder may be another one's by now, or gone
+            if read_endpoints(what.endpoints_file) == told:
+                write_endpoints(what.endpoints_file, Endpoints(what.run_id))
 
 
 def _supervisor(what: Launch, server: ForkServer, board: Board, specs: Sequence[ChildSpec], clock: Clock) -> Supervisor:
