@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import cloudpickle
 import torch
@@ -22,6 +23,7 @@ from headrace.core.errors import ComponentError, ComponentStalled, HeadraceError
 from headrace.core.files import write_whole
 from headrace.envs.text.asking import problems_of
 from headrace.envs.text.building import build_text_environment
+from headrace.envs.text.protocol import TextEnvironment
 from headrace.ipc.child import wrapped
 from headrace.llm import weights
 from headrace.llm.config import RLConfig
@@ -74,12 +76,7 @@ def evaluate_run(
     config = _for_here(place.read_rl_config())
     require_weights(place, version)
     torch.set_num_threads(config.inference.threads)
-    section = config.env
-    environment = (
-        build_text_environment(section.name, section.factory, section.kwargs, component="evaluation")
-        if guard is None
-        else built(config, "evaluation", guard)
-    )
+    environment = _environment(config, guard)
     todo = chosen(config, specs(problems_of(environment, "eval"), config.evaluation), episodes)
     engine = _engine(config, place, version, on_note)
     gatherer = Gatherer(LocalGenerator(engine), rounds=True, at_once=config.inference.slots)
@@ -101,6 +98,13 @@ def evaluate_run(
             fix="mend what it says; a rollout that failed is in no mean",
         )
     return found
+
+
+def _environment(config: RLConfig, guard: Guard | None) -> TextEnvironment:
+    if guard is not None:
+        return cast("TextEnvironment", built(config, "evaluation", guard))
+    section = config.env
+    return build_text_environment(section.name, section.factory, section.kwargs, component="evaluation")
 
 
 def chosen(config: RLConfig, todo: Sequence[RolloutSpec], episodes: int | None) -> list[RolloutSpec]:
