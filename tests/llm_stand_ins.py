@@ -1,7 +1,7 @@
 """Components of language-model runs that compute nothing, and misbehave when told to: for tests of the launcher.
 
 They keep the contract of the real ones: board, control channel, pipes, socket, files. ``env.kwargs`` says what goes wrong:
-``who`` does ``fault`` when it comes to step ``at``; ``once``: a file that is made then, and keeps it from happening again.
+``who`` does ``fault`` when it comes to step ``at``, the trainer also `SAVING`; ``once``: a file that is made then, and keeps it from happening again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from headrace.core.errors import ComponentStalled, ConfigError, StaleWeights
+from headrace.core.errors import ComponentStalled, ConfigError, RunDirectoryError, StaleWeights
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.child import ChildContext
 from headrace.llm.config import RLConfig
@@ -34,6 +34,7 @@ TARGETS = Targets(
 )
 BOOKS = {"failed": {}, "stale": 0, "cancelled": 0, "in_flight": 0, "filtered": {}, "pending": 0}
 LOOK_S = 0.5
+SAVING = -2
 
 
 class Stopped(Exception):
@@ -108,6 +109,9 @@ class Part:
     def _refuse(self) -> None:
         raise ConfigError("the tokenizer has no stop token", fix="give it one")
 
+    def _find_no_room(self) -> None:
+        raise RunDirectoryError("the checkpoint cannot be written", error="[Errno 28] No space left", fix="make room")
+
     def _doubt(self) -> None:
         raise StaleWeights("inference says that it serves version 1 and does not", fix="load every tensor")
 
@@ -130,8 +134,12 @@ class Part:
 
 @contextmanager
 def part(context: ChildContext) -> Iterator[Part]:
-    with Board.attach(context.payload.basics.board) as board, contextlib.suppress(Stopped):
-        yield Part(context, board)
+    with Board.attach(context.payload.basics.board) as board:
+        own = Part(context, board)
+        try:
+            yield own
+        except Stopped:
+            own.done()
 
 
 def warm_start(context: ChildContext) -> None:
@@ -271,6 +279,7 @@ def trainer(context: ChildContext) -> None:
             own.done(version=own.config.run.steps, weights_sha256="ab" * 32)
         finally:
             own.slot.enter(Activity.CHECKPOINT)
+            own.misbehave(SAVING)
             keep(own.basics.checkpoints / str(step), own.basics.run_id)
 
 

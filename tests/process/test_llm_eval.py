@@ -19,6 +19,7 @@ from headrace.llm.messages import PublishedWeights
 from headrace.llm.orchestration.evaluation import specs
 from headrace.llm.payloads import TwinPayload
 from headrace.llm.twin import twin
+from headrace.runtime.config import dump_toml
 from language_support import RUN_ID, child, prepare, tiny_config
 
 pytestmark = pytest.mark.process
@@ -92,6 +93,39 @@ def test_a_newest_version_that_is_damaged_is_passed_over_aloud(
     assert told.err.startswith("version 2 is damaged and passed over: SafetensorError: ")
     assert headrace("eval", str(path), "--version", "2") == 1
     assert "[DAT-002] published weights are damaged" in capsys.readouterr().err
+
+
+HANGS = """
+import os
+from headrace.envs.text.wordle import WordleEnvironment
+
+class Hangs(WordleEnvironment):
+    def step(self, problem, transcript):
+        reader, writer = os.pipe()  # nobody writes
+        return os.read(reader, 1)
+"""
+
+
+def test_an_environment_that_does_not_come_back_ends_it_by_name(
+    played: tuple[Path, dict[int, dict[str, float]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(played[0], path)
+    (tmp_path / "hanging_game.py").write_text(HANGS)
+    monkeypatch.chdir(tmp_path)
+    file = path / "config.toml"
+    config = LanguageRun.open(path).read_rl_config()
+    env = config.env.model_copy(update={"name": None, "factory": "hanging_game:Hangs"})
+    deadlines = config.deadlines.model_copy(update={"env_s": 2.0})
+    file.write_text(dump_toml(config.model_copy(update={"env": env, "deadlines": deadlines})))
+    assert headrace("eval", str(path)) == 3
+    told = capsys.readouterr().err
+    assert told.startswith("[SUP-002] the evaluation was ended: step of hanging_game:Hangs for problem ")
+    assert "did not come back within 2 s; stuck in: hanging_game.py:8 in step" in told
+    assert "\n  fix: " in told
 
 
 def test_it_tells_rate_and_interval(

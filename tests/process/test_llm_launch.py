@@ -21,7 +21,7 @@ from headrace.llm.launch.starting import begin
 from headrace.llm.loading import load_rl_config
 from headrace.supervision.supervisor import Supervisor
 from llm_launch_support import Launches, launches, llm_server
-from llm_stand_ins import TARGETS
+from llm_stand_ins import SAVING, TARGETS
 from run_support import events
 
 __all__ = ["launches", "llm_server"]
@@ -179,6 +179,26 @@ def test_an_interrupt_ends_in_order_and_the_trainer_saves(launches):
     assert (summary["outcome"], summary["exit_code"], summary["error"]) == ("interrupted", 130, None)
     assert summary["books"]["balanced"]
     assert list((launches.path / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "says"),
+    [
+        ("find_no_room", 2, "[CFG-002] the checkpoint cannot be written\n"),
+        ("leave", 1, "[SUP-001] trainer was told to stop, and ended before it was done: exit code 0\n"),
+        ("kill", 1, "[SUP-001] trainer was told to stop, and ended before it was done: killed by SIGKILL"),
+    ],
+)
+def test_a_trainer_that_cannot_save_when_it_is_told_to_stop_fails_the_run(launches, fault, code, says):
+    def interrupt(line):
+        if line.text.startswith("Step 2/") and line.component == "trainer":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    summary = launches.run(steps=100_000, on_line=interrupt, who="trainer", fault=fault, at=SAVING)
+    assert summary["error"].startswith(says)
+    assert (summary["outcome"], summary["culprit"], summary["exit_code"]) == ("failed", "trainer", code)
+    assert not list((launches.path / "checkpoints").iterdir())
+    assert [event["component"] for event in events(launches.path, "fault")] == ["trainer"]
 
 
 def test_an_interrupt_need_not_wait_for_imports(tmp_path, monkeypatch):

@@ -617,6 +617,21 @@ def test_a_stop_that_waits_for_another_learner_has_its_limit(scene):
     )
 
 
+def test_a_stop_waits_for_what_the_learner_finishes_within_its_own_limit(scene):
+    scene.experiment._ending.request("run_duration_s is over", scene.supervisor)
+    learner = scene.board.slot("learner")
+    for activity in (Activity.UPDATE, Activity.CHECKPOINT):
+        learner.enter(activity)
+        scene.clock.advance(20.1)
+        scene.look()
+    assert not scene.experiment._course.over
+    learner.enter(Activity.IDLE)
+    scene.clock.advance(20.1)
+    scene.look()
+    assert scene.experiment._course.over
+    assert scene.summary["error"].startswith("[SUP-002] the run did not stop within 20 s")
+
+
 def test_a_run_that_was_to_fail_does_not_go_on_because_its_learner_died_too(scene):
     scene.supervisor.instruction = GiveUp("collector-1", "trying again would fail again")
     error = NonFiniteValue("reward is nan", fix="mend it")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+from contextlib import contextmanager
 
 import pytest
 
 from board_support import component, look
 from headrace.core.clock import FakeClock
 from headrace.core.errors import BatchRefused, ComponentStalled, NothingToTrain, RunDirectoryError, StaleWeights
-from headrace.llm.launch.children import Shared, components, free_port, limits, standstill_s
+from headrace.llm.launch.children import Shared, Targets, child_specs, components, free_port, limits, standstill_s
 from headrace.llm.launch.chronicle import Chronicle
 from headrace.llm.launch.deciding import full_cast, single_cast
 from headrace.llm.launch.following import LogFollower
@@ -23,9 +25,10 @@ from headrace.llm.launch.place import (
     write_once,
 )
 from headrace.llm.launch.rooting import find_root, waits_in_vain
-from headrace.llm.launch.summary import Tally, audited, outcome_of
+from headrace.llm.launch.summary import Tally, audited, outcome_of, summarize
 from headrace.llm.launch.wording import evaluation_line, step_line
 from headrace.llm.loading import load_rl_config
+from headrace.llm.payloads import Basics
 from headrace.monitor.reader import read_numbers
 from headrace.supervision.child import LAUNCHER_MARK, tail
 from headrace.telemetry.board import Activity, State
@@ -223,6 +226,58 @@ def test_the_books_of_a_live_run_are_among_its_numbers(tmp_path):
     }  # fmt: skip
 
 
+@contextmanager
+def chronicle(folder, tally):
+    """One that writes into a folder."""
+    clock = FakeClock()
+    with (
+        EventLog(folder / "events.jsonl", clock, clock.now()) as events,
+        MetricsSink(folder / "metrics.jsonl", folder / "tensorboard") as metrics,
+    ):
+        yield Chronicle(events, metrics, tally, LogFollower({}), clock, 100, None)
+
+
+def test_the_books_of_a_run_that_was_gone_on_with_are_under_its_step(tmp_path):
+    with chronicle(tmp_path, Tally.going_on(40)) as told:
+        told.report("orchestrator", "rollout_books", BOOKS)
+        told.report("orchestrator", "batch", {"step": 40, "metrics": {}})
+        told.report("orchestrator", "rollout_books", BOOKS)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "books/requested" in line] == [40, 41]
+
+
+def test_the_rate_of_a_session_is_that_of_its_own_steps():
+    tally = Tally.going_on(40)
+    tally.note_step(50, {})
+    config, facts = load_rl_config([]), {"run_id": "r", "wall_s": 5.0, "training_s": 5.0, "lost_lines": {}}
+    summary = summarize(config, tally, None, facts, interrupted=False)
+    assert (summary["steps"], summary["throughput"]) == (50, {"steps_per_s": 2.0})
+
+
+def test_a_version_that_is_evaluated_again_after_a_resume_is_listed_once(tmp_path):
+    with chronicle(tmp_path, Tally()) as told:
+        for version, rate in ((0, 0.25), (2, 0.5), (2, 0.75)):
+            told.report("orchestrator", "evaluation", {"version": version, "step": version, "win_rate": rate})
+        assert [(one["version"], one["win_rate"]) for one in told.tally.evaluations] == [(0, 0.25), (2, 0.75)]
+
+
+def test_what_was_shipped_and_not_trained_on_is_not_called_trained(tmp_path):
+    books = BOOKS | {"trained": 8, "filtered": {}, "pending": 6}
+    with chronicle(tmp_path, Tally()) as told:
+        for step in (0, 1):
+            told.report("orchestrator", "batch", {"step": step, "metrics": {"batch/samples": 4}})
+        told.report("trainer", "step", {"step": 1, "metrics": {}})
+        told.report("orchestrator", "rollout_books", books)
+        told.tally.settle()
+        ended = told.tally.books
+        told.report("trainer", "step", {"step": 3, "metrics": {}})
+        told.report("orchestrator", "batch", {"step": 2, "metrics": {"batch/samples": 4}})  # told late
+        told.tally.settle()
+    assert (ended["trained"], ended["shipped"]) == (4, 4)
+    assert audited(ended)["balanced"]
+    assert told.tally.books == ended
+
+
 def test_the_outcome_follows_from_the_error():
     assert outcome_of(None, interrupted=False) == ("completed", 0)
     assert outcome_of(None, interrupted=True) == ("interrupted", 130)
@@ -306,6 +361,21 @@ def test_a_wait_outlives_the_limit_that_ends_it_by_itself():
     assert found[Activity.WAIT_BATCH] > deadlines.batch_s
     assert found[Activity.WAIT_POLICY] > deadlines.policy_s
     assert standstill_s(deadlines) > found[Activity.WAIT_BATCH]
+
+
+def test_what_workers_may_finish_when_they_are_told_to_stop_has_a_limit_of_its_own(tmp_path):
+    config = load_rl_config([])
+    basics = Basics(config=config, run=tmp_path, run_id="r")
+    with Shared(config, serves=True) as shared:
+        inline = full_cast(warm_start=True, inference=True, inline=True)
+        specs = [
+            *child_specs(basics, full_cast(warm_start=True, inference=True, inline=False), shared, Targets(), None),
+            *child_specs(basics, inline, shared, Targets(), None),
+        ]
+    assert {spec.id for spec in specs if Activity.CHECKPOINT in spec.finishes} == {"orchestrator", "trainer", "twin"}
+    assert {spec.id for spec in specs if not spec.finishes} == {"warm-start", "inference"}
+    assert all(set(spec.deadlines) >= spec.finishes for spec in specs)
+    assert not any(activity.label.startswith("wait") for spec in specs for activity in spec.finishes)
 
 
 def test_of_several_who_make_a_file_the_first_one_counts(tmp_path):

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.core.errors import ComponentStalled, ConfigError, NothingToTrain, StaleWeights
+from headrace.core.errors import ComponentStalled, ConfigError, NothingToTrain, RunDirectoryError, StaleWeights
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply
-from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
+from headrace.llm.messages import Batch, Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
 from headrace.llm.orchestration.attempts import Attempts
 from headrace.llm.orchestration.filters import Losses
+from headrace.llm.orchestration.problems import ShuffledPasses
 from orchestration_support import Bench, MadeUp, SumGame, pause, rl_config, run_in_fake_time, same_samples
 
 
@@ -299,6 +300,58 @@ def test_groups_that_take_a_place_join_the_next_round() -> None:
     bench = Bench(rl_config(steps=1), environment=FirstIsShort(held_out=0)).run()
     groups = [sorted({name.partition(".")[0] for name in call}) for call in bench.generator.calls]
     assert groups[:2] == [["g0", "g1", "g2"], ["g1", "g2", "g3"]]
+
+
+class Stumbles(ShuffledPasses):
+    """Raises when it is asked for its fourth problem, once."""
+
+    def __init__(self, ids: list[str]) -> None:
+        super().__init__(ids, 5)
+        self._given = 0
+
+    def next(self, rng: np.random.Generator) -> str:
+        self._given += 1
+        if self._given == 4:
+            raise IndexError("no problem of this difficulty")
+        return super().next(rng)
+
+
+def test_what_a_curriculum_raises_while_others_play_ends_the_run() -> None:
+    """It is asked as the group ends that another one is to take the place of."""
+    section = {"curriculum": f"{__name__}:Stumbles"}
+    bench = Bench(rl_config(steps=1, orchestrator=section), environment=FirstIsShort(held_out=0))
+    with pytest.raises(IndexError, match="no problem of this difficulty"):
+        bench.run()
+    assert balanced(bench.books)
+
+
+def test_rollouts_of_a_batch_that_could_not_be_shipped_are_not_called_trained() -> None:
+    bench = Bench(rl_config(steps=3, lag=1))
+    ship = bench.ship
+
+    async def full(batch: Batch) -> None:
+        if batch.step == 1:
+            raise RunDirectoryError("batch 1 cannot be written", fix="make room")
+        await ship(batch)
+
+    bench.ship = full  # type: ignore[method-assign]
+    with pytest.raises(RunDirectoryError, match="batch 1 cannot be written"):
+        bench.run()
+    assert balanced(bench.books)
+    assert bench.books["trained"] == len(bench.batches[0].samples) == bench.batches[0].carry["books"]["trained"]
+
+
+def test_a_fact_that_not_every_rollout_has_is_averaged_over_those_that_have_it() -> None:
+    class Sometimes(SumGame):
+        def reward(self, problem: Problem, transcript: Sequence[Message]) -> Judgement:
+            facts = {"moves": 4.0} if problem.id == self.dataset("train")[0].id else {}
+            return Judgement({"even": float(len(transcript) % 2)}, solved=False, facts=facts)
+
+    section = {"filter": {"zero_advantage": False}}
+    bench = Bench(rl_config(steps=4, orchestrator=section), environment=Sometimes()).run()
+    told = [batch.facts["train/moves/mean"] for batch in bench.batches if "train/moves/mean" in batch.facts]
+    assert told
+    assert set(told) == {4.0}
 
 
 def test_easy_and_hard_groups_are_filtered_under_their_names() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,7 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from headrace.core.errors import BatchRefused, ChannelClosed, ComponentStalled, ConfigError, RunDirectoryError
+from headrace.core.errors import (
+    BatchRefused,
+    ChannelClosed,
+    ComponentStalled,
+    ConfigError,
+    NonFiniteValue,
+    RunDirectoryError,
+)
 from headrace.ipc.channel import Channel
 from headrace.ipc.child import ChildContext
 from headrace.llm import transport
@@ -23,6 +31,7 @@ from headrace.llm.tiny import load_model
 from headrace.llm.trainer import trainer
 from headrace.llm.training.alarms import Alarms
 from headrace.llm.training.checkpoints import RLCheckpoints, read_checkpoint
+from headrace.llm.training.trainer import Trainer
 from headrace.llm.transport import FileSink, batch_path
 from headrace.llm.weights import make_probe, newest, read, tensors_sha256, versions
 from headrace.supervision.messages import Done, Ready, Report, Stop
@@ -184,6 +193,35 @@ def test_without_a_batch_the_wait_ends_by_naming_the_orchestrator(run: Run) -> N
         run.train(1)
 
 
+def test_what_was_trained_is_kept_also_where_no_batch_comes_any_more(run: Run) -> None:
+    run.ship(0)
+    with pytest.raises(ComponentStalled):
+        run.train(6)
+    found, _ = RLCheckpoints(run.basics.checkpoints, RUN, 2).newest_sound()
+    assert found is not None
+    assert (found.version, found.carry) == (1, {"shipped": 0})
+    run.ship(1)
+    run.train(2, resume=found.folder)
+
+
+def test_a_step_that_is_broken_off_between_two_gradient_steps_is_not_kept(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are those of no version."""
+    step, calls = Trainer._gradient_step, itertools.count()
+
+    def broken(self: Trainer, *args: Any) -> int:
+        if next(calls) == 5:  # the first step has four
+            raise NonFiniteValue("the loss is not finite", fix="lower trainer.lr")
+        return step(self, *args)
+
+    monkeypatch.setattr(Trainer, "_gradient_step", broken)
+    run.ship(0, 1)
+    with pytest.raises(NonFiniteValue):
+        run.train(6)
+    assert RLCheckpoints(run.basics.checkpoints, RUN, 2).newest_sound() == (None, [])
+
+
 def test_without_a_supervisor_it_leaves(run: Run) -> None:
     ours, theirs = Channel.pair()
     theirs.close()
@@ -200,6 +238,7 @@ def test_a_batch_that_is_too_old_is_refused_and_stays(run: Run) -> None:
         run.train(2)
     assert batch_path(run.basics.rollouts, 1).exists()
     assert versions(run.basics.weights) == [0, 1]
+    assert [path.name for path in run.basics.checkpoints.iterdir()] == ["1"]
 
 
 def test_a_batch_or_a_checkpoint_of_another_run_is_refused(run: Run) -> None:

@@ -155,7 +155,6 @@ def test_an_unfinished_file_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_wait_that_passes_its_deadline_names_who_did_not_ship(tmp_path: Path) -> None:
-    FileSink(tmp_path, "run").ship(batch(8))
     with (
         Board.create(tmp_path / "board", [("trainer", "trainer"), ("orchestrator", "orchestrator")]) as board,
         pytest.raises(ComponentStalled) as raised,
@@ -166,8 +165,20 @@ def test_a_wait_that_passes_its_deadline_names_who_did_not_ship(tmp_path: Path) 
         "  activity: wait.batch\n"
         "  step: 7\n"
         f"  expected: {batch_path(tmp_path, 7)}\n"
-        "  found: batch-00000008.safetensors\n"
+        "  found: no batch\n"
         "  fix: see what orchestrator is doing: `headrace doctor RUN`"
+    )
+
+
+def test_a_batch_that_will_not_come_is_not_waited_for(tmp_path: Path) -> None:
+    """Its orchestrator is further than the trainer, which was resumed without it."""
+    FileSink(tmp_path, "run").ship(batch(8))
+    with pytest.raises(RunDirectoryError) as raised:
+        FileSource(tmp_path, "run").receive(7, 1000.0)
+    assert str(raised.value) == (
+        "[CFG-002] batch 8 is there, and batch 7, which is next, is not and will not come\n"
+        f"  folder: {tmp_path}\n"
+        "  fix: end orchestrator and this trainer, and start both with --resume, so that they go on from one checkpoint"
     )
 
 

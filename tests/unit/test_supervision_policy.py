@@ -14,6 +14,7 @@ from headrace.core.errors import (
     EnvironmentRaised,
     NonFiniteValue,
     ObservationMismatch,
+    RunDirectoryError,
     UnsupportedSpace,
 )
 from headrace.supervision.policy import ALIVE, WATCHED, Life, Phase, RestartPolicy, overdue
@@ -51,6 +52,28 @@ def policy():
 @pytest.mark.parametrize("exit_code", [0, 1, 3, -9, -11])
 def test_whoever_was_asked_to_go_may_go(policy, exit_code):
     assert policy.decide(spec(), died(exit_code, asked=True), 0.0) == Nothing("c")
+
+
+FULL = RunDirectoryError("the checkpoint cannot be written", fix="make room")
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"done": True}, True),
+        ({}, True),  # it left in order; whether that is enough is for whoever knows what it was to say
+        ({"exit_code": 1, "error": FULL}, False),
+        ({"exit_code": -9}, False),
+        ({"exit_code": -9, "stalled": "stop for 20.1 s (limit 20 s)"}, False),
+        ({"exit_code": -9, "dismissed": True}, True),
+        ({"exit_code": -9, "was_ready": False}, True),  # it had nothing to lose yet
+        ({"exit_code": 1, "was_ready": False, "error": FULL}, True),
+    ],
+)
+def test_one_that_was_asked_to_go_and_does_not_finish_is_not_as_expected(policy, facts, expected):
+    event = died(**({"exit_code": 0, "asked": True, "was_ready": True} | facts))
+    assert event.expected is expected
+    assert policy.decide(spec(), event, 0.0) == Nothing("c"), "nobody is started that was to leave"
 
 
 @pytest.mark.parametrize("exit_code", [0, 1, -9, -11])

@@ -42,10 +42,10 @@ def evaluate(run: Path, episodes: int | None, version: int | None, render: bool)
 def _evaluate_language_model(run: Path, episodes: int | None, version: int | None, *, render: bool) -> None:
     if render:
         raise ConfigError("a language-model run has no pictures to make a GIF of", run=run, fix="leave --render out")
-    from headrace.llm.evaluating import evaluate_run
+    from headrace.llm.evaluatingapart import evaluate_apart
     from headrace.llm.launch.place import LanguageRun
 
-    found = evaluate_run(LanguageRun.open(run), episodes, version, lambda text: click.echo(text, err=True))
+    found = evaluate_apart(LanguageRun.open(run), episodes, version, lambda text: click.echo(text, err=True))
     facts = found.facts()
     click.echo(
         f"policy version {found.version}: {found.win_rate:.1%} won ({facts['low']:.1%} to {facts['high']:.1%}), "

@@ -80,7 +80,7 @@ def books_line(books: Mapping[str, Any]) -> str:
     Where attempts failed that were made again, also ``; of 2,300 attempts 260 failed (timeout 8, environment 252)``.
     """
     ends = _terms(books, ("completed", "failed", "stale", "cancelled", "in_flight"))
-    parts = _terms(books, ("trained", "filtered", "pending"))
+    parts = _terms(books, ("trained", "shipped", "filtered", "pending"))
     verdict = "" if books.get("balanced") is not False else "   THE BOOKS DO NOT BALANCE"
     sign = "=" if books.get("balanced") is not False else "≠"
     requested, completed = _count(books.get("requested")), _count(books.get("completed"))

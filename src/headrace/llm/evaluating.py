@@ -1,22 +1,37 @@
-"""Evaluates a version of a language-model run again, in this process: the same problems and random streams as in the run."""
+"""Evaluates a version of a language-model run again, in this process: the same problems and random streams as in the run.
+
+``python -m headrace.llm.evaluating RUN FOLDER WHAT`` does so with a limit for each call of the environment; see
+`headrace.llm.evaluatingapart`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
+import os
+import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
+import cloudpickle
 import torch
 
-from headrace.core.errors import ComponentError, ComponentStalled, RunDirectoryError, SnapshotCorrupt
+from headrace.core.errors import ComponentError, ComponentStalled, HeadraceError, SnapshotCorrupt
+from headrace.core.files import write_whole
 from headrace.envs.text.asking import problems_of
 from headrace.envs.text.building import build_text_environment
+from headrace.envs.text.protocol import TextEnvironment
+from headrace.ipc.child import wrapped
 from headrace.llm import weights
 from headrace.llm.config import RLConfig
 from headrace.llm.engine.building import build_engine
 from headrace.llm.engine.engine import Engine
 from headrace.llm.engine.local import LocalGenerator
+from headrace.llm.evaluatingapart import FOUND, lacking, limit_of, require_weights
+from headrace.llm.guarding import Guard
 from headrace.llm.launch.place import LanguageRun
 from headrace.llm.launch.starting import run_id_of
 from headrace.llm.messages import Failure
@@ -26,6 +41,7 @@ from headrace.llm.orchestration.presence import Presence
 from headrace.llm.orchestration.rollout import Rollout, RolloutPlayer, RolloutSpec
 from headrace.llm.rendering import Renderer
 from headrace.llm.tiny import load_tokenizer
+from headrace.llm.trying import built
 
 
 def _unheard(text: str) -> None:
@@ -33,7 +49,11 @@ def _unheard(text: str) -> None:
 
 
 def evaluate_run(
-    place: LanguageRun, episodes: int | None, version: int | None, on_note: Callable[[str], None] = _unheard
+    place: LanguageRun,
+    episodes: int | None,
+    version: int | None,
+    on_note: Callable[[str], None] = _unheard,
+    guard: Guard | None = None,
 ) -> Result:
     """Play the problems that are not trained on.
 
@@ -44,6 +64,7 @@ def evaluate_run(
         episodes: How many rollouts; None: as in the run.
         version: Of the weights; None: the newest that is there and sound when the model is made.
         on_note: Told of a newer version that is damaged and was passed over.
+        guard: Ends this process where a call of the environment takes too long; None: it may take any time.
 
     Raises:
         RunDirectoryError: There are no such weights, or they are of another run.
@@ -53,10 +74,9 @@ def evaluate_run(
         HeadraceError: Environment, model or weights cannot be used.
     """
     config = _for_here(place.read_rl_config())
-    _require_weights(place, version)
+    require_weights(place, version)
     torch.set_num_threads(config.inference.threads)
-    section = config.env
-    environment = build_text_environment(section.name, section.factory, section.kwargs, component="evaluation")
+    environment = _environment(config, guard)
     todo = chosen(config, specs(problems_of(environment, "eval"), config.evaluation), episodes)
     engine = _engine(config, place, version, on_note)
     gatherer = Gatherer(LocalGenerator(engine), rounds=True, at_once=config.inference.slots)
@@ -78,6 +98,13 @@ def evaluate_run(
             fix="mend what it says; a rollout that failed is in no mean",
         )
     return found
+
+
+def _environment(config: RLConfig, guard: Guard | None) -> TextEnvironment:
+    if guard is not None:
+        return cast("TextEnvironment", built(config, "evaluation", guard))
+    section = config.env
+    return build_text_environment(section.name, section.factory, section.kwargs, component="evaluation")
 
 
 def chosen(config: RLConfig, todo: Sequence[RolloutSpec], episodes: int | None) -> list[RolloutSpec]:
@@ -129,21 +156,6 @@ def _for_here(config: RLConfig) -> RLConfig:
     return config.model_copy(update={"inference": config.inference.model_copy(update={"device": "cpu"})})
 
 
-def _require_weights(place: LanguageRun, version: int | None) -> None:
-    """Refuse at once what need not be waited for."""
-    there = weights.versions(place.weights_dir)
-    if not there or (version is not None and version not in there):
-        raise _lacking(place, version, there)
-
-
-def _lacking(place: LanguageRun, version: int | None, there: Sequence[int]) -> RunDirectoryError:
-    return RunDirectoryError(
-        f"{place.path} has no weights" + (f" of version {version}" if version is not None else " yet"),
-        has=", ".join(map(str, there)) or "none",
-        fix="name one that it has; older ones are removed as the run goes on" if there else "wait for its warm start",
-    )
-
-
 def _engine(config: RLConfig, place: LanguageRun, version: int | None, on_note: Callable[[str], None]) -> Engine:
     """An engine with the version that was named, or the newest, chosen only now: a live run has gone on in the meantime."""
     run_id = run_id_of(place)
@@ -158,5 +170,26 @@ def _engine(config: RLConfig, place: LanguageRun, version: int | None, on_note: 
         return built(place.weights_dir / str(version))
     found = weights.of_newest(place.weights_dir, built, pass_over)
     if found is None:
-        raise _lacking(place, None, ())
+        raise lacking(place, None, ())
     return found
+
+
+def main(run: Path, folder: Path, episodes: int | None, version: int | None) -> None:
+    """Evaluate, and leave what was found, or the error, with all notes in the folder."""
+    place, notes = LanguageRun.open(run), list[str]()
+    found: Result | HeadraceError
+    try:
+        with Guard(folder, limit_of(place.read_rl_config())) as guard:
+            found = evaluate_run(place, episodes, version, notes.append, guard)
+    except HeadraceError as error:
+        found = error
+    except Exception as error:  # noqa: BLE001 - a process border: told where somebody waits for it
+        traceback.print_exc()
+        found = wrapped("evaluation", error)
+    write_whole(folder / FOUND, [cloudpickle.dumps((notes, found))])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), **json.loads(sys.argv[3]))
+    # The answer is written; a thread of the environment that does not end would keep the interpreter from leaving.
+    os._exit(0)

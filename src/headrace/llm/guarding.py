@@ -6,12 +6,14 @@ interpreter back. Nothing can be said afterwards, so the call is noted in a file
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import functools
 import json
 import os
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -25,6 +27,9 @@ _METHODS = ("dataset", "step", "reward", "demonstration", "attempt")
 _LATE = "Timeout ("
 """What faulthandler begins with where a limit has passed."""
 _LEAST_S = 0.001
+IMPORT_S = 60.0
+"""Beyond its own limits, for a guarded interpreter to begin, and to end itself."""
+_KILLED_S = 10.0
 
 
 class Guard:
@@ -111,6 +116,44 @@ def _words(name: str, label: str, args: tuple[Any, ...]) -> str:
     if name == "dataset":
         return f"dataset({', '.join(map(repr, args))}) of {label}"
     return f"{name} of {label} for problem {getattr(args[0], 'id', args[0])}"
+
+
+def run_apart(command: Sequence[str], output: Path, limit_s: float) -> int | None:
+    """Run a program and end all that it started; its exit status, or None if it had to be ended.
+
+    Args:
+        command: Of the program.
+        output: File for what it prints as errors; the rest is thrown away.
+        limit_s: Seconds after which it is ended.
+    """
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True
+        )
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(_KILLED_S)
+
+
+def last_line(output: Path) -> str:
+    """What a program printed last."""
+    printed = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return printed[-1] if printed else "it printed nothing"
+
+
+def was_late(folder: Path, returncode: int | None) -> bool:
+    """Whether a guarded process ended because something took too long; see `found_dead`."""
+    if returncode is None:
+        return True
+    try:
+        return _LATE in (folder / _STACKS).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
 
 
 def found_dead(folder: Path, returncode: int | None, last_line: str) -> Finding:

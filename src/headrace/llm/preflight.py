@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import secrets
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,7 @@ from headrace.core.files import write_whole
 from headrace.llm.config import RLConfig
 from headrace.llm.engine.sizes import BYTES_OF, ModelSize, cache_rows
 from headrace.llm.finding import Finding, Verdict
-from headrace.llm.guarding import found_dead
+from headrace.llm.guarding import IMPORT_S, found_dead, last_line, run_apart
 from headrace.llm.launch.children import Targets, listen
 from headrace.llm.launch.launcher import Launch, launch
 from headrace.llm.launch.starting import begin
@@ -45,9 +42,6 @@ _VERSIONS_KEPT = 8
 _SCARCE_BYTES = 256e6
 _SLOW_S = 2.0
 _OUTPUT = "output"
-_IMPORT_S = 60.0
-"""Beyond its own limits, for the interpreter that tries the environment to begin, and to end itself."""
-_KILLED_S = 10.0
 
 OnFinding = Callable[[Finding], None]
 
@@ -236,31 +230,14 @@ def _tried_in(config: RLConfig, place: Path) -> Iterator[list[Finding]]:
     written_s = time.monotonic() - began_s
     (place / "config.toml").write_text(dump_toml(config), encoding="utf-8")
     command = [sys.executable, "-m", "headrace.llm.trying", str(place / "config.toml"), str(place)]
-    returncode = _run_apart(command, place / _OUTPUT, limit_of(config) + _IMPORT_S)
+    returncode = run_apart(command, place / _OUTPUT, limit_of(config) + IMPORT_S)
     yield [_nonce_finding(place, nonce, written_s)]
     try:
         found = json.loads((place / TRIED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        output = (place / _OUTPUT).read_text(encoding="utf-8", errors="replace")
-        yield [found_dead(place, returncode, (output.strip().splitlines() or ["it printed nothing"])[-1])]
+        yield [found_dead(place, returncode, last_line(place / _OUTPUT))]
         return
     yield [Finding(one["name"], Verdict(one["verdict"]), one["text"], one["fix"]) for one in found]
-
-
-def _run_apart(command: Sequence[str], output: Path, limit_s: float) -> int | None:
-    """Run a program and end all that it started; its exit status, or None if it had to be ended."""
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True
-        )
-        try:
-            return process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(_KILLED_S)
 
 
 def _nonce_finding(place: Path, nonce: bytes, written_s: float) -> Finding:

@@ -16,7 +16,7 @@ from headrace.telemetry.board import Activity, Board, State
 
 
 def trainer(context: ChildContext) -> None:
-    """Train until the run's last step, or until told to stop; a checkpoint is written either way.
+    """Train until the run's last step, until told to stop, or until it cannot go on; a checkpoint is written in any case.
 
     Raises:
         ComponentStalled: A batch did not come in time.
@@ -49,10 +49,9 @@ def trainer(context: ChildContext) -> None:
         context.control.send(Ready(facts), timeout_s=config.deadlines.start_s)
         slot.set_state(State.RUNNING)
         slot.enter(Activity.IDLE)
-        while not loop.complete and not _told_to_stop(context.control):
-            loop.once()
-        slot.set_state(State.STOPPING)
-        loop.save()
+        with loop.saved():
+            while not loop.complete and not _told_to_stop(context.control):
+                loop.once()
         facts = {"version": model.version, "weights_sha256": loop.published.sha256}
         context.control.send(Done(facts), timeout_s=config.deadlines.stop_s)
 

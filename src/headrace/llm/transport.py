@@ -9,9 +9,11 @@ Who removes what:
 - The trainer removes the file of a step once it has published what it made of it (`consumed`). So the batch that a trainer
   fails on is still there to be looked at, and no checkpoint needs old ones: a resumed orchestrator goes on from the carry
   in the checkpoint and makes every later batch again.
-- What an earlier life of the same run left is removed by the new sink, before its orchestrator is ready.
+- What an earlier life of the same run left is removed by the new sink, before its orchestrator is ready; where components are
+  started alone, already by the launcher of the orchestrator, and by that of the trainer if no orchestrator is alive.
 - Everything else that does not belong is an error that names the file and leaves it there: another run's, a damaged one,
-  one whose name and content disagree, and one of a step that was trained on already (somebody else ships, too).
+  one whose name and content disagree, one of a step that was trained on already (somebody else ships, too), and one of a later
+  step than the next where that one is not there (its orchestrator is further than this trainer).
 
 Nothing here imports torch.
 """
@@ -134,6 +136,20 @@ def read_batch(path: Path, run_id: str, step: int) -> Batch:
     return batch
 
 
+def remove_leftovers(folder: Path, run_id: str) -> list[int]:
+    """Remove what was shipped by somebody who does not ship any more; its steps.
+
+    Raises:
+        SnapshotCorrupt: A file that is there is damaged, so nobody can say whose it is.
+        RunDirectoryError: A file is there that is of another run.
+    """
+    left = _batches(folder)
+    for step, path in left:
+        read_batch(path, run_id, step)
+        path.unlink()
+    return [step for step, _ in left]
+
+
 class FileSink:
     """Ships batches as files.
 
@@ -154,7 +170,7 @@ class FileSink:
         if wake_fd is not None:
             os.set_blocking(wake_fd, False)
         folder.mkdir(exist_ok=True)
-        self.removed = [self._remove(path, step) for step, path in _batches(folder)]
+        self.removed = remove_leftovers(folder, run_id)
         """Steps whose batches an earlier life of the run had left."""
 
     def ship(self, batch: Batch) -> None:
@@ -173,11 +189,6 @@ class FileSink:
         write_batch(path, batch)
         if self._wake_fd is not None:
             wake(self._wake_fd)
-
-    def _remove(self, path: Path, step: int) -> int:
-        read_batch(path, self._run_id, step)
-        path.unlink()
-        return step
 
 
 class FileSource:
@@ -220,7 +231,8 @@ class FileSource:
         Raises:
             ComponentStalled: None came within ``deadline_s`` seconds.
             SnapshotCorrupt: Its file is damaged.
-            RunDirectoryError: Its file is of another run or another step, or one of an earlier step appeared.
+            RunDirectoryError: Its file is of another run or another step, one of an earlier step appeared, or a later one
+                without it.
         """
         batch = self._look(step)
         if batch is not None:
@@ -269,7 +281,8 @@ class FileSource:
         return ready
 
     def _look(self, step: int) -> Batch | None:
-        for found, path in _batches(self.folder):
+        there = _batches(self.folder)
+        for found, path in there:
             if found < step:
                 raise RunDirectoryError(
                     f"batch {found} arrived when batch {step} was next",
@@ -278,6 +291,12 @@ class FileSource:
                 )
         with suppress(FileNotFoundError):
             return read_batch(batch_path(self.folder, step), self._run_id, step)
+        if there and there[0][0] > step:  # they are shipped in order, each once
+            raise RunDirectoryError(
+                f"batch {there[0][0]} is there, and batch {step}, which is next, is not and will not come",
+                folder=self.folder,
+                fix=f"end {self._on} and this trainer, and start both with --resume, so that they go on from one checkpoint",
+            )
         return None
 
     def _give_up(self, step: int, deadline_s: float) -> NoReturn:
@@ -286,7 +305,7 @@ class FileSource:
             activity=Activity.WAIT_BATCH.label,
             step=step,
             expected=batch_path(self.folder, step),
-            found=", ".join(path.name for _, path in _batches(self.folder)) or "no batch",
+            found="no batch",
             fix=f"see what {self._on} is doing: `headrace doctor RUN`",
         )
 

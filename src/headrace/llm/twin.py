@@ -63,10 +63,8 @@ def twin(context: ChildContext) -> None:
         run = Orchestrator(config, basics.run_id, around, parts.carry)
         context.control.send(Ready({"step": run.step, "version": training.trainer.version}), config.deadlines.start_s)
         slot.set_state(State.RUNNING)
-        with asyncio.Runner() as runner:
+        with training.saved(), asyncio.Runner() as runner:
             runner.run(_work(context, run))
-        slot.set_state(State.STOPPING)
-        training.save()
         facts = {"step": run.step, "books": run.books.to_json(), "version": training.trainer.version}
         facts["weights_sha256"] = training.published.sha256
         context.control.send(Done(facts), timeout_s=config.deadlines.stop_s)

@@ -345,7 +345,7 @@ class Experiment:
         if is_collector and self._course.successor is not None:
             return  # it ended with the learner, and is started again with the next, which salvages its rows
         has_learner = "learner" in self._supervisor.alive() and not self._course.learner_done
-        if event.expected:
+        if event.expected or event.asked:  # what one that was told to leave had taken over is salvaged either way
             why = self._recycling.pop(event.id, None)
             if why is not None and has_learner and not self._ending.requested:
                 event, instruction = self._incidents.recycled(event, why, self._supervisor)

@@ -17,6 +17,8 @@ from headrace.telemetry.metrics import MetricsSink
 
 _WINDOW_S = 5.0
 _SHOW_EVERY_S = 0.25
+_FINISHED = frozenset({Activity.SAMPLE, Activity.UPDATE, Activity.PUBLISH, Activity.CHECKPOINT, Activity.RECORD})
+"""What a learner that is told to stop is left to finish: each has a limit of its own."""
 
 
 def warnings_in(facts: Mapping[str, Any]) -> int | None:
@@ -139,6 +141,10 @@ class Observer:
         if view.activity not in {Activity.ENV_RESET, Activity.ENV_STEP, Activity.ENV_CLOSE} or inside_s < for_s:
             return None
         return f"{view.activity.label} (lane {view.lane}, since {inside_s:.1f} s)"
+
+    def finishes(self, child_id: str) -> bool:
+        """Whether a component is at work that has a limit of its own, and would be lost if it were not finished."""
+        return self._board.read(child_id).activity in _FINISHED
 
     def views(self) -> list[SlotView]:
         """What every component is doing."""

@@ -165,6 +165,8 @@ class SupervisedChild:
         start_limit_s, for_s = limits.get(Activity.START), now_s - self._started_s
         if starting and start_limit_s is not None and for_s > start_limit_s:
             return Overdue(self.spec.id, "start", for_s, start_limit_s)
+        if finishing(self):
+            self.due_s = now_s + self.spec.stop_timeout_s
         if self.life.phase is Phase.STOPPING and now_s > self.due_s:
             limit_s = self.spec.stop_timeout_s
             return Overdue(self.spec.id, "stop", limit_s + now_s - self.due_s, limit_s)
@@ -240,6 +242,7 @@ class SupervisedChild:
             how=how,
             error=self._error,
             asked=self.life.asked,
+            dismissed=self.life.dismissed,
             done=self._done,
             was_ready=self.life.was_ready,
             stalled=stalled,
@@ -279,6 +282,11 @@ class SupervisedChild:
             case Done():
                 self._done = True
         return Reported(self.spec.id, message)
+
+
+def finishing(child: SupervisedChild) -> bool:
+    """Whether it was told to stop and is at work that it may finish, which has a limit of its own."""
+    return child.life.phase is Phase.STOPPING and child.slot.resume()[0] in child.spec.finishes
 
 
 def place(slot: Slot, error: HeadraceError | None) -> tuple[str | None, int, int]:

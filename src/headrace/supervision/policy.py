@@ -83,6 +83,8 @@ class Life:
         """Whether this incarnation has become ready."""
         self.asked = False
         """Whether this incarnation was told to stop, or ended by whoever ends the run."""
+        self.dismissed = False
+        """Whether it was the latter, or nobody wants anything of it any more."""
 
     def move(self, to: Phase) -> None:
         """Enter a phase.
@@ -99,7 +101,7 @@ class Life:
         self.phase = to
         if to is Phase.STARTING:
             self.incarnation += 1
-            self.was_ready = self.asked = False
+            self.was_ready = self.asked = self.dismissed = False
         elif to is Phase.READY:
             self.was_ready = True
         elif to is Phase.STOPPING:
@@ -134,7 +136,7 @@ class RestartPolicy:
             exited: How it ended.
             now_s: The time, on the clock of all calls.
         """
-        if exited.expected:
+        if exited.expected or exited.asked:
             return Nothing(spec.id)
         reason = self._hopeless(spec.id, exited)
         if reason is None:

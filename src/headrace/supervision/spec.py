@@ -41,6 +41,9 @@ class ChildSpec:
     """Seconds an activity may last. ``Activity.START`` limits the whole time until it is ready."""
     stop_timeout_s: float = 20.0
     """From the request to stop until it is killed."""
+    finishes: frozenset[Activity] = frozenset()
+    """Work that it may bring to its end when it is told to stop, within the limit of that activity; ``stop_timeout_s`` counts
+    from the end of such work."""
     significant: bool = True
     """Whether the run ends with it when it cannot be started again."""
     expendable: bool = False
@@ -104,6 +107,8 @@ class Exited:
     """What it reported as the reason, if it could."""
     asked: bool = False
     """Whether it had been told to stop."""
+    dismissed: bool = False
+    """Whether whoever ends the run has killed it, or wants nothing of it any more: how it ends says nothing about it."""
     done: bool = False
     """Whether it had said that its work was complete."""
     was_ready: bool = False
@@ -129,8 +134,12 @@ class Exited:
 
     @property
     def expected(self) -> bool:
-        """Whether nothing is wrong about it."""
-        return self.asked or (self.done and self.exit_code == 0)
+        """Whether nothing is wrong about it. One that was told to stop and fails at that, or is too late, has lost work."""
+        if not self.asked:
+            return self.done and self.exit_code == 0
+        if self.dismissed or self.done or not self.was_ready:  # the last had nothing to finish
+            return True
+        return self.exit_code == 0 and self.error is None
 
     def to_error(self) -> HeadraceError:
         """The reason as an error that can end the run."""
@@ -143,7 +152,8 @@ class Exited:
             return self.error
         facts |= {"last_line": self.log_tail[-1]} if self.log_tail else {}
         fix = f"read the last lines of logs/{self.id}.log"
-        return ComponentDied(f"{self.id} ended although nobody asked it to: {self.how}", **facts, fix=fix)
+        when = "was told to stop, and ended before it was done" if self.asked else "ended although nobody asked it to"
+        return ComponentDied(f"{self.id} {when}: {self.how}", **facts, fix=fix)
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,7 @@ class Supervisor:
             if child.life.phase is Phase.DELAYED:
                 child.life.move(Phase.ENDED)
             elif child.alive:
-                child.life.asked = True
+                child.life.asked = child.life.dismissed = True
                 child.kill()
 
     def alive(self) -> list[str]:
@@ -202,6 +202,8 @@ class Supervisor:
         """End everything in bounded time: ask, wait, dump, kill; then the fork server. Again is harmless."""
         try:
             self.stop(self._children, "the supervisor is closing")
+            for child in self._children.values():
+                child.life.dismissed = True
             limits = [child.spec.stop_timeout_s for child in self._children.values() if child.alive]
             _poll_until_gone(self, Deadline(max(limits, default=0.0) + 1.0))
             self.kill_all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from headrace.supervision.child import SupervisedChild
+from headrace.supervision.child import SupervisedChild, finishing
 from headrace.supervision.policy import WATCHED, Phase, overdue
 from headrace.supervision.spec import Overdue
 from headrace.telemetry.board import Board
@@ -71,7 +71,7 @@ class Watchdog:
 
     def _too_long_in_one_activity(self, now_s: float, unseen_s: Callable[[float], float]) -> list[Overdue]:
         """Those that were too long in the very same activity at the last look already."""
-        watched = [child_id for child_id, child in self._children.items() if child.life.phase in WATCHED]
+        watched = [name for name, child in self._children.items() if child.life.phase in WATCHED or finishing(child)]
         views = [self._board.read(child_id) for child_id in watched]
         for view in views:
             begun_ns, allowance_s = self._allowed.get(view.id, (0, 0.0))

@@ -9,23 +9,38 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlsplit
 
 from headrace.core.errors import ComponentStalled, ConfigError, RunDirectoryError
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.llm.config import RLConfig
 from headrace.llm.launch.deciding import single_cast
 from headrace.llm.launch.launcher import Launch
-from headrace.llm.launch.place import LanguageRun, agree_on_run_id, read_endpoints, write_once
+from headrace.llm.launch.place import (
+    Endpoints,
+    LanguageRun,
+    agree_on_run_id,
+    read_endpoints,
+    write_endpoints,
+    write_once,
+)
 from headrace.llm.launch.starting import MAY_CHANGE, newest_checkpoint
+from headrace.llm.launch.summary import Tally
 from headrace.llm.loading import differences
-from headrace.llm.payloads import ORCHESTRATOR, WARM_START
+from headrace.llm.payloads import INFERENCE, ORCHESTRATOR, TRAINER, WARM_START
+from headrace.llm.transport import remove_leftovers
 from headrace.runtime.config import dump_toml
 from headrace.runtime.interrupts import Interrupts
 
 _LOOK_S = 0.25
+_HERE = frozenset({"127.0.0.1", "::1", "localhost"})
+_Found = TypeVar("_Found")
 _FIRST = "0"
 """Version of the weights that a warm start makes."""
 
@@ -42,7 +57,7 @@ def begin_alone(component: str, config: RLConfig, run: Path, *, url: str | None,
 
     Raises:
         ConfigError: The directory's configuration is another one.
-        RunDirectoryError: The component runs there already, or the directory cannot be written.
+        RunDirectoryError: The component runs there already, or a whole run does, or the directory cannot be written.
         ComponentStalled: No server has told its endpoint within ``deadlines.start_s``.
     """
     if config.run.schedule == "inline":
@@ -50,20 +65,35 @@ def begin_alone(component: str, config: RLConfig, run: Path, *, url: str | None,
             "run.schedule inline does everything in one process, so no component can be started alone",
             fix="set run.schedule = async",
         )
-    shared = _share(config, run)
-    endpoints = agree_on_run_id(shared.endpoints_file)
-    place = _own_place(component, config, run)
-    try:
-        checkpoint, damaged = newest_checkpoint(shared, endpoints.run_id) if resume else (None, [])
-        notes = tuple(f"checkpoint {problem}: it is passed over" for problem in damaged)
-        what = Launch(config, place, single_cast(component, warm_start=False), endpoints.run_id, run, notes=notes)
-        endpoint = None
+    shared = LanguageRun(run)
+    with ExitStack() as undone:
+        undone.callback(shared.close)
+        _share(config, shared)
+        run_id = agree_on_run_id(shared.endpoints_file).run_id
+        place = _own_place(component, config, shared)
+        undone.callback(place.close)
+        if component == INFERENCE:
+            write_endpoints(
+                shared.endpoints_file, Endpoints(run_id)
+            )  # nobody is to be sent to where an earlier one was
+        if component == ORCHESTRATOR or (component == TRAINER and not shared.alone(ORCHESTRATOR).is_live()):
+            remove_leftovers(shared.rollouts_dir, run_id)  # whoever goes on makes those batches again
+        checkpoint, damaged = newest_checkpoint(shared, run_id) if resume else (None, [])
+        what = Launch(
+            config,
+            place,
+            single_cast(component, warm_start=False),
+            run_id,
+            run,
+            resume=None if checkpoint is None else checkpoint.folder.absolute(),
+            tally=Tally() if checkpoint is None else Tally.going_on(checkpoint.version),
+            notes=tuple(f"checkpoint {problem}: it is passed over" for problem in damaged),
+        )
         if component == ORCHESTRATOR:
             endpoint = url or config.inference.url or _await_endpoint(shared, config.deadlines.start_s)
-        return replace(what, resume=None if checkpoint is None else checkpoint.folder.absolute(), endpoint=endpoint)
-    except BaseException:
-        place.close()
-        raise
+            what = replace(what, endpoint=endpoint)
+        undone.pop_all()
+    return what
 
 
 @contextlib.contextmanager
@@ -85,23 +115,32 @@ def warm_started(what: Launch) -> Iterator[Launch]:
         return
     handle = os.open(what.run / "warm-start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _await(made.exists, what.config.deadlines.warm_start_s, f"version {_FIRST} of the weights")
+        limit_s = what.config.deadlines.warm_start_s
+        _await(lambda: _got(handle) or made.exists(), limit_s, f"version {_FIRST} of the weights")
+        if made.exists():
             yield what
-        else:
+        else:  # nobody is at it, or whoever was has ended without them
             (name,) = what.cast.ids
-            yield replace(what, cast=single_cast(name, warm_start=not made.exists() and name != WARM_START))
+            yield replace(what, cast=single_cast(name, warm_start=name != WARM_START))
     finally:
         os.close(handle)
 
 
-def _share(config: RLConfig, run: Path) -> LanguageRun:
-    shared = LanguageRun(run)
+def _got(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _share(config: RLConfig, shared: LanguageRun) -> None:
+    """Hold the run that others share, and agree on what it is."""
+    run = shared.path
     try:
         for folder in (run, shared.weights_dir, shared.rollouts_dir, shared.checkpoints_dir):
             folder.mkdir(parents=True, exist_ok=True)
+        shared.share()
     except OSError as error:
         raise RunDirectoryError(
             f"the run directory {run} cannot be written",
@@ -117,35 +156,41 @@ def _share(config: RLConfig, run: Path) -> LanguageRun:
             **changed,
             fix="start all of them with the same files (headrace rl --dry-run writes one for each)",
         )
-    return shared
 
 
-def _own_place(component: str, config: RLConfig, run: Path) -> LanguageRun:
-    path = run / "alone" / component
-    place = LanguageRun(path)
+def _own_place(component: str, config: RLConfig, shared: LanguageRun) -> LanguageRun:
+    place = shared.alone(component)
     if place.config_file.exists():
-        with LanguageRun.resume(path) as before:  # refused while it is alive
+        with LanguageRun.resume(place.path) as before:  # refused while it is alive
             before.set_aside()
     place.claim(config)
+    place.held_with(shared)
     return place
 
 
 def _await_endpoint(shared: LanguageRun, limit_s: float) -> str:
-    def known() -> bool:
-        found = read_endpoints(shared.endpoints_file)
-        return found is not None and found.inference is not None
+    """Where the server is, once one is alive that says so; what one that was killed has left there is not believed."""
 
-    _await(known, limit_s, "a server that tells its endpoint")
-    found = read_endpoints(shared.endpoints_file)
-    assert found is not None, "it was there just now"
-    assert found.inference is not None, "it was there just now"
+    def known() -> Endpoints | None:
+        found = read_endpoints(shared.endpoints_file)
+        return found if found is not None and found.inference and shared.alone(INFERENCE).is_live() else None
+
+    found = _await(known, limit_s, "a server that tells its endpoint")
+    assert found.inference is not None, "it was not known before"
+    if found.machine not in {None, socket.gethostname()} and urlsplit(found.inference).hostname in _HERE:
+        raise ConfigError(
+            f"the inference server on {found.machine} answers only there: {found.inference}",
+            key="inference.host",
+            fix="start it with --inference.host set to its machine's address, or 0.0.0.0; or name it here with --url",
+        )
     return found.inference
 
 
-def _await(there: Callable[[], bool], limit_s: float, what: str) -> None:
+def _await(there: Callable[[], _Found | None], limit_s: float, what: str) -> _Found:
+    """What ``there`` finds, once it finds something."""
     deadline = Deadline(limit_s)
     with Interrupts() as interrupts:
-        while not there():
+        while not (found := there()):
             if deadline.passed:
                 raise ComponentStalled(
                     f"the launcher waited {limit_s:g} s for {what}",
@@ -154,3 +199,4 @@ def _await(there: Callable[[], bool], limit_s: float, what: str) -> None:
             if interrupts.count:
                 raise KeyboardInterrupt
             poll_fds({}, _LOOK_S)
+    return found

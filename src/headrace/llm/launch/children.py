@@ -36,6 +36,14 @@ from headrace.telemetry.looks import ELSEWHERE, Plan
 _BACKLOG = 1024
 _EVERYWHERE = frozenset({"0.0.0.0", "::", ""})
 NEWEST = -1
+_WORK = frozenset(
+    {
+        Activity.ENV_RESET, Activity.ENV_STEP, Activity.GENERATE, Activity.SCORE, Activity.LOAD_WEIGHTS, Activity.SAMPLE,
+        Activity.UPDATE, Activity.PUBLISH, Activity.CHECKPOINT,
+    }
+)  # fmt: skip
+"""What a component that is told to stop may finish first: a step that is thrown away, or a checkpoint that is not written, is
+work lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +74,22 @@ class Shared:
     Args:
         config: Of the run.
         serves: Whether a server of ours is started.
+        alone: Whether those who ask it are started by others, perhaps on other machines.
 
     Raises:
-        ConfigError: The port is taken, or the host is none of this machine.
+        ConfigError: The port is taken, the host is none of this machine, or this machine has no name by which others find it.
     """
 
-    def __init__(self, config: RLConfig, *, serves: bool) -> None:
+    def __init__(self, config: RLConfig, *, serves: bool, alone: bool = False) -> None:
         self.listener: socket.socket | None = None
         section = config.inference
         self.endpoint = section.url
         if serves and section.backend == "headrace":
+            host = _found_at(section.host, alone)
             self.listener = listen(section.host, section.port)
-            self.endpoint = _root(section.host, int(self.listener.getsockname()[1]))
+            self.endpoint = root_of(host, int(self.listener.getsockname()[1]))
         elif serves:  # a foreign server binds its port itself
-            self.endpoint = _root(section.host, section.port or free_port(section.host))
+            self.endpoint = root_of(_found_at(section.host, alone), section.port or free_port(section.host))
         self._pipes = {name: os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) for name in ("shipped", "published")}
 
     def __enter__(self) -> Self:
@@ -112,8 +122,28 @@ class Shared:
         self._pipes = {}
 
 
-def _root(host: str, port: int) -> str:
-    return f"http://{'127.0.0.1' if host in _EVERYWHERE else host}:{port}"
+def root_of(host: str, port: int) -> str:
+    """A server's address as a URL."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _found_at(host: str, alone: bool) -> str:
+    """By what a server that listens there is found."""
+    if host not in _EVERYWHERE:
+        return host
+    if not alone:
+        return "127.0.0.1"
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        raise ConfigError(
+            f"inference listens on all addresses of this machine, and its name {name!r} leads to none of them",
+            problem=f"{type(error).__name__}: {error}",
+            key="inference.host",
+            fix="set inference.host to the address by which the other components reach this machine",
+        ) from None
+    return name
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -217,6 +247,7 @@ def _spec(name: str, basics: Basics, shared: Shared, targets: Targets, resume: P
         fds=lambda: shared.fds(name),
         deadlines={Activity.START: start_s} | _limits(config),
         stop_timeout_s=config.deadlines.stop_s,
+        finishes=_WORK if name in {ORCHESTRATOR, TRAINER, TWIN} else frozenset(),
         budget=_budget(config) if name == INFERENCE else RestartBudget(max_restarts=0),
     )
 

@@ -135,7 +135,7 @@ class Chronicle:
     def _on_batch(self, component: str, facts: Mapping[str, Any]) -> None:
         metrics = dict(facts.get("metrics", {}))
         step = int(facts["step"]) + 1  # the trainer counts steps that are made, the orchestrator those to be made
-        self.tally.batches += 1
+        self.tally.note_batch(step, int(metrics.get("batch/samples", 0)))
         self._metrics.write(step, self.tally.steps, self.wall_s, _numbers(metrics))
         self.show(component, step_line(step, self._steps, metrics, "orchestrator"), "step")
 
@@ -145,7 +145,7 @@ class Chronicle:
         self._metrics.write(self.tally.batches, self.tally.steps, self.wall_s, _numbers(counts))
 
     def _on_evaluation(self, component: str, facts: Mapping[str, Any]) -> None:
-        self.tally.evaluations.append(dict(facts))
+        self.tally.note_evaluation(facts)
         step = int(facts.get("step", 0))
         values = {f"eval/{name}": facts.get(name) for name in ("win_rate", "mean_reward", "low", "high")}
         self._metrics.write(step, self.tally.steps, self.wall_s, _numbers(values))

@@ -138,7 +138,7 @@ class Course:
         Args:
             component: Which.
             decision: What its restart budget allows.
-            expected: Whether it had been asked to, or had completed its work.
+            expected: Whether it had completed its work, had finished it after it was asked to stop, or was dismissed.
         """
         if not expected and isinstance(decision, Restart) and self._may_return(component):
             return [BeginAgain(component)]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from headrace.core.clock import Clock, MonotonicClock
-from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError
+from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError, RunDirectoryError
 from headrace.ipc.forkserver import ForkServer
 from headrace.llm.config import RLConfig
 from headrace.llm.launch.aside import Aside
@@ -21,11 +21,11 @@ from headrace.llm.launch.chronicle import Chronicle, OnLine
 from headrace.llm.launch.deciding import AskToStop, Begin, BeginAgain, Cast, Course, Fail, Phase, Step
 from headrace.llm.launch.following import LogFollower
 from headrace.llm.launch.freezes import Freezes
-from headrace.llm.launch.place import Endpoints, LanguageRun, write_endpoints
+from headrace.llm.launch.place import Endpoints, LanguageRun, read_endpoints, write_endpoints
 from headrace.llm.launch.rooting import find_root, waits_in_vain
 from headrace.llm.launch.summary import Tally, audited, summarize, unbalanced
 from headrace.llm.launch.wording import stage_line
-from headrace.llm.payloads import INFERENCE, TRAINER, Basics
+from headrace.llm.payloads import INFERENCE, TRAINER, TWIN, Basics
 from headrace.runtime.interrupts import Interrupts
 from headrace.runtime.premises import Premises
 from headrace.runtime.standstill import StandstillWatch
@@ -45,14 +45,13 @@ from headrace.supervision.spec import (
 from headrace.supervision.supervisor import Supervisor
 from headrace.telemetry.board import Board, State
 from headrace.telemetry.events import EventLog
-from headrace.telemetry.looks import Look
+from headrace.telemetry.looks import ALIVE, Look
 from headrace.telemetry.metrics import MetricsSink
 
 _POLL_S = 0.25
 _GRACE_S = 5.0
 """Seconds a component has to leave once another one's end has ended the run; the trainer, which saves, has longer."""
 _IN_VAIN_S = 2.0
-_LOOKS_KEPT = 12
 _PRELOAD = (
     "torch",
     "transformers.models.auto.modeling_auto",
@@ -92,6 +91,11 @@ class Launch:
     """What was put aside so that it can go on."""
 
     @property
+    def endpoints_file(self) -> Path:
+        """Where its components find each other."""
+        return self.run / "endpoints.json"
+
+    @property
     def basics(self) -> Basics:
         """What all components are told."""
         own = self.place.path.absolute()
@@ -123,11 +127,14 @@ def _launch(what: Launch, on_line: OnLine | None) -> dict[str, Any]:
     clock = MonotonicClock()
     place, config = what.place, what.config
     with ExitStack() as stack:
-        shared = stack.enter_context(Shared(config, serves=INFERENCE in what.cast.ids))
+        serves = INFERENCE in what.cast.ids
+        if serves:  # nobody is to be sent to where an earlier one was
+            write_endpoints(what.endpoints_file, Endpoints(what.run_id))
+        shared = stack.enter_context(Shared(config, serves=serves, alone=place.path != what.run))
         if what.endpoint is not None:
             shared.endpoint = what.endpoint
-        if shared.endpoint is not None and INFERENCE in what.cast.ids:
-            write_endpoints(what.run / "endpoints.json", Endpoints(what.run_id, shared.endpoint))
+        if serves:
+            stack.enter_context(_told_where(what, shared.endpoint))
         board = stack.enter_context(Board.create(place.board_file, components(what.cast), what.run_id))
         board.slot("supervisor").set_state(State.RUNNING)
         events = stack.enter_context(EventLog(place.events_file, clock, clock.now() - what.began_s))
@@ -138,7 +145,7 @@ def _launch(what: Launch, on_line: OnLine | None) -> dict[str, Any]:
         if what.resume is not None:  # before all else: whoever reads the events counts this session's time from here
             text = f"goes on from checkpoint {what.resume.name}"
             chronicle.say("resumed", "supervisor", text, checkpoint=what.resume.name, session=what.sessions)
-        if shared.endpoint is not None and INFERENCE in what.cast.ids:
+        if serves:
             chronicle.show(INFERENCE, f"answers at {shared.endpoint}/v1 when it is ready", "event")
         for text in what.notes:
             chronicle.report("supervisor", "alarm", {"kind": "damaged", "text": text})
@@ -163,6 +170,19 @@ def _launch(what: Launch, on_line: OnLine | None) -> dict[str, Any]:
         board.slot("supervisor").set_state(State.FAILED if summary["error"] else State.ENDED)
         place.write_summary(summary)
         return summary
+
+
+@contextmanager
+def _told_where(what: Launch, endpoint: str | None) -> Iterator[None]:
+    """``endpoints.json`` says where the server is, while it is there."""
+    told = Endpoints(what.run_id, endpoint, socket.gethostname())
+    write_endpoints(what.endpoints_file, told)
+    try:
+        yield
+    finally:
+        with suppress(RunDirectoryError):  # the folder may be another one's by now, or gone
+            if read_endpoints(what.endpoints_file) == told:
+                write_endpoints(what.endpoints_file, Endpoints(what.run_id))
 
 
 def _supervisor(what: Launch, server: ForkServer, board: Board, specs: Sequence[ChildSpec], clock: Clock) -> Supervisor:
@@ -208,7 +228,8 @@ class Launcher:
         """Begin and end."""
         self._due_s: dict[str, float] = {}
         """When somebody who was told to leave for another one's fault is killed."""
-        self._looks: deque[Look] = deque(maxlen=_LOOKS_KEPT)
+        self._waits: dict[str, Look] = {}
+        """The newest look in which each waited for somebody: whoever gives up may yet save what it has before it leaves."""
         self._plan = plan_of(what.config)
         self._standstill = StandstillWatch(standstill_s(what.config.deadlines), self._plan, board.read_all)
         self._freezes = Freezes(what.config.deadlines.generate_s)
@@ -247,6 +268,8 @@ class Launcher:
 
     def summary(self) -> dict[str, Any]:
         """The summary, after everybody has left."""
+        if {TRAINER, TWIN} & set(self._what.cast.ids):  # or nobody here knows what was trained on
+            self._chronicle.tally.settle()
         books = audited(self._chronicle.tally.books)
         if books is not None and not books["balanced"] and self._error is None:
             self.fail(unbalanced(books), "orchestrator")
@@ -295,14 +318,17 @@ class Launcher:
 
     def _on_exit(self, event: Exited) -> None:
         self._chronicle.follow()  # its last words, before what follows from them
-        if not event.expected:
+        # Of a worker that was told to stop, only its own word tells that all it had was saved.
+        unsaid = event.id in self._what.cast.workers and event.was_ready and not (event.done or event.dismissed)
+        expected = event.expected and not unsaid
+        if not expected:
             kind = "stalled" if event.stalled is not None else "died"
             self._chronicle.tally.count_fault(kind)
             error = str(event.error) if event.error is not None else None
             self._say("fault", event.id, f"{event.id} {event.how}", pid=event.pid, tell=True, error=error, what=kind)
         self._exited[event.id] = event
-        decision = Nothing(event.id) if event.expected else self._supervisor.decide(event)
-        steps = self._course.ended(event.id, decision, expected=event.expected)
+        decision = Nothing(event.id) if expected else self._supervisor.decide(event)
+        steps = self._course.ended(event.id, decision, expected=expected)
         if event.id == TRAINER and len(self._training_s) == 1:
             self._training_s.append(self._clock.now())
         self._follow(steps)
@@ -335,7 +361,8 @@ class Launcher:
     def _blame(self, child_id: str, reason: str) -> None:
         """Say whose end ends the run: the component's own, or, if it gave up waiting, that of whom it waited for."""
         event = self._exited[child_id]
-        root = find_root(list(self._looks), child_id, self._plan) if _gave_up_waiting(event) else None
+        waited = [self._waits[child_id]] if child_id in self._waits and _gave_up_waiting(event) else []
+        root = find_root(waited, child_id, self._plan)
         error = error_of(event, reason, root, self._what.place)
         self.fail(error, culprit_of(event, root))
 
@@ -343,7 +370,8 @@ class Launcher:
 
     def _watch(self, interrupts: Interrupts) -> None:
         self._premises.require_there()
-        self._look()
+        now = self._look = Look(time.monotonic_ns(), self._board.read_all())
+        self._waits |= {view.id: now for view in now.views if view.state in ALIVE and view.waits_on is not None}
         self._watch_interrupts(interrupts)
         self._watch_duration()
         self._kill_the_late()
@@ -355,9 +383,6 @@ class Launcher:
         still = self._standstill.look() if self._training_s else None
         if still is not None:
             self._give_up("supervisor", still)
-
-    def _look(self) -> None:
-        self._looks.append(Look(time.monotonic_ns(), self._board.read_all()))
 
     def _watch_interrupts(self, interrupts: Interrupts) -> None:
         if interrupts.count > self._interrupts_seen:
@@ -389,13 +414,13 @@ class Launcher:
 
     def _watch_waits(self) -> None:
         ended = frozenset(self._exited) - self._course.alive
-        found = waits_in_vain(self._looks[-1], ended, _IN_VAIN_S) if ended else None
+        found = waits_in_vain(self._look, ended, _IN_VAIN_S) if ended else None
         if found is not None:
             waiter, gone = found
             self._give_up(gone, gone_for_good(waiter, self._exited[gone], self._what.place))
 
     def _watch_frozen(self) -> None:
-        for child_id in self._freezes.look(self._looks[-1].views, self._clock.now()):
+        for child_id in self._freezes.look(self._look.views, self._clock.now()):
             late = Overdue(child_id, "being stopped by a signal", self._freezes.limit_s, self._freezes.limit_s)
             self._supervisor.condemn(late)
 

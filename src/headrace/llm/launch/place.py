@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -26,6 +27,56 @@ class LanguageRun(RunDirectory):
         self.rollouts_dir = path / "rollouts"
         self.endpoints_file = path / "endpoints.json"
         self.may_be_forgotten = self.never_began
+        self._of: LanguageRun | None = None
+
+    def alone(self, component: str) -> LanguageRun:
+        """Where the launcher of a component that is started alone keeps what is its own."""
+        return LanguageRun(self.path / "alone" / component)
+
+    def share(self) -> None:
+        """Hold the run together with others who do: while any of them does, no whole run takes it, and the other way round.
+
+        Raises:
+            RunDirectoryError: A whole run is alive in it.
+            OSError: The lock cannot be made.
+        """
+        handle = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(handle, 32).decode(errors="replace").strip()
+            os.close(handle)
+            raise RunDirectoryError(
+                f"{self.path} is in use by a whole run that is alive",
+                pid=holder or "not noted",
+                fix="wait for its end; components are started alone instead of a whole run, not beside it",
+            ) from None
+        self._lock = handle
+
+    def held_with(self, shared: LanguageRun) -> None:
+        """Have ``shared`` given back when this one is."""
+        self._of = shared
+
+    def close(self) -> None:
+        """See `RunDirectory.close`."""
+        super().close()
+        if self._of is not None:
+            self._of.close()
+
+    def take_lock(self, fix: str) -> None:
+        """See `RunDirectory.take_lock`."""
+        if live := self._live_alone():
+            raise RunDirectoryError(
+                f"{self.path} is in use by components that were started alone", components=", ".join(live), fix=fix
+            )
+        super().take_lock(fix)
+
+    def is_live(self) -> bool:
+        """See `RunDirectory.is_live`; a component that was started alone in it counts."""
+        return super().is_live() or bool(self._live_alone())
+
+    def _live_alone(self) -> list[str]:
+        return sorted(path.name for path in self.path.glob("alone/*") if RunDirectory(path).is_live())
 
     def folders(self) -> tuple[Path, ...]:
         """See `RunDirectory.folders`."""
@@ -67,7 +118,9 @@ class Endpoints:
 
     run_id: str
     inference: str | None = None
-    """Root of the server; None: it is not known yet."""
+    """Root of the server; None: it is not known yet, or not any more."""
+    machine: str | None = None
+    """Name of the machine that it runs on."""
 
 
 def new_run_id() -> str:
@@ -122,7 +175,7 @@ def read_endpoints(path: Path) -> Endpoints | None:
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return Endpoints(str(found["run_id"]), found.get("inference"))
+        return Endpoints(str(found["run_id"]), found.get("inference"), found.get("machine"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -31,6 +31,7 @@ MAY_CHANGE = frozenset(
     }
 )  # fmt: skip
 """Keys that change nothing of what is learned, so that a run may go on, or be shared, with other values."""
+_EVALUATED = ("version", "step", "problems", "episodes", "failed", "win_rate", "mean_reward", "low", "high")
 
 
 def begin(config: RLConfig, path: Path | None, name: str, *, only_warm_start: bool = False) -> Launch:
@@ -200,12 +201,11 @@ def _require_work(place: LanguageRun, config: RLConfig, step: int) -> None:
 
 def _history(place: LanguageRun, step: int) -> Tally:
     """What earlier sessions told of the part that is gone on with."""
-    tally = Tally(steps=step)
+    tally = Tally.going_on(step)
     for event in read_events(place.events_file):
         match event.get("kind"):
             case "evaluated" if isinstance(event.get("step"), int) and event["step"] <= step:
-                told = ("version", "step", "problems", "episodes", "win_rate", "mean_reward", "low", "high")
-                tally.evaluations.append({name: event[name] for name in told if name in event})
+                tally.note_evaluation({name: event[name] for name in _EVALUATED if name in event})
             case "fault" if event.get("component") != "supervisor":
                 tally.count_fault(str(event.get("what", "died")))
             case "restarted":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from headrace.core.errors import ComponentStalled, DataLossError, HeadraceError
 from headrace.llm.config import RLConfig
@@ -18,9 +18,13 @@ class Tally:
     """What the components have told so far."""
 
     steps: int = 0
-    """Of the trainer."""
+    """Of the trainer, those of earlier sessions included."""
     batches: int = 0
-    """Shipped by the orchestrator."""
+    """Shipped by the orchestrator, likewise."""
+    begun: int = 0
+    """Steps that earlier sessions have made."""
+    untrained: dict[int, int] = field(default_factory=dict)
+    """Rollouts of the batches that are shipped and not trained on yet, by the step that trains on them."""
     version: int | None = None
     """Newest that was published."""
     weights_sha256: str | None = None
@@ -40,13 +44,38 @@ class Tally:
     tokens: float = 0.0
     """Trained on."""
 
+    @classmethod
+    def going_on(cls, step: int) -> Self:
+        """Of a session that goes on from a checkpoint, whose every step had its batch."""
+        return cls(steps=step, batches=step, begun=step)
+
     def count_fault(self, kind: str) -> None:
         """A component has failed."""
         self.faults[kind] = self.faults.get(kind, 0) + 1
 
+    def note_batch(self, step: int, rollouts: int) -> None:
+        """The orchestrator has shipped what the trainer makes that step of."""
+        self.batches = step
+        if step > self.steps:
+            self.untrained[step] = rollouts
+
+    def settle(self) -> None:
+        """The run is over: what was shipped and not trained on, as the books have it, is not trained."""
+        left = sum(self.untrained.values())
+        if self.books is not None and left:
+            self.books = {**self.books, "trained": total(self.books.get("trained")) - left, "shipped": left}
+        self.untrained = {}
+
+    def note_evaluation(self, facts: Mapping[str, Any]) -> None:
+        """A version was evaluated; where it had been before a resume, this is what counts."""
+        version = facts.get("version")
+        self.evaluations = [one for one in self.evaluations if one.get("version") != version]
+        self.evaluations.append(dict(facts))
+
     def note_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """The trainer has made a step."""
         self.steps = max(self.steps, step)
+        self.untrained = {at: count for at, count in self.untrained.items() if at > self.steps}
         mean, most = metrics.get("off_policy/mean"), metrics.get("off_policy/max")
         if isinstance(mean, int | float):
             self.lag_sum += float(mean)
@@ -62,7 +91,7 @@ def audited(books: Mapping[str, Any] | None) -> dict[str, Any] | None:
     failed, filtered = total(books.get("failed")), total(books.get("filtered"))
     completed = total(books.get("completed"))
     ends = completed + failed + sum(total(books.get(place)) for place in _PLACES)
-    parts = total(books.get("trained")) + filtered + total(books.get("pending"))
+    parts = filtered + sum(total(books.get(place)) for place in ("trained", "shipped", "pending"))
     return {**books, "balanced": total(books.get("requested")) == ends and completed == parts}
 
 
@@ -126,7 +155,7 @@ def summarize(
         "faults": dict(tally.faults),
         "restarts": tally.restarts,
         "sft": {"steps": tally.sft_steps, "loss": tally.sft_loss} if tally.sft_steps else None,
-        "throughput": {"steps_per_s": tally.steps / training_s if training_s else None},
+        "throughput": {"steps_per_s": (tally.steps - tally.begun) / training_s if training_s else None},
         "lost_lines": {name: count for name, count in facts["lost_lines"].items() if count},
         "sessions": facts.get("sessions", 1),
     }

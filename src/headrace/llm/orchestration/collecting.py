@@ -125,14 +125,10 @@ class Collecting:
         return len(self._kept) >= self._limits.per_step
 
     def take(self) -> list[Group]:
-        """The groups of the next batch, those that were begun first. They count as trained."""
+        """The groups of the next batch, those that were begun first. They are pending until they are shipped."""
         numbers = sorted(self._kept)[: self._limits.per_step]
-        taken = [self._kept.pop(number) for number in numbers]
-        for group in taken:
-            for rollout in group.rollouts:
-                self.books.move(rollout.spec.id, Place.TRAINED)
         self.step += 1
-        return taken
+        return [self._kept.pop(number) for number in numbers]
 
     async def end(self, timeout_s: float) -> None:
         """Cancel what runs, and wait until it has ended. What was complete waits for no batch any more."""
@@ -204,11 +200,12 @@ class Collecting:
         try:
             if not task.cancelled() or group.number in self._running:  # nobody but its own code has cancelled it
                 self._note(group, sample, task)
+            self.admit()  # before a round is looked for
         except BaseException as error:  # noqa: BLE001 - a callback of the event loop: raised where the run is driven
             self.fatal = self.fatal or error
-        self.admit()  # before a round is looked for
-        self._gatherer.leave()
-        self._changed()
+        finally:
+            self._gatherer.leave()
+            self._changed()
 
     def _note(self, group: Group, sample: int, task: asyncio.Task[Rollout | Failure]) -> None:
         outcome = task.result()

@@ -16,7 +16,7 @@ from headrace.envs.text.asking import problems_of
 from headrace.envs.text.protocol import TextEnvironment
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import Batch, Completion, Failure, Generator, PublishedWeights
-from headrace.llm.orchestration.books import RolloutBooks
+from headrace.llm.orchestration.books import Place, RolloutBooks
 from headrace.llm.orchestration.collecting import Collecting, Tell
 from headrace.llm.orchestration.examining import Examiner
 from headrace.llm.orchestration.gatherer import Gatherer
@@ -221,10 +221,12 @@ class Orchestrator:
                 limit=self._config.orchestrator.max_policy_lag,
                 fix="file a bug: the sweep before shipping let it through",
             )
-        batch = Batch(run_id=self._run_id, step=step, samples=samples, facts=facts, carry=self._carry())
+        batch = Batch(run_id=self._run_id, step=step, samples=samples, facts=facts, carry=self._carry(len(samples)))
         self._around.presence.enter(Activity.COMMIT)
         with self._times.of("time/ship"):
             await self._around.ship(batch)
+        for sample in samples:
+            self.books.move(sample.rollout, Place.TRAINED)
         self._around.presence.enter(Activity.IDLE)
         self._count()
         self._around.tell("batch", {"step": step, "metrics": facts | self._times.taken()})
@@ -240,11 +242,14 @@ class Orchestrator:
         presence.count("retries", books["attempts"] - books["requested"])
         presence.count("dropped", books["stale"] + sum(books["failed"].values()) + sum(books["filtered"].values()))
 
-    def _carry(self) -> dict[str, Any]:
+    def _carry(self, trained: int) -> dict[str, Any]:
+        """What whoever goes on after this batch has to know; by then its ``trained`` rollouts were trained on."""
+        books = self.books.to_json()
+        books |= {"trained": books["trained"] + trained, "pending": books["pending"] - trained}
         return {
             "step": self.step,
             "collecting": self._collecting.state(),
-            "books": self.books.to_json(),
+            "books": books,
             "evaluation": self._examiner.state(),
         }
 

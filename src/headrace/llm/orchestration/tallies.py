@@ -15,12 +15,12 @@ class Tally:
 
     def __init__(self) -> None:
         self._sums: defaultdict[str, float] = defaultdict(float)
-        self._completed = 0
+        self._told: Counter[str] = Counter()
+        """Completed rollouts that say something under a name; a fact need not be one of each."""
         self._counts: Counter[str] = Counter()
 
     def completed(self, rollout: Rollout) -> None:
         """A rollout was judged."""
-        self._completed += 1
         judgement = rollout.judgement
         own = {f"train/{name}/mean": value for name, value in {**judgement.terms, **judgement.facts}.items()}
         own |= {
@@ -32,6 +32,7 @@ class Tally:
         }
         for name, value in own.items():
             self._sums[name] += value
+            self._told[name] += 1
         if rollout.cut is not None:
             self._counts[f"batch/cut_{rollout.cut}"] += 1
 
@@ -57,11 +58,11 @@ class Tally:
         self._counts["batch/stale_rollouts"] += group.size
 
     def metrics(self) -> dict[str, float]:
-        """Means over the completed rollouts, and counts. ``batch/filtered`` and ``batch/stale`` count groups.
+        """Means over the completed rollouts that have the value, and counts. ``batch/filtered`` and ``batch/stale`` count groups.
 
         ``batch/retried`` is there only where an attempt failed and was made again.
         """
-        means = {name: total / self._completed for name, total in self._sums.items()} if self._completed else {}
+        means = {name: total / self._told[name] for name, total in self._sums.items()}
         always = dict.fromkeys(("batch/failed", "batch/filtered", "batch/stale"), 0.0)
         return always | means | {name: float(count) for name, count in self._counts.items()}
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.core.clock import Clock
+from headrace.core.errors import HeadraceError
 from headrace.llm.config import RLConfig
 from headrace.llm.disk import remove_unfinished
 from headrace.llm.messages import Batch, PublishedWeights
@@ -17,7 +19,7 @@ from headrace.llm.training.trainer import Trainer
 from headrace.llm.transport import Source
 from headrace.llm.weights import forget_newer, look, metadata_of, prune, publish
 from headrace.supervision.messages import Report
-from headrace.telemetry.board import Activity, Slot
+from headrace.telemetry.board import Activity, Slot, State
 
 _FIRST = "0"
 _SPARE_VERSIONS = 3
@@ -96,8 +98,8 @@ class TrainingLoop:
         self._slot.add("updates")
         trained_s = self._clock.now()
         self.published = self._publish()
-        self._source.consumed(batch.step)
         self._carry = batch.carry
+        self._source.consumed(batch.step)
         published_s = self._clock.now()
         metrics |= {
             "time/wait_for_batch": received_s - began_s,
@@ -110,6 +112,23 @@ class TrainingLoop:
             self.save()
         self._slot.enter(Activity.IDLE)
         return True
+
+    @contextmanager
+    def saved(self) -> Iterator[None]:
+        """Whatever ends what happens inside, a checkpoint of what is trained by then is written.
+
+        Raises:
+            RunDirectoryError: It cannot be written; where something else was raised inside, that is raised.
+        """
+        try:
+            yield
+        except Exception:
+            if self.trainer.at_rest and self.published.version == self.trainer.version:
+                with suppress(HeadraceError):
+                    self.save()
+            raise
+        self._slot.set_state(State.STOPPING)
+        self.save()
 
     def save(self) -> None:
         """Write a checkpoint of what is trained by now, unless there is one, or nothing to save.

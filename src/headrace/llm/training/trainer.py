@@ -60,6 +60,8 @@ class Trainer:
     ) -> None:
         _refuse(model, config, initial)
         self.version = version
+        self.at_rest = True
+        """Whether the weights are those of the version, and no gradient step beyond it was made."""
         self._config = config
         self._run_id = run_id
         self._clock = clock
@@ -103,6 +105,7 @@ class Trainer:
         for minibatch in self._minibatches(samples):
             passes = self._gradient_step(minibatch, tally, passes, on_pass)
         self.version += 1
+        self.at_rest = True
         took_s = self._clock.now() - began_s
         lags = off_policy(batch)
         return {
@@ -187,6 +190,7 @@ class Trainer:
         norm = float(nn.utils.clip_grad_norm_(self._parameters, config.max_grad_norm))
         if not (np.isfinite(loss) and np.isfinite(norm)):
             self._blame(samples, weights, loss, norm)
+        self.at_rest = False
         self._optimiser.step()
         tally.losses.append(loss)
         tally.norms.append(norm)
