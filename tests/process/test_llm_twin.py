@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.envs.text.wordle.environment import WordleEnvironment
 from headrace.llm import weights
 from headrace.llm.client import HttpGenerator
 from headrace.llm.engine.building import build_engine, prove
@@ -25,6 +26,16 @@ from language_support import InTurn, child, prepare, tiny_config
 from orchestration_support import same_samples
 
 Work = Callable[[Generator], Awaitable[None]]
+
+
+class Holding(WordleEnvironment):
+    """Wordle that holds a file open, as others hold programs; whether it lets go is in `CLOSED`."""
+
+    def close(self) -> None:
+        CLOSED.append(self)
+
+
+CLOSED: list[Holding] = []
 
 
 def over_http(basics: Basics) -> Callable[[Work], Awaitable[None]]:
@@ -109,3 +120,11 @@ def test_it_leaves_when_it_is_told_to(tmp_path: Path) -> None:
     heard = run_twin(prepare(tiny_config(steps=500), tmp_path), says=(Stop("enough"),))
     assert isinstance(heard[-1], Done)
     assert heard[-1].facts["step"] < 500
+
+
+def test_what_its_environment_holds_is_let_go_of(tmp_path: Path) -> None:
+    CLOSED.clear()
+    config = tiny_config(steps=1)
+    held = config.env.model_copy(update={"name": None, "factory": f"{__name__}:Holding"})
+    run_twin(prepare(config.model_copy(update={"env": held}), tmp_path))
+    assert len(CLOSED) == 1

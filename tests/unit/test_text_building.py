@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from headrace.core.errors import ConfigError, EnvironmentFault, EnvironmentNotBuilt, EnvironmentRaised
-from headrace.envs.text.building import FACTORIES, EnvironmentCheck, build_text_environment, check_environment
+from headrace.envs.text.building import (
+    FACTORIES,
+    EnvironmentCheck,
+    build_text_environment,
+    check_environment,
+    close_environment,
+)
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, Split, Transcript
 
 
@@ -214,3 +220,17 @@ def test_a_wrong_answer_is_told_with_the_method_and_its_place() -> None:
 
 def test_a_fact_that_is_no_number_twice_is_the_same_answer() -> None:
     assert check_environment(NotANumberInItsFacts()).messages == 4
+
+
+def test_what_an_environment_holds_it_lets_go_of(capsys: pytest.CaptureFixture[str]) -> None:
+    closed: list[str] = []
+
+    class Holding(Parrot):
+        def close(self) -> None:
+            closed.append("closed")
+            raise OSError("the server is gone")
+
+    close_environment(Parrot())
+    close_environment(Holding())
+    assert closed == ["closed"]
+    assert "OSError: the server is gone" in capsys.readouterr().err

@@ -12,7 +12,8 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -22,7 +23,7 @@ import torch
 from headrace.core.errors import ComponentError, ComponentStalled, HeadraceError, SnapshotCorrupt
 from headrace.core.files import write_whole
 from headrace.envs.text.asking import problems_of
-from headrace.envs.text.building import build_text_environment
+from headrace.envs.text.building import build_text_environment, close_environment
 from headrace.envs.text.protocol import TextEnvironment
 from headrace.ipc.child import wrapped
 from headrace.llm import weights
@@ -76,19 +77,19 @@ def evaluate_run(
     config = _for_here(place.read_rl_config())
     require_weights(place, version)
     torch.set_num_threads(config.inference.threads)
-    environment = _environment(config, guard)
-    todo = chosen(config, specs(problems_of(environment, "eval"), config.evaluation), episodes)
-    engine = _engine(config, place, version, on_note)
-    gatherer = Gatherer(LocalGenerator(engine), rounds=True, at_once=config.inference.slots)
-    player = RolloutPlayer(
-        config=config,
-        environment=environment,
-        renderer=Renderer(load_tokenizer(place.model_dir)),
-        gatherer=gatherer,
-        presence=Presence(None),
-        notes=_Unnoted(),
-    )
-    outcomes = asyncio.run(_played(todo, player, gatherer, config))
+    with _environment(config, guard) as environment:
+        todo = chosen(config, specs(problems_of(environment, "eval"), config.evaluation), episodes)
+        engine = _engine(config, place, version, on_note)
+        gatherer = Gatherer(LocalGenerator(engine), rounds=True, at_once=config.inference.slots)
+        player = RolloutPlayer(
+            config=config,
+            environment=environment,
+            renderer=Renderer(load_tokenizer(place.model_dir)),
+            gatherer=gatherer,
+            presence=Presence(None),
+            notes=_Unnoted(),
+        )
+        outcomes = asyncio.run(_played(todo, player, gatherer, config))
     found = result_of(outcomes, engine.served.version)
     if found is None:
         raise ComponentError(
@@ -100,11 +101,17 @@ def evaluate_run(
     return found
 
 
-def _environment(config: RLConfig, guard: Guard | None) -> TextEnvironment:
-    if guard is not None:
-        return cast("TextEnvironment", built(config, "evaluation", guard))
-    section = config.env
-    return build_text_environment(section.name, section.factory, section.kwargs, component="evaluation")
+@contextmanager
+def _environment(config: RLConfig, guard: Guard | None) -> Iterator[TextEnvironment]:
+    section, component = config.env, "evaluation"
+    if guard is None:
+        environment = build_text_environment(section.name, section.factory, section.kwargs, component=component)
+    else:
+        environment = cast("TextEnvironment", built(config, component, guard))
+    try:
+        yield environment
+    finally:
+        close_environment(environment)
 
 
 def chosen(config: RLConfig, todo: Sequence[RolloutSpec], episodes: int | None) -> list[RolloutSpec]:

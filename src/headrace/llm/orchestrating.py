@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from headrace.core.errors import ChannelClosed
 from headrace.envs.text.asking import problems_of
-from headrace.envs.text.building import build_text_environment
+from headrace.envs.text.building import build_text_environment, close_environment
 from headrace.envs.text.protocol import Split
 from headrace.ipc.child import ChildContext
 from headrace.llm import weights
@@ -40,6 +40,7 @@ def orchestrator(context: ChildContext) -> None:
         presence = Presence(slot, frozenset(board.ids))
         presence.enter(Activity.START)
         parts = Parts(payload.basics, payload.resume)
+        stack.callback(close_environment, parts.environment)
         with asyncio.Runner() as runner:
             runner.run(_work(context, payload, parts, presence, slot.set_state))
 

@@ -10,6 +10,7 @@ from typing import cast
 import torch
 
 from headrace.core.clock import MonotonicClock
+from headrace.envs.text.building import close_environment
 from headrace.ipc.child import ChildContext
 from headrace.llm.engine.building import build_engine, prove
 from headrace.llm.engine.engine import Engine
@@ -40,6 +41,7 @@ def twin(context: ChildContext) -> None:
         transport = MemoryTransport()
         training = _training(context, payload, slot, transport)
         parts = Parts(basics, payload.resume)
+        stack.callback(close_environment, parts.environment)
         engine = build_engine(config, basics.model, training.published)
         prove(engine)
         presence = Presence(slot)

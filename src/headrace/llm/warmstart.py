@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.errors import ConfigError
 from headrace.envs.text.asking import problems_of, shown_by
-from headrace.envs.text.building import build_text_environment
+from headrace.envs.text.building import build_text_environment, close_environment
 from headrace.envs.text.protocol import TextEnvironment
 from headrace.ipc.channel import Channel
 from headrace.ipc.child import ChildContext
@@ -43,10 +44,11 @@ def warm_start(context: ChildContext) -> None:
     payload: WarmStartPayload = context.payload
     basics = payload.basics
     torch.set_num_threads(basics.config.trainer.threads)
-    with Board.attach(basics.board) as board:
-        slot = board.slot(context.id)
+    with ExitStack() as stack:
+        slot = stack.enter_context(Board.attach(basics.board)).slot(context.id)
         slot.enter(Activity.WARM_START)
         start = begin(basics, context.id)
+        stack.callback(close_environment, start.env)
         context.control.send(Ready({"parameters": start.parameters}), _SEND_S)
         slot.set_state(State.RUNNING)
         telling = _Telling(context.control, slot, MonotonicClock(), basics.config.sft.steps)

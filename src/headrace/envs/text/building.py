@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -79,6 +80,16 @@ def build_text_environment(
             fix=_fix_of(made),
         )
     return cast("TextEnvironment", made)
+
+
+def close_environment(environment: object) -> None:
+    """Have it let go of what it holds, if it has a method ``close``. What that raises is printed: nothing hangs on it any more."""
+    close = getattr(environment, "close", None)
+    if callable(close):
+        try:
+            close()
+        except Exception:  # noqa: BLE001 - user code may raise anything
+            traceback.print_exc()
 
 
 def _fix_of(made: object) -> str:

@@ -66,7 +66,11 @@ class Judgement:
 
 
 class TextEnvironment(Protocol):
-    """An environment for language models. Called from one thread, with a deadline for each call."""
+    """An environment for language models. Called from one thread, with a deadline for each call.
+
+    One that holds something, e.g. programs or connections, may have a method ``close()`` beside these; a component calls it
+    when it ends.
+    """
 
     def dataset(self, split: Split) -> Sequence[Problem]:
         """All problems of a split, always in the same order. No problem of one split is in the other."""
