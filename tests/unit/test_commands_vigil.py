@@ -11,21 +11,30 @@ def watched(**limits):
     return Vigil(Limits(start_s=10.0, **limits), 100.0)
 
 
+def judged(vigil: Vigil, now_s: float) -> Judgement:
+    """As whoever keeps it asks, again and again; the last answer."""
+    second = 100.0
+    while second < now_s:
+        vigil.judge(second)
+        second += 1.0
+    return vigil.judge(now_s)
+
+
 def test_it_is_late_without_its_sign():
     vigil = watched(progress_s=5.0)
 
-    assert vigil.judge(109.9) is Judgement.STARTING
-    assert vigil.judge(110.0) is Judgement.LATE
+    assert judged(vigil, 109.9) is Judgement.STARTING
+    assert judged(vigil, 110.0) is Judgement.LATE
     assert vigil.in_words(Judgement.LATE, 110.5) == "is not ready after 10.5 s (limit 10 s)"
 
 
 def test_having_lived_long_enough_can_be_the_sign():
     vigil = watched(alive_s=2.0)
 
-    assert vigil.judge(101.9) is Judgement.STARTING
-    assert vigil.judge(102.0) is Judgement.WELL
+    assert judged(vigil, 101.9) is Judgement.STARTING
+    assert judged(vigil, 102.0) is Judgement.WELL
     assert vigil.ready_s == 102.0
-    assert vigil.judge(9999.0) is Judgement.WELL  # nothing more is expected
+    assert judged(vigil, 9999.0) is Judgement.WELL  # nothing more is expected
 
 
 def test_progress_is_counted_from_readiness_on():
@@ -33,12 +42,12 @@ def test_progress_is_counted_from_readiness_on():
     vigil.note_ready(109.0)
     vigil.note_ready(120.0)  # a second sign changes nothing
 
-    assert vigil.judge(118.9) is Judgement.WELL
-    assert vigil.judge(119.0) is Judgement.QUIET
-    assert vigil.judge(138.9) is Judgement.QUIET
+    assert judged(vigil, 118.9) is Judgement.WELL
+    assert judged(vigil, 119.0) is Judgement.QUIET
+    assert judged(vigil, 138.9) is Judgement.QUIET
     vigil.note_progress(138.9)
-    assert vigil.judge(139.0) is Judgement.WELL
-    assert vigil.judge(168.9) is Judgement.STALLED
+    assert judged(vigil, 139.0) is Judgement.WELL
+    assert judged(vigil, 168.9) is Judgement.STALLED
     assert vigil.in_words(Judgement.STALLED, 170.9) == "makes no progress for 32 s (limit 30 s)"
 
 
@@ -61,11 +70,11 @@ def test_a_stopped_process_is_frozen_after_its_limit_only():
     vigil.note_ready(101.0)
     vigil.note_stopped(102.0, stopped=True)
     vigil.note_stopped(105.9, stopped=True)
-    assert vigil.judge(105.9) is Judgement.WELL
+    assert judged(vigil, 105.9) is Judgement.WELL
     vigil.note_stopped(106.0, stopped=False)
     vigil.note_stopped(107.0, stopped=True)
-    assert vigil.judge(110.9) is Judgement.WELL
-    assert vigil.judge(111.0) is Judgement.FROZEN
+    assert judged(vigil, 110.9) is Judgement.WELL
+    assert judged(vigil, 111.0) is Judgement.FROZEN
     assert vigil.in_words(Judgement.FROZEN, 111.0) == "is stopped by a signal for 4 s (limit 4 s)"
 
 
@@ -74,6 +83,20 @@ def test_one_that_nobody_wants_anything_of_is_not_silent():
     vigil.note_ready(101.0)
     vigil.note_idle(130.9)
 
-    assert vigil.judge(135.0) is Judgement.WELL
-    assert vigil.judge(160.9) is Judgement.STALLED
+    assert judged(vigil, 135.0) is Judgement.WELL
+    assert judged(vigil, 160.9) is Judgement.STALLED
     assert vigil.signs == 0
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_time_in_which_nobody_watched_counts_against_no_limit(ready):
+    vigil = watched(progress_s=10.0)
+    if ready:
+        vigil.note_ready(100.0)
+    well, late = (Judgement.WELL, Judgement.STALLED) if ready else (Judgement.STARTING, Judgement.LATE)
+    assert vigil.judge(101.0) is well
+    vigil.note_stopped(101.0, stopped=True)
+    assert vigil.judge(5_000.0) is well  # all was frozen, its keeper too
+    vigil.note_stopped(5_000.0, stopped=False)
+    found = [vigil.judge(float(second)) for second in range(5_001, 5_020)]
+    assert found.index(late) + 5_001 == 5_007

@@ -7,6 +7,8 @@ from enum import Enum
 
 _SOFT = 3.0
 _SOFT_MOST_S = 10.0
+_UNSEEN_S = 2.0
+"""Between two judgements; beyond it whoever judges was itself frozen, most likely with the process, or kept from its processor."""
 
 
 class Judgement(Enum):
@@ -59,20 +61,25 @@ class Vigil:
         """When it last got on."""
         self.signs = 0
         """How often it has shown that it gets on."""
+        self._judged_s = now_s
+        self._unseen_s = 0.0
+        """Of the time since then, that in which nobody watched: it counts against no limit."""
 
     def note_ready(self, now_s: float) -> None:
         """Its sign of readiness has been seen; later ones change nothing."""
         if self.ready_s is None:
             self.ready_s = self.progress_s = now_s
+            self._unseen_s = 0.0
 
     def note_progress(self, now_s: float) -> None:
         """Its sign of progress has been seen."""
-        self.progress_s = now_s
+        self.note_idle(now_s)
         self.signs += 1
 
     def note_idle(self, now_s: float) -> None:
         """Nobody wants anything of it: its silence is none."""
         self.progress_s = now_s
+        self._unseen_s = 0.0
 
     def note_number(self, value: float, now_s: float) -> bool:
         """The number by which it shows progress; whether it has grown.
@@ -94,17 +101,23 @@ class Vigil:
             self._stopped_s = now_s
 
     def judge(self, now_s: float) -> Judgement:
-        """How it stands; what ends it first."""
+        """How it stands; what ends it first. To be asked again and again, more often than every two seconds."""
+        unseen_s = max(0.0, now_s - self._judged_s - _UNSEEN_S)
+        self._judged_s = now_s
+        self._unseen_s += unseen_s
+        if self._stopped_s is not None:
+            self._stopped_s += unseen_s
         if self._stopped_s is not None and now_s - self._stopped_s >= self._limits.stopped_s:
             return Judgement.FROZEN
         if self.ready_s is None:
             if self._limits.alive_s is not None and now_s - self.started_s >= self._limits.alive_s:
                 self.note_ready(now_s)
                 return Judgement.WELL
-            return Judgement.LATE if now_s - self.started_s >= self._limits.start_s else Judgement.STARTING
+            starting_s = now_s - self.started_s - self._unseen_s
+            return Judgement.LATE if starting_s >= self._limits.start_s else Judgement.STARTING
         if self._limits.progress_s is None:
             return Judgement.WELL
-        silent_s = now_s - self.progress_s
+        silent_s = now_s - self.progress_s - self._unseen_s
         if silent_s >= self._limits.progress_s:
             return Judgement.STALLED
         return Judgement.QUIET if silent_s >= min(_SOFT_MOST_S, self._limits.progress_s / _SOFT) else Judgement.WELL
