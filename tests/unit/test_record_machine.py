@@ -185,11 +185,24 @@ def test_a_package_is_named_by_all_its_code_and_not_imported(site):
     assert "whole" not in sys.modules
 
 
-def test_a_file_that_only_has_the_name_of_a_package_is_not_it(site, monkeypatch):
+def distribution(site, name, *listed):
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "RECORD").write_text("".join(f"{file},,\n" for file in listed))
+
+
+def test_a_file_that_only_has_the_name_of_a_package_is_not_it(site):
     (site / "lookalike.py").write_text("")
-    packages = {"lookalike": ["gymnasium", "numpy"]}
-    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: packages)
+    distribution(site, "lookalike", "inner/lookalike.py", "lookalike.pyc")
     assert origin("lookalike") == f"not packaged: {hashlib.sha256(b'').hexdigest()}"
+
+
+def test_all_who_have_installed_a_file_are_named(site):
+    (site / "shared_env.py").write_text("")
+    distribution(site, "first", "shared_env.py")
+    distribution(site, "second", "other.py", "shared_env.py")
+    assert origin("shared_env") == "first 1.0, second 1.0"
 
 
 @pytest.mark.parametrize(

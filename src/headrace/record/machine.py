@@ -43,10 +43,9 @@ def fingerprint(environment: Sequence[str] = ()) -> dict[str, Any]:
         environment: Modules of the environment, see `environment_modules`.
     """
     model, features = _processor()
-    packages = importlib.metadata.packages_distributions() if environment else {}
     return {
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES},
-        "environment": {module: _origin(module, packages) for module in environment},
+        "environment": {module: _origin(module) for module in environment},
         "libraries": _libraries(),
         "processor": model,
         "features": features,
@@ -164,18 +163,27 @@ def _registered(name: str) -> list[str]:
     return list(dict.fromkeys([*named, made_in]))
 
 
-def _origin(module: str, packages: Mapping[str, Sequence[str]]) -> str:
+def _origin(module: str) -> str:
     """Distribution and version a module belongs to; if to none, a hash of its code."""
     file = _file(module)
     if file is None:
         return "without a file"
-    owners = (importlib.metadata.distribution(name) for name in packages.get(module.partition(".")[0], ()))
-    names = sorted({f"{owner.name} {owner.version}" for owner in owners if _holds(owner, file)})
+    names = sorted(
+        {f"{owner.name} {owner.version}" for owner in importlib.metadata.distributions() if _holds(owner, file)}
+    )
     return ", ".join(names) or f"not packaged: {_code_sha256(module, file)}"
 
 
 def _holds(owner: importlib.metadata.Distribution, file: Path) -> bool:
     """Whether a file was installed with a distribution, and does not only have a package's name."""
+    folder = Path(str(owner.locate_file(""))).resolve()
+    if not file.is_relative_to(folder):
+        return False
+    listed = owner.read_text(
+        "RECORD"
+    )  # taking it to pieces takes ten times as long, and most do not even hold such a name
+    if listed is not None and file.name not in listed:
+        return False
     return any(part.name == file.name and Path(str(part.locate())).resolve() == file for part in owner.files or ())
 
 
