@@ -83,6 +83,7 @@ def session(folder: Path) -> Iterator[Session]:
         yield Session(folder, stack)
 
 
+@pytest.mark.table
 def test_a_successor_does_not_hang_on_the_checkpoint_of_the_session(session: Session, folder: Path):
     with session.learner() as begun:
         assert begun.keeper.state_due

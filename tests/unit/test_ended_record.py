@@ -47,6 +47,7 @@ def events_in(folder: Path) -> int:
         return len(list(trace.events()))
 
 
+@pytest.mark.table
 def test_the_successor_of_a_learner_whose_record_had_ended_has_none(tmp_path, monkeypatch):
     folder, at_the_end = tmp_path / "run", []
     with lives(folder, Fate(monkeypatch)) as run:

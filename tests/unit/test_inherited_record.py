@@ -60,6 +60,7 @@ def after_succession(events: list[Any]) -> list[Any]:
     return events[len(before_succession(events)) + 1 :]
 
 
+@pytest.mark.table
 def test_before_the_first_event(tmp_path: Path, moments: list[str]):
     _, events = killed_at(tmp_path / "run", place(moments, "before TraceWriter.write"))
     assert before_succession(events) == []
@@ -71,6 +72,7 @@ def test_a_commit_that_is_on_record_is_completed_in_the_books(tmp_path: Path, mo
     assert isinstance(before_succession(events)[-1], ChunkCommitted)
 
 
+@pytest.mark.table
 def test_a_commit_of_which_one_lane_is_in_the_books_is_completed(tmp_path: Path, moments: list[str]):
     at = place(moments, "after LaneBooks.change", "before LaneBooks.change", number=1)
     _, events = killed_at(tmp_path / "run", at)
@@ -113,6 +115,7 @@ def test_a_salvage_in_the_books_is_written_whole(tmp_path: Path, moments: list[s
     assert (salvages[0] in before_succession(events)) == (later > 0)
 
 
+@pytest.mark.table
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("moment", ["before Snapshots.prepare", "before TraceWriter.write", "before Snapshots.show"])
 def test_nobody_acts_with_a_policy_that_is_not_on_record(tmp_path: Path, moments: list[str], moment: str):
@@ -149,6 +152,7 @@ def test_what_was_stored_before_is_not_told_as_salvaged(
     assert (run.told["env_steps"], run.told["salvaged"]) == (stored + 6, 6)
 
 
+@pytest.mark.table
 def test_whoever_waits_sees_that_the_record_is_being_read(
     tmp_path: Path, moments: list[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -169,6 +173,7 @@ def test_whoever_waits_sees_that_the_record_is_being_read(
     assert told.count(Activity.RESUME) > recorded
 
 
+@pytest.mark.table
 def test_a_chunk_that_was_ended_early_is_told_apart_from_the_one_begun_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
