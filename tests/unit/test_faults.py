@@ -246,3 +246,18 @@ def test_signals_of_the_parent_end_as_a_command_ends():
         signal.SIGSTOP: ("completed", 0),
         signal.SIGKILL: ("killed", -9),
     }
+
+
+@pytest.mark.parametrize("happened", [False, True])
+def test_an_interrupted_run_leaves_no_file(happened, monkeypatch, tmp_path):
+    def interrupted(short, kind, path, marker):
+        path.mkdir()
+        (path / "config.toml").touch()
+        if happened:
+            marker.touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(faultrun, "_here", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        faultrun.provoke_fault(load_config("pendulum-td3"), KINDS["step-raises"], Pace(), tmp_path)
+    assert list(tmp_path.iterdir()) == []

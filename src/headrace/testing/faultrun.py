@@ -186,12 +186,16 @@ def provoke_fault(config: ExperimentConfig, kind: Kind, pace: Pace, folder: Path
     try:
         seen = _by_command(short, kind, path) if kind.where == "parent" else _here(short, kind, path, marker)
         seen = replace(seen, left=leaks.settled(before, GONE_S))
+        impossible = (folder / f"{kind.name}.marker.impossible").exists()
+        broken = () if impossible else tuple(broken_promises(kind, seen, expected_words(kind, short)))
+    except KeyboardInterrupt:
+        leaks.end_processes(before)  # first, or they write on
+        shutil.rmtree(path, ignore_errors=True)
+        raise
     finally:
         leaks.end_processes(before)
-    impossible = (folder / f"{kind.name}.marker.impossible").exists()
-    broken = () if impossible else tuple(broken_promises(kind, seen, expected_words(kind, short)))
-    for trace in folder.glob(f"{kind.name}.*"):
-        trace.unlink()
+        for trace in folder.glob(f"{kind.name}.*"):
+            trace.unlink()
     if not broken:
         shutil.rmtree(path)
     return Result(
@@ -251,7 +255,6 @@ def _here(short: ExperimentConfig, kind: Kind, path: Path, marker: Path) -> Seen
         look: Callable[[Progress], None] | None = strike if kind.where == "component" else None
         summary = run_experiment(short, place, look, factory)
     if summary["outcome"] == "interrupted":
-        shutil.rmtree(path)
         raise KeyboardInterrupt
     happened = marker.exists() if kind.what is not None else strike.done or not kind.victim
     return Seen(summary["outcome"], summary["exit_code"], summary, _said(path, summary), happened, {})
