@@ -110,10 +110,10 @@ def test_the_wrapper_is_called_what_it_is_told(runs, tmp_path):
 
 
 @pytest.mark.table
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_every_fault_of_a_preset_is_borne():
     done = subprocess.run(
-        [COMMAND, "faults", "pendulum-td3"], capture_output=True, text=True, timeout=380.0, check=False
+        [COMMAND, "faults", "pendulum-td3"], capture_output=True, text=True, timeout=580.0, check=False
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert done.stdout.endswith("every promise held (35 faults)\n")

@@ -119,7 +119,7 @@ def test_an_environment_that_does_not_come_back_ends_it_by_name(
     file = path / "config.toml"
     config = LanguageRun.open(path).read_rl_config()
     env = config.env.model_copy(update={"name": None, "factory": "hanging_game:Hangs"})
-    deadlines = config.deadlines.model_copy(update={"env_s": 2.0})
+    deadlines = config.deadlines.model_copy(update={"env_s": 5.0})
     file.write_text(dump_toml(config.model_copy(update={"env": env, "deadlines": deadlines})))
     assert headrace("eval", str(path)) == 3
     told = capsys.readouterr().err

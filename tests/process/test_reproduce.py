@@ -152,7 +152,10 @@ def test_global_generators_are_set_where_they_were(file, capfd):
 def test_no_program_of_the_environment_is_left(file, tmp_path, fault):
     pids = tmp_path / "pids"
     kwargs = {"pids": str(pids), "at": 2} | ({"fault": fault} if fault else {})
-    main([file(env={"factory": "run_envs:with_helper", "kwargs": kwargs}), "--timeout", "0.5"])
+    # It also limits the construction, which comes first.
+    main(
+        [file(env={"factory": "run_envs:with_helper", "kwargs": kwargs}), "--timeout", "3" if fault == "hang" else "30"]
+    )
     (pid,) = map(int, pids.read_text().split())
     assert not psutil.pid_exists(pid)
 

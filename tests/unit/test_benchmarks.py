@@ -257,6 +257,11 @@ def test_figures_may_go_into_what_is_no_file(tmp_path):
     told("/dev/null")
     assert Path("/dev/null").is_char_device()
     assert link.is_symlink()
+    reader, writer = os.pipe()
+    told(f"/dev/fd/{writer}")
+    os.close(writer)
+    with os.fdopen(reader) as written:
+        assert json.load(written)["rows"] == []
 
 
 def test_interpreters_are_looked_for_here_then_where_named_then_in_the_working_directory(tmp_path, monkeypatch):

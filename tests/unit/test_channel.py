@@ -9,6 +9,7 @@ import pickle
 import select
 import socket
 import struct
+import time
 from collections import deque
 
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import ChannelClosed, ComponentError, ComponentStalled
-from headrace.ipc.channel import LONGEST_S, Channel, Deadline, MessagePipe, poll_fds
+from headrace.ipc.channel import Channel, Deadline, MessagePipe, poll_fds
 from headrace.ipc.descriptors import FdChannel
 
 LIMIT_S = 60.0  # bounds a failure; a success never waits for it
@@ -245,17 +246,29 @@ def test_a_wait_may_be_as_long_as_anybody_likes(pair):
 
 
 @pytest.mark.parametrize(
-    ("timeout_s", "slices"), [(-1.0, [0.0]), (5.0, [5.0]), (2.5 * LONGEST_S, [LONGEST_S, LONGEST_S, 0.5 * LONGEST_S])]
+    ("timeout_s", "frozen", "slices"),
+    [
+        (-1.0, (), [0.0]),
+        (5.0, (), [5.0]),
+        (12.0, (), [5.0, 5.0, 2.0]),
+        (12.0, (1,), [5.0, 5.0, 5.0]),
+        (12.0, (2,), [5.0, 5.0, 2.0, 5.0]),
+        (0.5, (0,), [0.5, 0.5]),
+        (0.0, (0,), [0.0]),
+    ],
 )
-def test_a_long_wait_is_a_sum_of_short_ones(monkeypatch, timeout_s, slices):
-    waits = []
+def test_a_long_wait_is_a_sum_of_short_ones_and_being_frozen_is_no_part_of_it(monkeypatch, timeout_s, frozen, slices):
+    waits, now_s = [], 0.0
 
     class Poller:
         def poll(self, timeout_ms):
+            nonlocal now_s
+            now_s += timeout_ms / 1000.0 + 3600.0 * (len(waits) in frozen)
             waits.append(timeout_ms / 1000.0)
             return []
 
     monkeypatch.setattr(select, "poll", Poller)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     assert poll_fds({}, timeout_s) == {}
     assert waits == slices
 

@@ -100,3 +100,15 @@ def test_time_in_which_nobody_watched_counts_against_no_limit(ready):
     vigil.note_stopped(5_000.0, stopped=False)
     found = [vigil.judge(float(second)) for second in range(5_001, 5_020)]
     assert found.index(late) + 5_001 == 5_007
+
+
+def test_what_comes_after_such_a_time_is_judged_from_then_on():
+    vigil = watched(progress_s=10.0)
+    vigil.note_ready(100.0)
+    vigil.judge(101.0)
+    vigil.note_progress(5_000.0)  # read before it is judged
+    vigil.note_stopped(5_000.0, stopped=True)
+    assert vigil.judge(5_000.0) is Judgement.WELL
+    vigil.note_stopped(5_001.0, stopped=False)
+    found = [vigil.judge(float(second)) for second in range(5_001, 5_020)]
+    assert found.index(Judgement.STALLED) + 5_001 == 5_010

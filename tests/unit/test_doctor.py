@@ -152,7 +152,8 @@ def test_a_culprit_is_a_component():
 def test_whom_the_summary_names_is_the_culprit():
     told = event("fault", 3599.0), event("verdict", 3599.5, "learner")
     assert failed(FORK_SERVER, *told, culprit="trainer") == "trainer"
-    assert failed(SPENT, *told, culprit=None) is None
+    assert failed(FORK_SERVER, *told, culprit=None) is None
+    assert failed(SPENT, *told, culprit=None) == "collector-0"  # its sentence does
 
 
 def test_a_killed_parent():

@@ -156,7 +156,7 @@ def test_the_run_without_a_fault_sets_the_pace(monkeypatch, tmp_path):
     monkeypatch.setattr(faultrun, "provoke_fault", provoke_fault)
     list(faultrun.provoke_faults(load_config("pendulum-td3"), choose(("step-raises",)), tmp_path))
     assert (paces["none"].step_s, paces["none"].run_s) == (0.0, 0.0)
-    assert (paces["step-raises"].step_s, paces["step-raises"].run_s) == (0.5, 40.0)
+    assert (paces["step-raises"].step_s, paces["step-raises"].run_s) == (0.5, 8.0)
 
 
 @pytest.mark.parametrize("kind", ["collector-stopped", "learner-stopped"])

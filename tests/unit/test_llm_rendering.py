@@ -75,9 +75,16 @@ def test_stop_tokens_are_the_templates_and_the_tokenizers(brief: Renderer, chatm
     assert brief.stop_ids == (characters().eos_token_id,)
 
 
-@pytest.mark.parametrize("ask", ["opening", "completion", "text"])
-@pytest.mark.parametrize(("length", "times"), [(20, 1), (2_000, 2)])
-def test_what_is_short_is_remembered_and_nothing_that_is_long(ask: str, length: int, times: int) -> None:
+@pytest.mark.parametrize(
+    ("ask", "length", "times"),
+    [
+        ("opening", 20, 1), ("completion", 20, 1), ("text", 20, 1),
+        ("opening", 2_000, 1), ("completion", 2_000, 2), ("text", 2_000, 2),
+    ],
+)  # fmt: skip
+def test_openings_and_what_is_short_are_remembered_and_nothing_else_that_is_long(
+    ask: str, length: int, times: int
+) -> None:
     class Counting:
         def __init__(self) -> None:
             self.asked = 0

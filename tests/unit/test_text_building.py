@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -234,3 +235,15 @@ def test_what_an_environment_holds_it_lets_go_of(capsys: pytest.CaptureFixture[s
     close_environment(Holding())
     assert closed == ["closed"]
     assert "OSError: the server is gone" in capsys.readouterr().err
+
+
+def test_one_that_does_not_come_back_from_closing_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    come_back = threading.Event()
+
+    class Hanging(Parrot):
+        def close(self) -> None:
+            come_back.wait(60.0)
+
+    close_environment(Hanging(), limit_s=0.01)
+    come_back.set()
+    assert "close() of the environment did not come back within 0.01 s" in capsys.readouterr().err

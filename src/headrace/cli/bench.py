@@ -154,36 +154,43 @@ def _told(json_file: str | None, absent: Mapping[str, str]) -> Iterator[list[Row
         click.echo(written, nl=False)
         return
     del about["absent"]
-    click.echo("\n".join(in_words(rows, about)))
-    for side, reason in absent.items():
-        click.echo(f"no figures of {side}: {reason}")
-    if json_file is not None:
-        _write(json_file, written)
+    try:
+        click.echo("\n".join(in_words(rows, about)))
+        for side, reason in absent.items():
+            click.echo(f"no figures of {side}: {reason}")
+    finally:  # whatever becomes of what is shown
+        if json_file is not None:
+            _write(json_file, written)
 
 
 def _require_writable(json_file: str | None) -> None:
     if json_file is None or json_file == _STANDARD_OUTPUT:
         return
-    path = Path(json_file).resolve()
+    path = Path(json_file)
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if path.is_file() or not path.exists():
-            part, _ = stage(path, [b"{}"])
+        if _is_file(path):
+            part, _ = stage(path.resolve(), [b"{}"])
             part.unlink()
     except OSError as error:
         raise _unwritable(json_file, error) from None
 
 
 def _write(json_file: str, written: str) -> None:
-    path = Path(json_file).resolve()  # a link stays one
+    path = Path(json_file)
     try:
-        if path.is_file() or not path.exists():
-            write_whole(path, [written.encode()])
-        else:  # a pipe, a device
+        if _is_file(path):
+            write_whole(path.resolve(), [written.encode()])  # a link stays one
+        else:
             path.write_bytes(written.encode())
     except OSError as error:
         raise _unwritable(json_file, error) from None
+
+
+def _is_file(path: Path) -> bool:
+    """Or will be one: not a pipe and not a device, which a shell may name by a link that leads nowhere."""
+    return path.is_file() or not path.exists()
 
 
 def _unwritable(json_file: str, error: OSError) -> ConfigError:

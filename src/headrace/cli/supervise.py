@@ -15,7 +15,7 @@ import click
 
 from headrace.cli.drawing import NOTHING
 from headrace.cli.ending import typed
-from headrace.cli.unheard import conclude, going_on, pass_on
+from headrace.cli.unheard import conclude, going_on, never_waiting, pass_on
 from headrace.commands.config import SuperviseConfig, load
 from headrace.commands.tree import children_now, end_adopted
 from headrace.core.clock import Clock, MonotonicClock
@@ -63,7 +63,8 @@ def _run(config: SuperviseConfig, run: RunDirectory, terminal: Terminal) -> dict
                 pass_on()  # what its reader had no room for; asked many times a second
                 return interrupts.count
 
-            summary = launcher.supervise(config, places, terminal, asked, MonotonicClock())
+            with never_waiting():
+                summary = launcher.supervise(config, places, terminal, asked, MonotonicClock())
     finally:
         end_adopted(_END_S, others)
     return summary | {"run_dir": str(run.path)}

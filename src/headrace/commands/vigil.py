@@ -100,13 +100,15 @@ class Vigil:
         elif self._stopped_s is None:
             self._stopped_s = now_s
 
+    def _unseen_since(self, since_s: float, now_s: float) -> float:
+        return max(0.0, now_s - max(self._judged_s, since_s) - _UNSEEN_S)
+
     def judge(self, now_s: float) -> Judgement:
         """How it stands; what ends it first. To be asked again and again, more often than every two seconds."""
-        unseen_s = max(0.0, now_s - self._judged_s - _UNSEEN_S)
-        self._judged_s = now_s
-        self._unseen_s += unseen_s
+        self._unseen_s += self._unseen_since(self.started_s if self.ready_s is None else self.progress_s, now_s)
         if self._stopped_s is not None:
-            self._stopped_s += unseen_s
+            self._stopped_s += self._unseen_since(self._stopped_s, now_s)
+        self._judged_s = now_s
         if self._stopped_s is not None and now_s - self._stopped_s >= self._limits.stopped_s:
             return Judgement.FROZEN
         if self.ready_s is None:

@@ -216,8 +216,9 @@ class ObservationCheck:
         if array.dtype.kind not in "fiub" or converted.shape != rule.leaf.shape or not exact:
             raise mismatch
         if self._on_cast is not None:
+            kind = found if isinstance(value, np.ndarray) else type(value).__name__  # the same of every step and lane
             self._on_cast(
-                f"{self._environment}: {rule.leaf.path} is converted on every step, from {found} to {rule.expected}"
+                f"{self._environment}: {rule.leaf.path} is converted on every step, from {kind} to {rule.expected}"
             )
             self._on_cast = None
         return converted

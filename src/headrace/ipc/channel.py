@@ -33,6 +33,10 @@ _PIPE_BYTES = 16384  # what a pipe holds at least, where the system does not tel
 LONGEST_S = 86400.0
 """Seconds that one call into the kernel may wait; it counts them in milliseconds and 32 bits, and refuses more than 24 days."""
 
+_SLICE_S = 5.0
+_AWAY_S = 2.0
+"""A wait that lasts so much longer than it should was not served: the process, and most likely its peers, were frozen."""
+
 
 class Deadline:
     """A moment by which something has to be over.
@@ -60,7 +64,8 @@ def poll_fds(interest: Mapping[int, int], timeout_s: float) -> dict[int, int]:
 
     Args:
         interest: ``select.POLLIN`` and the like by descriptor.
-        timeout_s: 0 only looks; any number of seconds will do. Signals do not shorten the wait.
+        timeout_s: 0 only looks; any number of seconds will do. Signals do not shorten the wait. Time in which this process
+            was frozen does not count, and those it was frozen with get a moment before it is over.
 
     Returns:
         The events seen by descriptor; ``POLLHUP`` and ``POLLERR`` also if not asked for.
@@ -71,10 +76,15 @@ def poll_fds(interest: Mapping[int, int], timeout_s: float) -> dict[int, int]:
     poller = select.poll()
     for fd, events in interest.items():
         poller.register(fd, events)
-    seen_events = dict(poller.poll(max(0.0, min(timeout_s, LONGEST_S)) * 1000.0))
-    while not seen_events and timeout_s > LONGEST_S:
-        timeout_s -= LONGEST_S
-        seen_events = dict(poller.poll(min(timeout_s, LONGEST_S) * 1000.0))
+    left_s, seen_events = max(0.0, timeout_s), {}
+    while True:
+        slice_s, begun_s = min(left_s, _SLICE_S), time.monotonic()
+        seen_events = dict(poller.poll(slice_s * 1000.0))
+        left_s -= slice_s
+        if time.monotonic() - begun_s > slice_s + _AWAY_S:
+            left_s = max(left_s, min(timeout_s, _SLICE_S))
+        if seen_events or left_s <= 0.0:
+            break
     for fd, seen in seen_events.items():
         if seen & select.POLLNVAL:
             raise ChannelClosed(

@@ -429,11 +429,6 @@ def _nothing_is_ignored(config: RLConfig) -> None:
             trainer.decay == "constant" and trainer.final_lr_fraction != kept,
             "the rate does not fall",
         ),
-        (
-            "inference.device",
-            inference.backend == "external" and inference.device != type(inference).model_fields["device"].default,
-            "an external server computes where it does",
-        ),
         ("inference.command", inference.command and inference.backend != "vllm", "only vLLM is started by a command"),
     ):
         if is_ignored:

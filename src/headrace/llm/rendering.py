@@ -23,6 +23,9 @@ _CACHED = 4096
 _SHORT = 128
 """Characters or tokens that each of them has at most."""
 
+_OPENINGS = 128
+"""Openings of any length that are remembered beside those."""
+
 _Result = TypeVar("_Result")
 
 
@@ -46,6 +49,7 @@ class Renderer:
             )
         self._tokenizer = tokenizer
         # The same few answers are given again and again, and a template costs a tenth of a millisecond.
+        self._opened = functools.lru_cache(_OPENINGS)(functools.partial(self._render, None))  # of a group, all have one
         self._rendered = _remembering(self._render, lambda _, messages: sum(len(one.content) for one in messages))
         self._encoded = _remembering(self._ids, len)
         self._decoded = _remembering(self._decode, len)
@@ -66,7 +70,7 @@ class Renderer:
 
     def opening(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """Tokens of a conversation that the model is to answer, up to where its message begins."""
-        return self._rendered(None, tuple(messages))
+        return self._opened(tuple(messages))
 
     def following(self, messages: Sequence[Message], *, ended: bool = True) -> tuple[int, ...]:
         """Tokens that come after a message of the model, up to where its next message begins.

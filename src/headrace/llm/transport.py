@@ -137,7 +137,7 @@ def read_batch(path: Path, run_id: str, step: int) -> Batch:
 
 
 def remove_leftovers(folder: Path, run_id: str) -> list[int]:
-    """Remove what was shipped by somebody who does not ship any more; its steps.
+    """Remove what was shipped by somebody who does not ship any more; its steps. Somebody else may be doing the same.
 
     Raises:
         SnapshotCorrupt: A file that is there is damaged, so nobody can say whose it is.
@@ -145,8 +145,9 @@ def remove_leftovers(folder: Path, run_id: str) -> list[int]:
     """
     left = _batches(folder)
     for step, path in left:
-        read_batch(path, run_id, step)
-        path.unlink()
+        with suppress(FileNotFoundError):
+            read_batch(path, run_id, step)
+            path.unlink()
     return [step for step, _ in left]
 
 

@@ -381,14 +381,14 @@ def _told(error: str) -> tuple[str, dict[str, str]]:
 
 def _culprit(snapshot: Snapshot, summary: Mapping[str, Any], what: str) -> str | None:
     """Whom the summary names; in one that names nobody either way: the run's own verdict, its sentence, an open fault."""
+    ids = [view.id for view in snapshot.looks[-1].views] if snapshot.looks else []
+    named = next((name for name in ids if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", what)), None)
     if "culprit" in summary:
-        return None if summary["culprit"] is None else str(summary["culprit"])
+        return named if summary["culprit"] is None else str(summary["culprit"])
     verdicts = [str(event.get("component")) for event in snapshot.events if event.get("kind") == "verdict"]
     if verdicts and verdicts[-1] != "supervisor":
         return verdicts[-1]
-    ids = [view.id for view in snapshot.looks[-1].views] if snapshot.looks else []
-    named = (name for name in ids if re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", what))
-    return next(named, _at_fault(snapshot, ids))
+    return named or _at_fault(snapshot, ids)
 
 
 def _at_fault(snapshot: Snapshot, ids: Sequence[str]) -> str | None:

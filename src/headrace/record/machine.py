@@ -169,20 +169,15 @@ def _origin(module: str) -> str:
     if file is None:
         return "without a file"
     names = sorted(
-        {f"{owner.name} {owner.version}" for owner in importlib.metadata.distributions() if _holds(owner, file)}
+        {f"{owner.name} {owner.version}" for owner in importlib.metadata.distributions() if _holds(owner, module, file)}
     )
     return ", ".join(names) or f"not packaged: {_code_sha256(module, file)}"
 
 
-def _holds(owner: importlib.metadata.Distribution, file: Path) -> bool:
-    """Whether a file was installed with a distribution, and does not only have a package's name."""
-    folder = Path(str(owner.locate_file(""))).resolve()
-    if not file.is_relative_to(folder):
-        return False
-    listed = owner.read_text(
-        "RECORD"
-    )  # taking it to pieces takes ten times as long, and most do not even hold such a name
-    if listed is not None and file.name not in listed:
+def _holds(owner: importlib.metadata.Distribution, module: str, file: Path) -> bool:
+    """Whether a module's file was installed with a distribution, and does not only have a package's name."""
+    listed = owner.read_text("RECORD")  # taking it to pieces takes ten times as long, and most do not hold such a name
+    if listed is not None and module.replace(".", "/") not in listed:
         return False
     return any(part.name == file.name and Path(str(part.locate())).resolve() == file for part in owner.files or ())
 

@@ -44,6 +44,8 @@ GONE_S = 5.0
 """Seconds after a run's end within which everything of it must be gone."""
 
 _RUN_S = 180.0
+_RUN_MOST_S = 8.0
+"""Training that is asked of a run by time at most: in the others something is started anew, once."""
 _LOOK_S = 0.05
 _SUSPENDED_S = 1.0
 
@@ -161,7 +163,7 @@ def provoke_faults(config: ExperimentConfig, kinds: Sequence[Kind], folder: Path
         if not result.passed:
             return
         step_s = 2.0 / result.steps_per_s if result.steps_per_s else 0.0
-        pace = replace(pace, step_s=step_s, run_s=result.seconds)
+        pace = replace(pace, step_s=step_s, run_s=min(result.seconds, _RUN_MOST_S))
 
 
 def provoke_fault(config: ExperimentConfig, kind: Kind, pace: Pace, folder: Path, clock: Clock | None = None) -> Result:
@@ -304,7 +306,9 @@ def _command(short: ExperimentConfig, path: Path) -> Iterator[subprocess.Popen[s
     """``headrace train``, in a process group of its own: a terminal's Ctrl-C is for us, and we then end it."""
     file = path.with_suffix(".toml")
     file.write_text(dump_toml(short), encoding="utf-8")
-    program = "from headrace.cli.main import main; main()"
+    # In the background of a shell script SIGINT is ignored, and so it would be by everybody we start.
+    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    program += "from headrace.cli.main import main; main()"
     line = [sys.executable, "-c", program, "train", str(file), "--run-dir", str(path), "--quiet"]
     with subprocess.Popen(
         line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0

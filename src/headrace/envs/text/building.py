@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,14 +83,26 @@ def build_text_environment(
     return cast("TextEnvironment", made)
 
 
-def close_environment(environment: object) -> None:
-    """Have it let go of what it holds, if it has a method ``close``. What that raises is printed: nothing hangs on it any more."""
+def close_environment(environment: object, limit_s: float = 12.0) -> None:
+    """Have it let go of what it holds, if it has a method ``close``; what that raises is printed.
+
+    Nothing hangs on it any more, so whoever is not back within the limit is left where it is, by a process that ends.
+    """
     close = getattr(environment, "close", None)
-    if callable(close):
+    if not callable(close):
+        return
+
+    def closed() -> None:
         try:
             close()
-        except Exception:  # noqa: BLE001 - user code may raise anything
+        except BaseException:  # noqa: BLE001 - user code may raise anything
             traceback.print_exc()
+
+    thread = threading.Thread(target=closed, name="close of the environment", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if thread.is_alive():
+        traceback.print_exception(TimeoutError(f"close() of the environment did not come back within {limit_s:g} s"))
 
 
 def _fix_of(made: object) -> str:

@@ -70,12 +70,11 @@ def begin_alone(component: str, config: RLConfig, run: Path, *, url: str | None,
         undone.callback(shared.close)
         _share(config, shared)
         run_id = agree_on_run_id(shared.endpoints_file).run_id
+        if component == INFERENCE and not shared.alone(INFERENCE).is_live():
+            # Nobody is to be sent to where an earlier one was, and whoever finds this one alive believes what it reads.
+            write_endpoints(shared.endpoints_file, Endpoints(run_id))
         place = _own_place(component, config, shared)
         undone.callback(place.close)
-        if component == INFERENCE:
-            write_endpoints(
-                shared.endpoints_file, Endpoints(run_id)
-            )  # nobody is to be sent to where an earlier one was
         if component == ORCHESTRATOR or (component == TRAINER and not shared.alone(ORCHESTRATOR).is_live()):
             remove_leftovers(shared.rollouts_dir, run_id)  # whoever goes on makes those batches again
         checkpoint, damaged = newest_checkpoint(shared, run_id) if resume else (None, [])

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.core.clock import Clock
-from headrace.core.errors import HeadraceError
 from headrace.llm.config import RLConfig
 from headrace.llm.disk import remove_unfinished
 from headrace.llm.messages import Batch, PublishedWeights
@@ -124,7 +123,7 @@ class TrainingLoop:
             yield
         except Exception:
             if self.trainer.at_rest and self.published.version == self.trainer.version:
-                with suppress(HeadraceError):
+                with suppress(Exception):  # what was raised first tells more, and may be why this fails too
                     self.save()
             raise
         self._slot.set_state(State.STOPPING)
