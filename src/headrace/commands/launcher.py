@@ -298,7 +298,8 @@ class Launch:
         self._satisfied.discard(name)
         if event.asked:
             self._stand(name, stage=Stage.STOPPED, since_s=now_s)
-            self._say("stopped", name, f"{name} has left", pid=event.pid)
+            otherwise = "" if event.expected else f", but not in order: {_trouble(event)}"
+            self._say("stopped", name, f"{name} has left{otherwise}", pid=event.pid)
             return
         if event.expected:
             self._on_done(name, was_ready=event.was_ready)

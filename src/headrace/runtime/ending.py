@@ -171,10 +171,11 @@ class Ending:
             self._resources.stop_collecting()
         if now_s > self._leave_due_s and not course.learner_done:
             self._end_those_who_step(supervisor)
-        if self._stop_due_s is None or now_s <= self._stop_due_s or course.learner_done:
+        if self._stop_due_s is None or course.learner_done:
             return None
         if course.successor is None and "learner" in supervisor.alive() and self._observer.finishes("learner"):
             self._stop_due_s = now_s + self._config.deadlines.stop_s  # counts from the end of that work
+        if now_s <= self._stop_due_s:
             return None
         course.over = True
         return self._not_stopped(supervisor)
