@@ -274,15 +274,31 @@ def held() -> Held:
     return Held()
 
 
-def provoked(inner: str = "make", step_s: float = 0.0, **plan: Any) -> gymnasium.Env[Any, Any]:
-    """`Traced`, or `Levels`, that misbehaves as `provoke.Plan` says."""
+def provoked(inner: str = "make", step_s: float = 0.0, *, waits: bool = False, **plan: Any) -> gymnasium.Env[Any, Any]:
+    """`Traced`, or `Levels`, that misbehaves as `provoke.Plan` says.
+
+    Where it ``waits``, those that are left are slow from then on until another one is made in its place, so that the run is
+    not over by then.
+    """
     where = provoke.Plan(**plan)
     if where.place == "import":
         # As a module of the user's own that does it at its top level.
         source = f"import run_envs\nrun_envs.misbehave({where.kwargs!r})\n"
         module = types.ModuleType("module_of_the_user")
         exec(compile(source, "module_of_the_user.py", "exec"), module.__dict__)
-    return provoke.Factory({"make": make, "levels": levels}[inner], where)(step_s=step_s)
+    env = provoke.Factory({"make": make, "levels": levels}[inner], where)(step_s=step_s)
+    if waits:
+        happened, again, step = Path(where.marker), Path(f"{where.marker}.again"), env.step
+        if happened.exists():
+            again.touch()
+
+        def slow(action: Any) -> Any:
+            if happened.exists() and not again.exists():
+                pause(0.05)
+            return step(action)
+
+        env.step = slow
+    return env
 
 
 def misbehave(plan: dict[str, Any]) -> None:

@@ -125,6 +125,8 @@ def run_cell(runs: Runs, cell: Cell, marker: Any, **more: Any) -> Run:
         if cell.column.startswith("step") or cell.column == "reset, later":
             settings |= {"run__steps": 1_000_000, "run__run_duration_s": LIMIT_S + 2.5, "replay__ratio": 0.1}
             plan["step_s"] = 0.001
+    elif cell.row in provoke.ENDS and is_started_again(cell):
+        plan["waits"] = True
     if cell.row == "out-of-range":
         plan["inner"] = "levels"
     run = runs.train("run_envs:provoked", kwargs=plan, env__lanes=LANES, **settings, **more)

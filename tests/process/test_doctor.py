@@ -226,7 +226,7 @@ def test_a_parent_that_is_stopped_and_then_killed_and_a_copy_of_what_it_left(tmp
 def test_debug_run(tmp_path):
     run_dir = tmp_path / "run"
     with command(
-        "debug-run", *traced(tmp_path), "--run-dir", run_dir, "--run-duration", "2", "--json", "--collectors", "2",
+        "debug-run", *traced(tmp_path), "--run-dir", run_dir, "--run-duration", "10", "--json", "--collectors", "2",
         "--set", "run.steps=10000000",
     ) as process:  # fmt: skip
         out, err = process.communicate(timeout=90.0)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.lanes.rollouts import Arrived
+from headrace.lanes.rollouts import Arrived, oldest
 from headrace.runtime.pacing import Grant, Pace, window_chunks
 
 EVERYBODY = (0, 1, 2)
@@ -97,6 +95,23 @@ def test_by_arrival_the_slow_are_not_waited_for_until_the_lag_is_reached():
     assert not p.complete(2, there, EVERYBODY)  # or what group 2 is making would be two versions old
 
 
+def test_a_cut_without_a_step_makes_nobody_wait_longer_than_the_lag():
+    p = pace(1, ordered=False)
+    p.grant(1, 1000, [], EVERYBODY)
+    there = arrived((2, 0, 1), (2, 1, 1))
+    p.on_commit(2)
+    p.on_commit(2)
+    p.on_lost(2)
+    there.append(Arrived(2, 2, 1, (0,), has_steps=False))
+    for group, chunk in ((1, 0), (0, 0), (1, 1), (0, 1)):
+        p.on_commit(group)
+        there += arrived((group, chunk, 1))
+    for version in (1, 2):
+        assert p.complete(version, there, (0, 1))
+        there = _trained(p, there, version, 1, ordered=False)
+    assert not there
+
+
 def test_a_run_goes_on_with_numbers_nobody_has_used():
     p = pace(1)
     p.grant(1, 1000, [], EVERYBODY)
@@ -111,13 +126,23 @@ def test_a_run_goes_on_with_numbers_nobody_has_used():
 def test_nothing_is_trained_on_later_than_declared_and_nobody_waits_for_ever(ordered, data, lag):
     p, version, there, room = pace(lag, ordered=ordered), 1, list[Arrived](), STEPS * 30
     running: list[list[tuple[int, int]]] = [[] for _ in EVERYBODY]  # (chunk, version it is acted with)
-    made = 0
+    made = turn = 0
+    deaths = {} if ordered else data.draw(st.dictionaries(st.integers(1, 40), st.booleans(), max_size=4))
     while True:
         for group, chunk, limit in p.grant(version, room - made, there, EVERYBODY):
             known = {number for number, _ in running[group]}
             running[group] += [(number, version) for number in range(chunk, limit) if number not in known]
         busy = [group for group in EVERYBODY if running[group]]
         assert sorted(p.busy) == busy
+        turn += 1
+        if busy and turn in deaths:  # its collector dies, before its next step or in a chunk
+            group = busy[turn % len(busy)]
+            chunk, since = running[group][0]
+            running[group].clear()
+            p.on_lost(group)
+            there.append(Arrived(group, chunk, since, (0,), has_steps=deaths[turn]))
+            made += STEPS * deaths[turn]
+            continue
         if p.complete(version, there, EVERYBODY) and (not busy or data.draw(st.booleans())):
             there = _trained(p, there, version, lag, ordered=ordered)
             version += 1
@@ -136,8 +161,6 @@ def test_nothing_is_trained_on_later_than_declared_and_nobody_waits_for_ever(ord
 
 def _trained(p: Pace, there: list[Arrived], version: int, lag: int, *, ordered: bool) -> list[Arrived]:
     lowest = min(one.chunk for one in there)
-    key: Callable[[Arrived], int] = (lambda one: one.chunk) if ordered else (lambda one: one.version)
-    taken = sorted(there, key=key)
-    taken = [one for one in there if one.chunk == lowest] if ordered else taken[: len(EVERYBODY)]
-    assert max(version - one.version for one in taken) <= lag
+    taken = [one for one in there if one.chunk == lowest] if ordered else oldest(there, len(EVERYBODY))
+    assert max((version - one.version for one in taken if one.has_steps), default=0) <= lag
     return [one for one in there if one not in taken]

@@ -30,6 +30,8 @@ class Arrived:
     """Of the policy that acted."""
     stops: tuple[int, ...]
     """Row number after the last row, of each of the group's lanes."""
+    has_steps: bool = True
+    """Whether a step came with it; a cut alone takes nobody's place in a rollout by arrival."""
 
 
 class Rollouts:
@@ -64,9 +66,12 @@ class Rollouts:
 
     def add(self, arrived: Arrived) -> None:
         """Rows have been taken over into the lanes; they stand behind those of their group that were there before."""
-        before = [one for one in self._arrived if one.group == arrived.group][-1:]
-        chunk = max(one.chunk for one in (*before, arrived))
-        version = max(one.version for one in (*before, arrived))
+        before = [at for at, one in enumerate(self._arrived) if one.group == arrived.group][-1:]
+        if before and self._order == "arrival" and not arrived.has_steps:  # it goes with what it ends
+            self._arrived[before[0]] = replace(self._arrived[before[0]], stops=arrived.stops)
+            return
+        known = [*(self._arrived[at] for at in before), arrived]
+        chunk, version = max(one.chunk for one in known), max(one.version for one in known)
         self._arrived.append(replace(arrived, chunk=chunk, version=version))
 
     def gather(self) -> Rollout | None:
@@ -96,18 +101,23 @@ class Rollouts:
 
     def state(self) -> list[list[Any]]:
         """What has arrived, as JSON knows it."""
-        return [[one.group, one.chunk, one.version, list(one.stops)] for one in self._arrived]
+        return [
+            [one.group, one.chunk, one.version, list(one.stops), *([] if one.has_steps else [False])]
+            for one in self._arrived
+        ]
 
     def load_state(self, arrived: Sequence[Sequence[Any]]) -> None:
         """Go on from a `state`, in lanes that hold what they held then."""
-        self._arrived = [Arrived(group, chunk, version, tuple(stops)) for group, chunk, version, stops in arrived]
+        self._arrived = [
+            Arrived(group, chunk, version, tuple(stops), *rest) for group, chunk, version, stops, *rest in arrived
+        ]
 
     def _take(self) -> list[Arrived]:
         if self._order == "chunk":
             lowest = min(one.chunk for one in self._arrived)
             taken = sorted((one for one in self._arrived if one.chunk == lowest), key=lambda one: one.group)
         else:
-            taken = sorted(self._arrived, key=lambda one: one.version)[: len(self._groups)]  # stable
+            taken = oldest(self._arrived, len(self._groups))
         self._arrived = [one for one in self._arrived if one not in taken]
         return taken
 
@@ -119,6 +129,15 @@ class Rollouts:
         kinds = np.concatenate([piece["kind"] for piece in self._replay.block.pieces(lane, start, stop)])
         ends = np.flatnonzero(kinds != STEP)
         return start + int(ends[-1]) + 1 if len(ends) else start
+
+
+def oldest(arrived: Sequence[Arrived], size: int) -> list[Arrived]:
+    """So many chunks of the oldest policies, of those the first that came; and before them all cuts without a step.
+
+    Those are no chunk that anybody was granted: counted, they would make others wait a rollout longer than the lag allows.
+    """
+    cuts = [one for one in arrived if not one.has_steps]
+    return cuts + sorted((one for one in arrived if one.has_steps), key=lambda one: one.version)[:size]  # stable
 
 
 @dataclass(frozen=True, slots=True)

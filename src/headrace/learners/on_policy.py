@@ -94,7 +94,8 @@ class OnPolicyLearner(BaseLearner):
         # A cut may complete what was kept back of an episode, also where no step came with it.
         cut = not committed and bool((books.resident_from[lanes] < stops).any())
         if transitions or cut:  # else what rows there are go with the group's next
-            self.rollouts.add(Arrived(group, chunk, version or self._newest_version(lanes), stops))
+            version = version or self._newest_version(lanes)
+            self.rollouts.add(Arrived(group, chunk, version, stops, has_steps=bool(transitions)))
 
     def _newest_version(self, lanes: Sequence[int]) -> int:
         """Of the policy behind the newest row of these lanes: a cut without a step is of those whose episode it ends."""

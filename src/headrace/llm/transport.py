@@ -293,6 +293,8 @@ class FileSource:
         with suppress(FileNotFoundError):
             return read_batch(batch_path(self.folder, step), self._run_id, step)
         if there and there[0][0] > step:  # they are shipped in order, each once
+            with suppress(FileNotFoundError):
+                read_batch(there[0][1], self._run_id, there[0][0])  # of another run, it says nothing about this one
             raise RunDirectoryError(
                 f"batch {there[0][0]} is there, and batch {step}, which is next, is not and will not come",
                 folder=self.folder,

@@ -90,6 +90,7 @@ class Pace:
         size, out = len(self._out), [since for own in self._out for _, since in own]
         if not out:
             return True  # nothing else is on its way
+        arrived = [one for one in arrived if one.has_steps]
         if len(arrived) < min(size, len(present)):
             return False
         left = sorted([*sorted(one.version for one in arrived)[size:], *out])
@@ -112,7 +113,7 @@ class Pace:
 
     def _singles(self, room: int, arrived: Sequence[Arrived], present: Sequence[int]) -> Iterator[tuple[int, int]]:
         """One chunk at a time, to the group that has the fewest; what waits is never more than the lag lets be trained on."""
-        waiting = [sum(one.group == group for one in arrived) for group in range(len(self._out))]
+        waiting = [sum(one.group == group and one.has_steps for one in arrived) for group in range(len(self._out))]
         total, most = sum(waiting), len(self._out) * (self._lag + 1)
         while room > self._outstanding_steps() and total + sum(map(len, self._out)) < most:
             free = [
