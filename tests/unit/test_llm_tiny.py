@@ -82,7 +82,8 @@ def test_a_checkpoint_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     assert len(tiny.load_tokenizer(tmp_path / "model")) == 9
 
 
-def test_tied_tensors_need_to_be_there_once(tmp_path: Path) -> None:
+def tied() -> Any:
+    """A small Llama whose first and last layer share their weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = LlamaConfig(
@@ -90,8 +91,12 @@ def test_tied_tensors_need_to_be_there_once(tmp_path: Path) -> None:
         max_position_embeddings=16, tie_word_embeddings=True,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
-        model = LlamaForCausalLM(shape)
-    shape.save_pretrained(tmp_path)
+        return LlamaForCausalLM(shape)
+
+
+def test_tied_tensors_need_to_be_there_once(tmp_path: Path) -> None:
+    model = tied()
+    model.config.save_pretrained(tmp_path)
     once = {name: tensor for name, tensor in weights(model).items() if name != "lm_head.weight"}
     for tensors in (weights(model), once):
         loaded = tiny.load_model(tmp_path, tensors)
@@ -137,14 +142,7 @@ def test_a_checkpoint_that_is_not_the_models_is_refused(tmp_path: Path, change: 
 
 
 def test_a_checkpoint_of_tied_weights_has_them_once(tmp_path: Path) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    shape = LlamaConfig(
-        vocab_size=12, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
-        max_position_embeddings=16, tie_word_embeddings=True,
-    )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        model = LlamaForCausalLM(shape)
+    model = tied()
     model.save_pretrained(tmp_path)
     assert same(weights(tiny.load_model(tmp_path)), weights(model))
 
