@@ -76,7 +76,7 @@ def poll_fds(interest: Mapping[int, int], timeout_s: float) -> dict[int, int]:
     poller = select.poll()
     for fd, events in interest.items():
         poller.register(fd, events)
-    left_s, seen_events = max(0.0, timeout_s), {}
+    left_s = max(0.0, timeout_s)
     while True:
         slice_s, begun_s = min(left_s, _SLICE_S), time.monotonic()
         seen_events = dict(poller.poll(slice_s * 1000.0))
