@@ -288,16 +288,7 @@ class RunDirectory:
             OSError: The lock cannot be written.
         """
         new = not self.lock_file.exists()
-        handle = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(handle, 32).decode(errors="replace").strip()
-            os.close(handle)
-            raise RunDirectoryError(
-                f"{self.path} is in use by a run that is alive", pid=holder or "not noted", fix=fix
-            ) from None
-        self._lock = handle
+        self._lock = handle = locked(self.path, self.lock_file, fcntl.LOCK_EX, "a run", fix)
         if new:
             self._made.insert(0, self.lock_file)
         os.ftruncate(handle, 0)
@@ -376,3 +367,27 @@ def _title(config: ExperimentConfig) -> str:
 def _new_place(directory: str, title: str, now: datetime) -> Path:
     title = re.sub(r"[^A-Za-z0-9_.-]+", "-", title).lower()
     return Path(directory) / f"{title}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def locked(run: Path, lock_file: Path, mode: int, holder: str, fix: str) -> int:
+    """A descriptor that holds the lock file.
+
+    Args:
+        run: The run directory, for the message.
+        lock_file: Of it.
+        mode: ``fcntl.LOCK_EX`` or ``fcntl.LOCK_SH``.
+        holder: Who else may hold it, for the message.
+        fix: What to do if somebody does.
+
+    Raises:
+        RunDirectoryError: Somebody does.
+        OSError: The lock cannot be made.
+    """
+    handle = os.open(lock_file, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.read(handle, 32).decode(errors="replace").strip()
+        os.close(handle)
+        raise RunDirectoryError(f"{run} is in use by {holder} that is alive", pid=pid or "not noted", fix=fix) from None
+    return handle

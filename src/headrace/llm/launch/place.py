@@ -14,7 +14,7 @@ from headrace.core.errors import RunDirectoryError
 from headrace.core.files import write_whole
 from headrace.llm.config import RLConfig
 from headrace.llm.loading import Source, load_rl_config
-from headrace.runtime.rundir import RunDirectory
+from headrace.runtime.rundir import RunDirectory, locked
 
 
 class LanguageRun(RunDirectory):
@@ -40,18 +40,8 @@ class LanguageRun(RunDirectory):
             RunDirectoryError: A whole run is alive in it.
             OSError: The lock cannot be made.
         """
-        handle = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(handle, 32).decode(errors="replace").strip()
-            os.close(handle)
-            raise RunDirectoryError(
-                f"{self.path} is in use by a whole run that is alive",
-                pid=holder or "not noted",
-                fix="wait for its end; components are started alone instead of a whole run, not beside it",
-            ) from None
-        self._lock = handle
+        fix = "wait for its end; components are started alone instead of a whole run, not beside it"
+        self._lock = locked(self.path, self.lock_file, fcntl.LOCK_SH, "a whole run", fix)
 
     def held_with(self, shared: LanguageRun) -> None:
         """Have ``shared`` given back when this one is."""
