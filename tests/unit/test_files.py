@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from headrace.core import files
-from headrace.core.files import FileMark, is_part, mark_of, stage, write_whole
+from headrace.core.files import FileMark, is_part, mark_of, stage, write_new, write_whole
 from headrace.weights.tensor_file import load_tensors, save_tensors
 
 DTYPES = ["f8", "f4", "f2", "i8", "u8", "i4", "u4", "i2", "u2", "i1", "u1", "?"]
@@ -27,6 +27,13 @@ ARRAYS = {
     "other_order": np.arange(3, dtype=">i4"),
     **{f"of {name}": np.array([[0, 1, 1]], name) for name in DTYPES},
 }
+
+
+def _raises(code):
+    def fails(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    return fails
 
 
 def names(folder):
@@ -52,6 +59,38 @@ def test_a_file_is_replaced_only_by_a_whole_one(tmp_path):
         write_whole(tmp_path / "a", broken())
     assert (tmp_path / "a").read_bytes() == b"old"
     assert names(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["", "no second names"])
+def test_a_new_file_takes_nobodys_place(tmp_path, monkeypatch, links):
+    if not links:
+        monkeypatch.setattr(os, "link", _raises(errno.EPERM))
+    mark = write_new(tmp_path / "a", [b"first"])
+    assert mark == mark_of(tmp_path / "a")
+    with pytest.raises(FileExistsError, match="File exists"):
+        write_new(tmp_path / "a", [b"second"])
+    assert (tmp_path / "a").read_bytes() == b"first"
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_new_file_whose_name_was_given_twice_is_new(tmp_path, monkeypatch):
+    """As on a network that has lost the first answer."""
+    link = os.link
+
+    def twice(*given, **keys):
+        link(*given, **keys)
+        link(*given, **keys)
+
+    monkeypatch.setattr(os, "link", twice)
+    write_new(tmp_path / "a", [b"first"])
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_new_file_that_cannot_be_named_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", _raises(errno.EDQUOT))
+    with pytest.raises(OSError, match="quota"):
+        write_new(tmp_path / "a", [b"first"])
+    assert names(tmp_path) == []
 
 
 def test_a_staged_file_appears_when_it_is_renamed(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.core import files
 from headrace.core.errors import ComponentStalled, RunDirectoryError, SnapshotCorrupt
 from headrace.ipc.channel import Channel
 from headrace.llm import transport
@@ -45,8 +46,8 @@ def test_a_batch_without_samples_and_one_without_trained_tokens_are_batches(tmp_
     for step, samples in enumerate([(), (sample(0, reply=0),)]):
         shipped = batch(step, samples=0)
         shipped = Batch(run_id="run", step=step, samples=samples)
-        write_batch(tmp_path / "batch", shipped)
-        assert same_batch(read_batch(tmp_path / "batch", "run", step), shipped)
+        write_batch(tmp_path / str(step), shipped)
+        assert same_batch(read_batch(tmp_path / str(step), "run", step), shipped)
 
 
 @pytest.mark.parametrize("place", [9, 300, -3])
@@ -114,6 +115,43 @@ def test_a_step_is_shipped_once(tmp_path: Path) -> None:
     sink.ship(batch())
     with pytest.raises(RunDirectoryError, match="batch 0 is there already"):
         sink.ship(batch())
+
+
+def test_a_batch_that_appears_while_another_is_written_is_not_written_over(tmp_path: Path, monkeypatch) -> None:
+    sink, path = FileSink(tmp_path, "run"), batch_path(tmp_path, 0)
+    staged = files.stage
+
+    def meanwhile(*given):
+        part = staged(*given)
+        path.write_bytes(b"of somebody else")
+        return part
+
+    monkeypatch.setattr(files, "stage", meanwhile)
+    with pytest.raises(RunDirectoryError, match="batch 0 is there already"):
+        sink.ship(batch())
+    assert path.read_bytes() == b"of somebody else"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("run_id", ["run", "another"])
+def test_a_batch_that_was_replaced_while_it_was_trained_on_stays(tmp_path: Path, run_id: str) -> None:
+    FileSink(tmp_path, "run").ship(batch())
+    source, path = FileSource(tmp_path, "run"), batch_path(tmp_path, 0)
+    assert source.receive(0, 0.0) is not None
+    other = tmp_path / "other"
+    write_batch(other, batch(run_id=run_id))
+    other.replace(path)
+    with pytest.raises(RunDirectoryError, match="batch 0 was replaced while it was trained on"):
+        source.consumed(0)
+    assert path.exists()
+
+
+def test_a_batch_that_is_gone_when_it_was_trained_on_is_no_error(tmp_path: Path) -> None:
+    FileSink(tmp_path, "run").ship(batch())
+    source = FileSource(tmp_path, "run")
+    assert source.receive(0, 0.0) is not None
+    batch_path(tmp_path, 0).unlink()
+    source.consumed(0)
 
 
 def test_a_new_sink_removes_what_an_earlier_life_left(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ Piece = bytes | memoryview
 _PIECE_BYTES = 1 << 20  # small enough that what was summed up is still in the cache when it is written
 _NO_FOLDERS = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 """How file systems that know no such promise for folders answer (some network ones do)."""
+_NO_SECOND_NAMES = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+"""How file systems answer where a file has one name only."""
 _PART = re.compile(r"\..+\.\d+")
 
 
@@ -42,6 +44,26 @@ def write_whole(path: Path, pieces: Iterable[Piece]) -> FileMark:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+    sync_folder(path.parent)
+    return mark
+
+
+def write_new(path: Path, pieces: Iterable[Piece]) -> FileMark:
+    """Write a file that is not there yet, in one step as `write_whole` does; nobody else's is written over.
+
+    Args:
+        path: The file.
+        pieces: Its content.
+
+    Raises:
+        FileExistsError: There is one, maybe only since this began; it is as it was.
+        OSError: It cannot be written; nothing is left.
+    """
+    part, mark = stage(path, pieces)
+    try:
+        _name_new(part, path)
+    finally:
+        part.unlink(missing_ok=True)
     sync_folder(path.parent)
     return mark
 
@@ -99,6 +121,21 @@ def sync_folder(path: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def _name_new(part: Path, path: Path) -> None:
+    """Give a staged file its name, if nobody has it: renaming would take it from whoever does."""
+    try:
+        path.hardlink_to(part)
+    except FileExistsError:
+        if not path.samefile(part):  # on a network an answer may get lost, and the question be asked twice
+            raise
+    except OSError as error:
+        if error.errno not in _NO_SECOND_NAMES:
+            raise
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        part.replace(path)
 
 
 def _write(path: Path, pieces: Iterable[Piece]) -> FileMark:

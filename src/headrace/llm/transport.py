@@ -46,6 +46,8 @@ LOOK_S = 0.5
 """Longest between two looks at the folder."""
 
 _FACTS, _SUM = "headrace", "sha256"
+_ONE_ORCHESTRATOR = "let only one orchestrator ship into a run directory"
+_Identity = tuple[int, int, int]
 _NAME = re.compile(r"batch-(\d+)\.safetensors")
 _FORMAT = "headrace batch 1"
 _DTYPES = {
@@ -85,15 +87,18 @@ class Source(Protocol):
 
 
 def write_batch(path: Path, batch: Batch) -> None:
-    """Write a batch; it appears whole or not at all.
+    """Write a batch; it appears whole or not at all, and takes nobody's place.
 
     Raises:
-        RunDirectoryError: It cannot be written; nothing is left.
+        RunDirectoryError: There is one of this step, which stays; or it cannot be written, and nothing is left.
         TypeError: Its carry is not JSON.
     """
     arrays, text = _packed(batch)
     with writing(f"batch {batch.step}", path):
-        save_tensors(path, arrays, {_FACTS: text, _SUM: _checksum(arrays, text)})
+        try:
+            save_tensors(path, arrays, {_FACTS: text, _SUM: _checksum(arrays, text)}, new=True)
+        except FileExistsError:
+            raise RunDirectoryError(f"batch {batch.step} is there already", file=path, fix=_ONE_ORCHESTRATOR) from None
 
 
 def read_batch(path: Path, run_id: str, step: int) -> Batch:
@@ -180,14 +185,7 @@ class FileSink:
         Raises:
             RunDirectoryError: The step was shipped already, or it cannot be written; nothing is left.
         """
-        path = batch_path(self.folder, batch.step)
-        if path.exists():
-            raise RunDirectoryError(
-                f"batch {batch.step} is there already",
-                file=path,
-                fix="let only one orchestrator ship into a run directory",
-            )
-        write_batch(path, batch)
+        write_batch(batch_path(self.folder, batch.step), batch)
         if self._wake_fd is not None:
             wake(self._wake_fd)
 
@@ -220,6 +218,8 @@ class FileSource:
         self._wake_fd = wake_fd
         self._control_fd = control_fd
         self._on = on
+        self._taken: _Identity | None = None
+        """Of the file that was read last."""
         if wake_fd is not None:
             os.set_blocking(wake_fd, False)
 
@@ -249,8 +249,20 @@ class FileSource:
                 self._slot.enter(*before)
 
     def consumed(self, step: int) -> None:
-        """What was made of a step's batch is published: its file goes."""
-        batch_path(self.folder, step).unlink(missing_ok=True)
+        """What was made of a step's batch is published: its file goes.
+
+        Raises:
+            RunDirectoryError: Another file lies in its place; it stays.
+        """
+        path = batch_path(self.folder, step)
+        with suppress(FileNotFoundError):
+            if self._taken is not None and _identity(path) != self._taken:
+                raise RunDirectoryError(
+                    f"batch {step} was replaced while it was trained on",
+                    file=path,
+                    fix=f"{_ONE_ORCHESTRATOR}; see which run or process wrote this file",
+                )
+            path.unlink()
 
     def _wait(self, step: int, deadline_s: float) -> Batch | None:
         deadline = Deadline(deadline_s)
@@ -288,10 +300,12 @@ class FileSource:
                 raise RunDirectoryError(
                     f"batch {found} arrived when batch {step} was next",
                     file=path,
-                    fix="let only one orchestrator ship into a run directory; see which run or process wrote this file",
+                    fix=f"{_ONE_ORCHESTRATOR}; see which run or process wrote this file",
                 )
+        path = batch_path(self.folder, step)
         with suppress(FileNotFoundError):
-            return read_batch(batch_path(self.folder, step), self._run_id, step)
+            self._taken = _identity(path)
+            return read_batch(path, self._run_id, step)
         if there and there[0][0] > step:  # they are shipped in order, each once
             with suppress(FileNotFoundError):
                 read_batch(there[0][1], self._run_id, there[0][0])  # of another run, it says nothing about this one
@@ -344,6 +358,12 @@ class MemoryTransport:
     def consumed(self, step: int) -> None:
         """Let go of a step's batch."""
         self._batches.pop(step, None)
+
+
+def _identity(path: Path) -> _Identity:
+    """What tells a file from another one of the same name."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def batch_path(folder: Path, step: int) -> Path:

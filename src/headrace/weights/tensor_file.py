@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from headrace.core.files import FileMark, write_whole
+from headrace.core.files import FileMark, write_new, write_whole
 
 _ALIGNMENT = 64
 _NAMES = {
@@ -38,21 +38,26 @@ _NAMES = {
 }
 
 
-def save_tensors(path: Path, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> FileMark:
+def save_tensors(
+    path: Path, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str], *, new: bool = False
+) -> FileMark:
     """Write a file, or replace it in one piece.
 
     Args:
         path: The file.
         arrays: Of whole or floating-point numbers or truth values; any shape and layout.
         metadata: Text kept beside them.
+        new: Whether it must not be there yet.
 
     Returns:
         What it is recognised by.
 
     Raises:
+        FileExistsError: It is there, and was to be new.
         OSError: It cannot be written; the one before is unharmed, and nothing else is left.
     """
-    return write_whole(path, _pieces(arrays, metadata))
+    write = write_new if new else write_whole
+    return write(path, _pieces(arrays, metadata))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
