@@ -11,11 +11,12 @@ from headrace.commands.config import ProcessConfig, load
 from headrace.commands.keeper import Keeper
 from headrace.commands.launcher import Chronicle, Launch, Places
 from headrace.core.clock import FakeClock
+from headrace.core.errors import ComponentDied
 from headrace.ipc.channel import Channel
 from headrace.ipc.child import ChildContext
 from headrace.supervision.messages import Done, Failed, Ready, Report
-from headrace.supervision.spec import Reported
-from headrace.telemetry.board import Board
+from headrace.supervision.spec import Exited, Reported
+from headrace.telemetry.board import Board, State
 from headrace.telemetry.events import EventLog
 from supervise_support import Watched
 
@@ -142,3 +143,19 @@ def test_the_run_says_who_lives_on(tmp_path):
             Reported("p", Report("left", {"reason": "enough", "heeded": True, "alive": ["pid 7: sleeping: sudo"]}))
         )
     assert watched.said == ["p leaves processes that could not be killed: pid 7: sleeping: sudo"]
+
+
+def test_what_failed_in_the_moment_in_which_it_was_told_to_stop_was_stopped(tmp_path):
+    (tmp_path / "run.toml").write_text('[process.p]\ncommand = "true"\n')
+    places = Places(*(tmp_path / name for name in ("board", "events", "logs", "stacks", "summary")))
+    clock, watched = FakeClock(), Watched()
+    with Board.create(places.board, [("p", "command")]) as board, EventLog(places.events, clock) as events:
+        launch = Launch(load(tmp_path / "run.toml"), places, board, Chronicle(events, watched, clock), clock)
+        board.slot("p").set_state(State.FAILED)  # as whoever looks after all children sees it
+        board.slot("p").add("faults")
+        error = ComponentDied("p exited with code 3", fix="read its log")
+        launch._on(Exited(id="p", exit_code=1, how="exit code 1", error=error, asked=True, was_ready=True))
+        view, [told] = board.read("p"), launch.summary()["processes"].values()
+    assert watched.said[0] == "p has left, but not in order: exited with code 3"
+    assert (view.state, view.counters["faults"]) == (State.ENDED, 0)
+    assert (told["stage"], told["trouble"], told["faults"]) == ("stopped", "exited with code 3", 0)

@@ -297,9 +297,7 @@ class Launch:
         name, now_s = event.id, self._clock.now()
         self._satisfied.discard(name)
         if event.asked:
-            self._stand(name, stage=Stage.STOPPED, since_s=now_s)
-            otherwise = "" if event.expected else f", but not in order: {_trouble(event)}"
-            self._say("stopped", name, f"{name} has left{otherwise}", pid=event.pid)
+            self._on_stopped(event)
             return
         if event.expected:
             self._on_done(name, was_ready=event.was_ready)
@@ -321,6 +319,16 @@ class Launch:
             self._give_up(event, path, decision)
         else:
             self._say("degraded", name, f"the run goes on without {name}: {decision.reason}")
+
+    def _on_stopped(self, event: Exited) -> None:
+        """Whatever its exit code: whether it failed a moment before it was told to stop, or then, is an accident."""
+        name, trouble = event.id, None if event.expected else _trouble(event)
+        self._stand(name, stage=Stage.STOPPED, since_s=self._clock.now(), trouble=trouble)
+        slot = self._board.slot(name)  # nobody else's any more
+        slot.set_state(State.ENDED)
+        slot.count("faults", self._facts[name]["faults"])
+        otherwise = "" if trouble is None else f", but not in order: {trouble}"
+        self._say("stopped", name, f"{name} has left{otherwise}", pid=event.pid)
 
     def _on_done(self, name: str, *, was_ready: bool) -> None:
         ready = self._config.process[name].ready

@@ -45,7 +45,7 @@ class Standing:
     since_s: float = 0.0
     """When that stage began."""
     trouble: str | None = None
-    """Of one that failed: ``exited with code 1``, ``makes no progress for 31 s (limit 30 s)``."""
+    """Of one that failed, or failed to leave in order: ``exited with code 1``, ``makes no progress for 31 s (limit 30 s)``."""
     stalled: bool = False
     """Of one that failed: whether it was ended because it did not get on, for which others may be the reason."""
     sign: Sign = Sign.NONE
