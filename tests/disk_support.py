@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from headrace.core import files
 
 CALLS = ("open", "write", "fsync", "close", "replace", "unlink", "mkdir", "rmdir")
 
@@ -79,3 +81,21 @@ class DeadDisk(Disk):
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below a folder."""
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def in_the_middle_of_writing(patch: pytest.MonkeyPatch, act: Callable[[], Any]) -> None:
+    """Have somebody else act while the next file is half written."""
+    write, due = files._write, iter([act])
+
+    def halves(pieces: Iterable[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            yield piece[:1]
+            for once in due:
+                once()
+            yield piece[1:]
+
+    def interrupted(path: Path, pieces: Iterable[bytes]) -> Any:
+        patch.setattr(files, "_write", write)
+        return write(path, halves(pieces))
+
+    patch.setattr(files, "_write", interrupted)

@@ -14,6 +14,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from disk_support import in_the_middle_of_writing
 from headrace.core import files
 from headrace.core.files import FileMark, is_part, mark_of, stage, write_new, write_whole
 from headrace.weights.tensor_file import load_tensors, save_tensors
@@ -93,6 +94,24 @@ def test_a_new_file_that_cannot_be_named_leaves_nothing(tmp_path, monkeypatch):
     assert names(tmp_path) == []
 
 
+def test_of_two_who_write_a_new_file_neither_writes_into_the_others(tmp_path, monkeypatch):
+    """In two containers, which share the disk: both processes have the same number."""
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    in_the_middle_of_writing(monkeypatch, lambda: write_new(tmp_path / "a", [b"second"]))
+    with pytest.raises(FileExistsError):
+        write_new(tmp_path / "a", [b"first"])
+    assert (tmp_path / "a").read_bytes() == b"second"
+    assert names(tmp_path) == ["a"]
+
+
+def test_nobody_takes_a_new_file_that_is_being_written_for_a_dead_writers(tmp_path, monkeypatch):
+    in_the_middle_of_writing(monkeypatch, lambda: write_whole(tmp_path / "a", [b"another"]))
+    with pytest.raises(FileExistsError):
+        write_new(tmp_path / "a", [b"first"])
+    assert (tmp_path / "a").read_bytes() == b"another"
+    assert names(tmp_path) == ["a"]
+
+
 def test_a_staged_file_appears_when_it_is_renamed(tmp_path):
     part, mark = stage(tmp_path / "a", [b"new"])
     assert not (tmp_path / "a").exists()
@@ -103,10 +122,10 @@ def test_a_staged_file_appears_when_it_is_renamed(tmp_path):
 
 
 def test_what_a_dead_writer_left_is_removed_by_the_next(tmp_path):
-    for name in (".a.77", ".b.77"):
+    for name in (".a.77", ".a.77.new", ".b.77"):
         (tmp_path / name).write_text("half")
     write_whole(tmp_path / "a", [b"new"])
-    assert names(tmp_path) == [".b.77", "a"]
+    assert names(tmp_path) == [".a.77.new", ".b.77", "a"]  # whoever makes a new file may be alive
 
 
 def test_what_others_keep_beside_a_file_stays(tmp_path):
@@ -166,7 +185,9 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_then_the_name_is(tmp_p
     for name in ("fsync", "replace"):
         monkeypatch.setattr(os, name, noted(name))
     write_whole(tmp_path / "a", [b"new"])
-    part = str(tmp_path / f".a.{os.getpid()}")
+    part = calls[0][1]
+    assert is_part(Path(part))
+    assert Path(part).parent == tmp_path
     assert calls == [("fsync", part), ("replace", part), ("fsync", str(tmp_path))]
 
 

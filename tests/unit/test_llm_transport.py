@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.core import files
+from disk_support import in_the_middle_of_writing
 from headrace.core.errors import ComponentStalled, RunDirectoryError, SnapshotCorrupt
 from headrace.ipc.channel import Channel
 from headrace.llm import transport
@@ -119,14 +119,7 @@ def test_a_step_is_shipped_once(tmp_path: Path) -> None:
 
 def test_a_batch_that_appears_while_another_is_written_is_not_written_over(tmp_path: Path, monkeypatch) -> None:
     sink, path = FileSink(tmp_path, "run"), batch_path(tmp_path, 0)
-    staged = files.stage
-
-    def meanwhile(*given):
-        part = staged(*given)
-        path.write_bytes(b"of somebody else")
-        return part
-
-    monkeypatch.setattr(files, "stage", meanwhile)
+    in_the_middle_of_writing(monkeypatch, lambda: path.write_bytes(b"of somebody else"))
     with pytest.raises(RunDirectoryError, match="batch 0 is there already"):
         sink.ship(batch())
     assert path.read_bytes() == b"of somebody else"
@@ -184,6 +177,13 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: py
     with pytest.raises(RunDirectoryError, match="batch 3 cannot be written"):
         sink.ship(batch(3))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_half_written_by_one_that_died_is_removed_by_the_next(tmp_path: Path) -> None:
+    for name in (".batch-00000000.safetensors.12", ".batch-00000001.safetensors.12.new", ".batch.swp"):
+        (tmp_path / name).write_bytes(b"half")
+    FileSink(tmp_path, "run")
+    assert [path.name for path in tmp_path.iterdir()] == [".batch.swp"]
 
 
 def test_an_unfinished_file_is_passed_over(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import secrets
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ _NO_FOLDERS = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 """How file systems that know no such promise for folders answer (some network ones do)."""
 _NO_SECOND_NAMES = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 """How file systems answer where a file has one name only."""
-_PART = re.compile(r"\..+\.\d+")
+_PART = re.compile(r"\..+\.\d+(\.new)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,9 @@ def write_whole(path: Path, pieces: Iterable[Piece]) -> FileMark:
 def write_new(path: Path, pieces: Iterable[Piece]) -> FileMark:
     """Write a file that is not there yet, in one step as `write_whole` does; nobody else's is written over.
 
+    Others may be writing the same file, so what one that died has left is removed by no other: whoever knows that nobody is
+    at it does that, see `is_part`.
+
     Args:
         path: The file.
         pieces: Its content.
@@ -59,7 +63,7 @@ def write_new(path: Path, pieces: Iterable[Piece]) -> FileMark:
         FileExistsError: There is one, maybe only since this began; it is as it was.
         OSError: It cannot be written; nothing is left.
     """
-    part, mark = stage(path, pieces)
+    part, mark = _staged(path, ".new", pieces)
     try:
         _name_new(part, path)
     finally:
@@ -71,7 +75,7 @@ def write_new(path: Path, pieces: Iterable[Piece]) -> FileMark:
 def stage(path: Path, pieces: Iterable[Piece]) -> tuple[Path, FileMark]:
     """Write all of a file except its name: renaming what is returned to ``path`` makes it appear.
 
-    What an earlier writer of ``path`` left when it died is removed.
+    What an earlier writer of ``path`` left when it died is removed; of two at the same time one fails.
 
     Raises:
         OSError: It cannot be written; nothing is left.
@@ -80,16 +84,11 @@ def stage(path: Path, pieces: Iterable[Piece]) -> tuple[Path, FileMark]:
     for left in path.parent.iterdir():
         if ours.fullmatch(left.name) and not left.is_dir():
             left.unlink(missing_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        return part, _write(part, pieces)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    return _staged(path, "", pieces)
 
 
 def is_part(path: Path) -> bool:
-    """Whether `stage` made this file, and its writer died or has not finished."""
+    """Whether a function of this module made this file, and its writer died or has not finished."""
     return _PART.fullmatch(path.name) is not None
 
 
@@ -121,6 +120,22 @@ def sync_folder(path: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def _staged(path: Path, ending: str, pieces: Iterable[Piece]) -> tuple[Path, FileMark]:
+    """Write a file under a name that no other writer has.
+
+    Not after its process: in two containers, which may share a disk, processes have the same numbers.
+
+    Raises:
+        OSError: It cannot be written; nothing is left.
+    """
+    part = path.with_name(f".{path.name}.{secrets.randbits(60)}{ending}")
+    try:
+        return part, _write(part, pieces)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def _name_new(part: Path, path: Path) -> None:

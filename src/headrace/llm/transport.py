@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from headrace.core.errors import ChannelClosed, ComponentStalled, RunDirectoryError, SnapshotCorrupt
+from headrace.core.files import is_part
 from headrace.ipc.channel import Deadline
 from headrace.llm.disk import writing
 from headrace.llm.messages import Batch, Sample
@@ -148,6 +149,9 @@ def remove_leftovers(folder: Path, run_id: str) -> list[int]:
         SnapshotCorrupt: A file that is there is damaged, so nobody can say whose it is.
         RunDirectoryError: A file is there that is of another run.
     """
+    for path in folder.glob(".batch-*"):
+        if is_part(path):  # of one that was killed while it wrote
+            path.unlink(missing_ok=True)
     left = _batches(folder)
     for step, path in left:
         with suppress(FileNotFoundError):
