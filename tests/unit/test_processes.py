@@ -12,6 +12,7 @@ import pytest
 
 from headrace.commands import tree
 from headrace.commands.tree import Tree
+from headrace.ipc import processes
 from headrace.ipc.processes import pidfd_of, send_signal, wait_for_end
 from headrace.vector.signals import Signal, Waiter
 from supervise_support import running
@@ -80,6 +81,16 @@ def test_an_end_is_waited_for_with_and_without_descriptor(program, told):
     assert program.returncode is None  # it was not put away
     if told:
         os.close(pidfd)
+
+
+def test_an_end_is_waited_for_where_the_system_keeps_no_files_of_processes(program, monkeypatch):
+    monkeypatch.setattr(processes, "stat_fields", lambda *_: [])
+    assert not wait_for_end(os.getpid(), -1, 0.0)
+    assert not wait_for_end(program.pid, -1, 0.0)
+    program.kill()
+    assert wait_for_end(program.pid, -1, LIMIT_S)
+    assert program.wait(LIMIT_S) == -signal.SIGKILL
+    assert wait_for_end(program.pid, -1, 0.0)
 
 
 def test_a_tree_without_descriptor_is_seen_to_end(monkeypatch, tmp_path):

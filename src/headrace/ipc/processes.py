@@ -68,11 +68,27 @@ def wait_for_end(pid: int, pidfd: int, timeout_s: float) -> bool:
     if pidfd >= 0:
         return bool(poll_fds({pidfd: select.POLLIN}, timeout_s))
     deadline = Deadline(timeout_s)
-    while stat_fields(pid)[STATE : STATE + 1] not in ([], ["Z"], ["X"]):
+    while not _has_ended(pid):
         if deadline.passed:
             return False
         poll_fds({}, min(_LOOK_S, deadline.left_s()))
     return True
+
+
+def _has_ended(pid: int) -> bool:
+    fields = stat_fields(pid)
+    if fields:
+        return fields[STATE] in {"Z", "X"}
+    if stat_fields(os.getpid()):
+        return True  # the system tells, and there is none
+    import psutil  # slow to import, and needed only where there is no /proc
+
+    try:
+        return psutil.Process(pid).status() in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:  # another user's
+        return False
 
 
 def kill_group(pid: int) -> None:
