@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from headrace.core.errors import RunDirectoryError
+from headrace.runtime import rundir
 from headrace.runtime.config import load_config
 from headrace.runtime.rundir import RunDirectory
 from headrace.telemetry.board import Board
@@ -69,6 +71,23 @@ def test_lock_ends_with_the_run_even_if_a_forked_child_still_has_it(tmp_path, co
         assert not run.is_live()
     finally:
         os.close(copy)
+
+
+def test_a_run_that_somebody_looks_at_is_not_in_use(tmp_path, config, monkeypatch):
+    """A look holds the lock for a moment, together with others who look."""
+    run = RunDirectory.create(tmp_path, config)
+    run.close()
+    look = os.open(run.lock_file, os.O_RDONLY)
+    fcntl.flock(look, fcntl.LOCK_SH)
+
+    def pass_by(_, timeout_s):
+        if timeout_s:
+            fcntl.flock(look, fcntl.LOCK_UN)
+
+    monkeypatch.setattr(rundir, "poll_fds", pass_by, raising=False)
+    with RunDirectory.resume(tmp_path) as run:
+        assert run.is_live()
+    os.close(look)
 
 
 def test_finished_run_is_refused(tmp_path, config):

@@ -17,12 +17,15 @@ from typing import Any, Self
 from headrace.core.config import Section
 from headrace.core.errors import RunDirectoryError
 from headrace.core.files import write_whole
+from headrace.ipc.channel import poll_fds
 from headrace.learners.manifest import MANIFEST
 from headrace.runtime.config import ExperimentConfig, dump_toml, load_config
 from headrace.telemetry.board import Board
 from headrace.telemetry.events import plain
 
 _ELSEWHERE = "choose another --run-dir, or leave it out for a new one under run.directory"
+_TRIES_S = (0.0, 0.003, 0.017)
+"""Seconds before each try to take a lock: somebody may only be looking at it, which takes microseconds."""
 
 
 def _local_time() -> datetime:
@@ -168,17 +171,7 @@ class RunDirectory:
 
     def is_live(self) -> bool:
         """Whether a process holds the run; asks the lock, so a process that was killed does not count."""
-        try:
-            handle = os.open(self.lock_file, os.O_RDONLY)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(handle)
-        return False
+        return is_locked(self.lock_file)
 
     def read_config(self) -> ExperimentConfig:
         """The effective configuration of the run.
@@ -369,6 +362,21 @@ def _new_place(directory: str, title: str, now: datetime) -> Path:
     return Path(directory) / f"{title}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
+def is_locked(lock_file: Path) -> bool:
+    """Whether a process holds a lock alone. For the moment of the look nobody else can take it alone: see `locked`."""
+    try:
+        handle = os.open(lock_file, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
 def locked(run: Path, lock_file: Path, mode: int, holder: str, fix: str) -> int:
     """A descriptor that holds the lock file.
 
@@ -380,14 +388,24 @@ def locked(run: Path, lock_file: Path, mode: int, holder: str, fix: str) -> int:
         fix: What to do if somebody does.
 
     Raises:
-        RunDirectoryError: Somebody does.
+        RunDirectoryError: Somebody does, and for longer than a look takes.
         OSError: The lock cannot be made.
     """
     handle = os.open(lock_file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
+        if not any(_lock(handle, mode, after_s) for after_s in _TRIES_S):
+            pid = os.read(handle, 32).decode(errors="replace").strip()
+            raise RunDirectoryError(f"{run} is in use by {holder} that is alive", pid=pid or "not noted", fix=fix)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _lock(handle: int, mode: int, after_s: float) -> bool:
+    poll_fds({}, after_s)
+    try:
         fcntl.flock(handle, mode | fcntl.LOCK_NB)
     except BlockingIOError:
-        pid = os.read(handle, 32).decode(errors="replace").strip()
-        os.close(handle)
-        raise RunDirectoryError(f"{run} is in use by {holder} that is alive", pid=pid or "not noted", fix=fix) from None
-    return handle
+        return False
+    return True
