@@ -6,13 +6,14 @@ import dataclasses
 import fcntl
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.core.clock import FakeClock
 from headrace.core.errors import ComponentStalled, ConfigError, RunDirectoryError
 from headrace.llm.config import RLConfig
 from headrace.llm.launch import alone, children
@@ -23,6 +24,7 @@ from headrace.llm.launch.place import Endpoints, LanguageRun, read_endpoints, wr
 from headrace.llm.launch.starting import begin, resume
 from headrace.llm.loading import load_rl_config
 from headrace.llm.transport import batch_path, write_batch
+from headrace.telemetry.board import Board, State
 from llm_launch_support import Launches, launches, llm_server
 from llm_stand_ins import keep
 from llm_support import batch
@@ -175,3 +177,109 @@ def test_whoever_waits_for_a_warm_start_that_has_failed_makes_it(begun: Begun, m
         assert ready.cast.ids == ("warm-start", "trainer")
     with warm_started(dataclasses.replace(what, resume=begun.run)) as ready:
         assert ready.cast.ids == ("trainer",)
+
+
+class Away:
+    """Time passes only while the launcher waits for its next look: each turn does what happens meanwhile, and says how long it takes."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *turns: Callable[[], float]) -> None:
+        self.clock, self._turns = FakeClock(), iter(turns)
+        clock = self.clock
+
+        class Deadline:
+            def __init__(self, limit_s: float) -> None:
+                self._at_s = clock.now() + limit_s
+
+            @property
+            def passed(self) -> bool:
+                return clock.now() >= self._at_s
+
+        patch.setattr(alone, "Deadline", Deadline)
+        patch.setattr(alone, "poll_fds", lambda *_: clock.advance(next(self._turns)()))
+
+
+def hold_warm_start(run: Path) -> int:
+    """Be the launcher that makes it."""
+    handle = os.open(run / "warm-start.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    return handle
+
+
+def make_first_weights(run: Path) -> float:
+    """Be done with it."""
+    (run / "weights" / "0").mkdir()
+    (run / "weights" / "0" / "manifest.json").touch()
+    return 0.0
+
+
+def test_a_server_is_waited_for_as_long_as_another_launcher_makes_the_first_weights(
+    begun: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own launcher waits for them too, and says only afterwards where it is."""
+    run_id = begun("inference").run_id
+
+    def tell() -> float:
+        write_endpoints(begun.run / "endpoints.json", Endpoints(run_id, URL))
+        return 0.0
+
+    Away(monkeypatch, lambda: 1900.0, lambda: make_first_weights(begun.run), lambda: 119.0, tell)
+    other = hold_warm_start(begun.run)
+    assert begun("orchestrator", url=None).endpoint == URL
+    os.close(other)
+
+
+@pytest.mark.parametrize(("held", "waited_s"), [(False, 120.0), (True, 2 * 120.0 + 1800.0 + 60.0)])
+def test_a_server_is_not_waited_for_without_end(
+    begun: Begun, monkeypatch: pytest.MonkeyPatch, held: bool, waited_s: float
+) -> None:
+    begun("inference")
+    away = Away(monkeypatch, *[lambda: 60.0] * 100)
+    other = hold_warm_start(begun.run)
+    if not held:
+        os.close(other)
+    with pytest.raises(ComponentStalled, match="the launcher waited 120 s for a server"):
+        begun("orchestrator", url=None)
+    assert away.clock.now() == waited_s
+    if held:
+        os.close(other)
+
+
+def test_whoever_waits_for_a_warm_start_waits_as_long_as_it_may_take(
+    begun: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = begun("trainer")
+    Away(monkeypatch, lambda: 2 * 120.0 + 1800.0 - 1.0, lambda: make_first_weights(begun.run))
+    other = hold_warm_start(begun.run)
+    with warm_started(what) as ready:
+        assert ready.cast.ids == ("trainer",)
+    os.close(other)
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+@pytest.mark.parametrize("state", [State.STARTING, State.RUNNING])
+def test_an_orchestrator_that_would_begin_behind_the_trainer_is_refused_at_once(
+    begun: Begun, state: State, resumes: bool
+) -> None:
+    """A trainer that starts may itself be about to go back."""
+    trainer = begun("trainer")
+    keep(begun.run / "checkpoints" / "2", trainer.run_id)
+    left = leave_a_batch(begun.run, trainer.run_id, 3)
+    with Board.create(trainer.place.board_file, [("trainer", "trainer")], trainer.run_id) as board:
+        board.slot("trainer").set_state(state)
+        board.slot("trainer").count("version", 3)
+        if state is State.RUNNING:
+            with pytest.raises(RunDirectoryError, match=f"from version 3, the orchestrator would from {2 * resumes}"):
+                begun("orchestrator", resume=resumes)
+            assert left.exists()
+            board.slot("trainer").count("version", 2 * resumes)
+        begun("orchestrator", resume=resumes)
+
+
+def test_an_orchestrator_is_not_sent_away_for_good_where_its_trainer_has_saved_nothing_yet(begun: Begun) -> None:
+    trainer = begun("trainer")
+    with Board.create(trainer.place.board_file, [("trainer", "trainer")], trainer.run_id) as board:
+        board.slot("trainer").set_state(State.RUNNING)
+        board.slot("trainer").count("version", 3)
+        with pytest.raises(RunDirectoryError) as caught:
+            begun("orchestrator", resume=True)
+    assert caught.value.fix == "end the trainer, which saves a checkpoint, and start both with --resume"

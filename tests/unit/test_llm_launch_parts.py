@@ -9,13 +9,32 @@ from contextlib import contextmanager
 import pytest
 
 from board_support import component, look
+from disk_support import in_the_middle_of_writing
 from headrace.core.clock import FakeClock
-from headrace.core.errors import BatchRefused, ComponentStalled, NothingToTrain, RunDirectoryError, StaleWeights
-from headrace.llm.launch.children import Shared, Targets, child_specs, components, free_port, limits, standstill_s
+from headrace.core.errors import (
+    BatchRefused,
+    ComponentStalled,
+    ConfigError,
+    NothingToTrain,
+    RunDirectoryError,
+    StaleWeights,
+)
+from headrace.llm.launch import place
+from headrace.llm.launch.children import (
+    Shared,
+    Targets,
+    child_specs,
+    components,
+    free_port,
+    limits,
+    listen,
+    standstill_s,
+)
 from headrace.llm.launch.chronicle import Chronicle
 from headrace.llm.launch.deciding import full_cast, single_cast
 from headrace.llm.launch.following import LogFollower
 from headrace.llm.launch.freezes import Freezes
+from headrace.llm.launch.launcher import launch
 from headrace.llm.launch.place import (
     Endpoints,
     LanguageRun,
@@ -25,6 +44,7 @@ from headrace.llm.launch.place import (
     write_once,
 )
 from headrace.llm.launch.rooting import find_root, waits_in_vain
+from headrace.llm.launch.starting import begin
 from headrace.llm.launch.summary import Tally, audited, outcome_of, summarize
 from headrace.llm.launch.wording import evaluation_line, step_line
 from headrace.llm.loading import load_rl_config
@@ -382,3 +402,39 @@ def test_of_several_who_make_a_file_the_first_one_counts(tmp_path):
     write_once(tmp_path / "config.toml", b"first")
     write_once(tmp_path / "config.toml", b"second")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"config.toml": b"first"}
+
+
+def test_of_several_who_make_a_file_at_once_in_containers_nobody_finds_half_of_it(tmp_path, monkeypatch):
+    """They share a disk, and their processes have the same numbers."""
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    in_the_middle_of_writing(monkeypatch, lambda: write_once(tmp_path / "config.toml", b"second"))
+    write_once(tmp_path / "config.toml", b"first")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"config.toml": b"second"}
+
+
+def test_a_run_whose_port_is_taken_leaves_nothing(tmp_path):
+    with listen("127.0.0.1", 0) as taken:
+        what = begin(load_rl_config([], {"inference.port": taken.getsockname()[1]}), tmp_path / "run", "x")
+        with what.place:
+            with pytest.raises(ConfigError, match="is taken by another program"):
+                launch(what)
+            assert what.place.discard_if_empty()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_finds_no_room_for_its_id_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_):
+        raise RunDirectoryError("endpoints.json cannot be written", fix="make room")
+
+    monkeypatch.setattr(place, "write_endpoints", full)
+    with pytest.raises(RunDirectoryError):
+        begin(load_rl_config([]), tmp_path / "run", "x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_pipes_of_a_run_wait_for_nobody_and_are_not_inherited(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "pipe2", raising=False)  # not every system has it
+    with Shared(load_rl_config([]), serves=False) as shared:
+        fds = [*shared.fds("trainer").values(), *shared.fds("orchestrator").values()]
+        assert len(set(fds)) == 4
+        assert not any(os.get_blocking(fd) or os.get_inheritable(fd) for fd in fds)

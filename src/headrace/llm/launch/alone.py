@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-from headrace.core.errors import ComponentStalled, ConfigError, RunDirectoryError
+from headrace.core.errors import ComponentStalled, ConfigError, HeadraceError, RunDirectoryError
 from headrace.ipc.channel import Deadline, poll_fds
-from headrace.llm.config import RLConfig
+from headrace.llm.config import RLConfig, RLDeadlinesConfig
+from headrace.llm.launch.children import warm_start_limit_s
 from headrace.llm.launch.deciding import single_cast
 from headrace.llm.launch.launcher import Launch
 from headrace.llm.launch.place import (
@@ -34,9 +35,12 @@ from headrace.llm.launch.starting import MAY_CHANGE, newest_checkpoint
 from headrace.llm.launch.summary import Tally
 from headrace.llm.loading import differences
 from headrace.llm.payloads import INFERENCE, ORCHESTRATOR, TRAINER, WARM_START
+from headrace.llm.training.checkpoints import RLCheckpoint
 from headrace.llm.transport import remove_leftovers
 from headrace.runtime.config import dump_toml
 from headrace.runtime.interrupts import Interrupts
+from headrace.runtime.rundir import is_locked
+from headrace.telemetry.board import Board, State
 
 _LOOK_S = 0.25
 _HERE = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -57,8 +61,9 @@ def begin_alone(component: str, config: RLConfig, run: Path, *, url: str | None,
 
     Raises:
         ConfigError: The directory's configuration is another one.
-        RunDirectoryError: The component runs there already, or a whole run does, or the directory cannot be written.
-        ComponentStalled: No server has told its endpoint within ``deadlines.start_s``.
+        RunDirectoryError: The component runs there already, or a whole run does, or the directory cannot be written; there is
+            no checkpoint to go on from, or the trainer that is at work there has gone further.
+        ComponentStalled: No server has told its endpoint within ``deadlines.start_s`` in which nobody made the first weights.
     """
     if config.run.schedule == "inline":
         raise ConfigError(
@@ -75,9 +80,9 @@ def begin_alone(component: str, config: RLConfig, run: Path, *, url: str | None,
             write_endpoints(shared.endpoints_file, Endpoints(run_id))
         place = _own_place(component, config, shared)
         undone.callback(place.close)
+        checkpoint, damaged = _going_on(component, shared, run_id, resume=resume)
         if component == ORCHESTRATOR or (component == TRAINER and not shared.alone(ORCHESTRATOR).is_live()):
             remove_leftovers(shared.rollouts_dir, run_id)  # whoever goes on makes those batches again
-        checkpoint, damaged = newest_checkpoint(shared, run_id) if resume else (None, [])
         what = Launch(
             config,
             place,
@@ -89,8 +94,7 @@ def begin_alone(component: str, config: RLConfig, run: Path, *, url: str | None,
             notes=tuple(f"checkpoint {problem}: it is passed over" for problem in damaged),
         )
         if component == ORCHESTRATOR:
-            endpoint = url or config.inference.url or _await_endpoint(shared, config.deadlines.start_s)
-            what = replace(what, endpoint=endpoint)
+            what = replace(what, endpoint=url or config.inference.url or _await_endpoint(shared, config.deadlines))
         undone.pop_all()
     return what
 
@@ -106,15 +110,15 @@ def warm_started(what: Launch) -> Iterator[Launch]:
         What to launch, with the warm start before it if it is ours to make.
 
     Raises:
-        ComponentStalled: Another launcher makes them, and was not done within ``deadlines.warm_start_s``.
+        ComponentStalled: Another launcher makes them, and was not done in the time that it has for it.
     """
-    made = what.run / "weights" / _FIRST / "manifest.json"
+    made = _first_weights(what.run)
     if made.exists() or what.resume is not None:
         yield what
         return
-    handle = os.open(what.run / "warm-start.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = os.open(_warm_start_lock(what.run), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        limit_s = what.config.deadlines.warm_start_s
+        limit_s = _warm_start_s(what.config.deadlines)
         _await(lambda: _got(handle) or made.exists(), limit_s, f"version {_FIRST} of the weights")
         if made.exists():
             yield what
@@ -123,6 +127,21 @@ def warm_started(what: Launch) -> Iterator[Launch]:
             yield replace(what, cast=single_cast(name, warm_start=name != WARM_START))
     finally:
         os.close(handle)
+
+
+def _first_weights(run: Path) -> Path:
+    """What is there once the warm start is made."""
+    return run / "weights" / _FIRST / "manifest.json"
+
+
+def _warm_start_lock(run: Path) -> Path:
+    """Held by the launcher that makes the warm start, or has made it."""
+    return run / "warm-start.lock"
+
+
+def _warm_start_s(deadlines: RLDeadlinesConfig) -> float:
+    """Seconds a launcher may take until its warm start is made: before its process starts, it imports."""
+    return deadlines.start_s + warm_start_limit_s(deadlines)
 
 
 def _got(handle: int) -> bool:
@@ -167,14 +186,64 @@ def _own_place(component: str, config: RLConfig, shared: LanguageRun) -> Languag
     return place
 
 
-def _await_endpoint(shared: LanguageRun, limit_s: float) -> str:
+def _going_on(
+    component: str, shared: LanguageRun, run_id: str, *, resume: bool
+) -> tuple[RLCheckpoint | None, list[str]]:
+    """The checkpoint to go on from, if it is to go on; and what is wrong with newer ones.
+
+    Raises:
+        RunDirectoryError: There is none; or an orchestrator would begin behind the trainer, which goes back for nobody.
+    """
+    trained = _trained(shared) if component == ORCHESTRATOR else 0
+    checkpoint: RLCheckpoint | None = None
+    damaged: list[str] = []
+    problem: RunDirectoryError | None = None
+    if resume:
+        try:
+            checkpoint, damaged = newest_checkpoint(shared, run_id)
+        except RunDirectoryError as error:
+            problem = error
+    step = 0 if checkpoint is None else checkpoint.version
+    if trained > step:
+        raise RunDirectoryError(
+            f"the trainer in {shared.path} is at work and goes on from version {trained}, the orchestrator would from {step}",
+            fix="end the trainer, which saves a checkpoint, and start both with --resume",
+        )
+    if problem is not None:
+        raise problem
+    return checkpoint, damaged
+
+
+def _trained(shared: LanguageRun) -> int:
+    """Version that a trainer which is at work has come to; 0: none is. One that only starts may yet go back to a checkpoint."""
+    trainer = shared.alone(TRAINER)
+    if trainer.is_live():
+        with contextlib.suppress(HeadraceError), Board.open(trainer.board_file) as board:  # it may not be there yet
+            view = board.read(TRAINER)
+            if view.state in {State.RUNNING, State.WAITING}:
+                return view.counters["version"]
+    return 0
+
+
+def _await_endpoint(shared: LanguageRun, deadlines: RLDeadlinesConfig) -> str:
     """Where the server is, once one is alive that says so; what one that was killed has left there is not believed."""
+    made, lock = _first_weights(shared.path), _warm_start_lock(shared.path)
 
     def known() -> Endpoints | None:
         found = read_endpoints(shared.endpoints_file)
         return found if found is not None and found.inference and shared.alone(INFERENCE).is_live() else None
 
-    found = _await(known, limit_s, "a server that tells its endpoint")
+    def held_up() -> bool:
+        """Somebody makes the first weights, for which the server's launcher waits as well."""
+        return not made.exists() and is_locked(lock)
+
+    found = _await(
+        known,
+        deadlines.start_s,
+        "a server that tells its endpoint",
+        held_up=held_up,
+        held_up_s=_warm_start_s(deadlines),
+    )
     assert found.inference is not None, "it was not known before"
     if found.machine not in {None, socket.gethostname()} and urlsplit(found.inference).hostname in _HERE:
         raise ConfigError(
@@ -185,12 +254,29 @@ def _await_endpoint(shared: LanguageRun, limit_s: float) -> str:
     return found.inference
 
 
-def _await(there: Callable[[], _Found | None], limit_s: float, what: str) -> _Found:
-    """What ``there`` finds, once it finds something."""
-    deadline = Deadline(limit_s)
+def _await(
+    there: Callable[[], _Found | None],
+    limit_s: float,
+    what: str,
+    *,
+    held_up: Callable[[], bool] = lambda: False,
+    held_up_s: float = 0.0,
+) -> _Found:
+    """What ``there`` finds, once it finds something.
+
+    Args:
+        there: Looks for it.
+        limit_s: Seconds in which it has to be found.
+        what: It is, in words.
+        held_up: Whether something else comes first, now; the limit counts from the end of that.
+        held_up_s: Seconds after which that is no excuse any more.
+    """
+    deadline, patience = Deadline(limit_s), Deadline(held_up_s)
     with Interrupts() as interrupts:
         while not (found := there()):
-            if deadline.passed:
+            if not patience.passed and held_up():
+                deadline = Deadline(limit_s)
+            elif deadline.passed:
                 raise ComponentStalled(
                     f"the launcher waited {limit_s:g} s for {what}",
                     fix="start the other components in the same --run-dir, or name the server with --url",

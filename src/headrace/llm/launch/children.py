@@ -90,7 +90,7 @@ class Shared:
             self.endpoint = root_of(host, int(self.listener.getsockname()[1]))
         elif serves:  # a foreign server binds its port itself
             self.endpoint = root_of(_found_at(section.host, alone), section.port or free_port(section.host))
-        self._pipes = {name: os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) for name in ("shipped", "published")}
+        self._pipes = {name: _pipe() for name in ("shipped", "published")}
 
     def __enter__(self) -> Self:
         return self
@@ -125,6 +125,14 @@ class Shared:
 def root_of(host: str, port: int) -> str:
     """A server's address as a URL."""
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _pipe() -> tuple[int, int]:
+    """Reader and writer that wait for nobody and that no program inherits; ``os.pipe2`` is not everywhere."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    return reader, writer
 
 
 def _found_at(host: str, alone: bool) -> str:
@@ -230,15 +238,18 @@ def standstill_s(deadlines: RLDeadlinesConfig) -> float:
     return 2.0 * longest
 
 
+def warm_start_limit_s(deadlines: RLDeadlinesConfig) -> float:
+    """Seconds the process of a warm start has until it is ready, which it may say only when it is done."""
+    return deadlines.start_s + deadlines.warm_start_s
+
+
 def _limits(config: RLConfig) -> dict[Activity, float]:
     return limits(config.deadlines, config.orchestrator.rollout_timeout_s)
 
 
 def _spec(name: str, basics: Basics, shared: Shared, targets: Targets, resume: Path | None) -> ChildSpec:
     config = basics.config
-    start_s = config.deadlines.start_s
-    if name == WARM_START:
-        start_s += config.deadlines.warm_start_s  # it may say that it is ready only when it is done
+    start_s = warm_start_limit_s(config.deadlines) if name == WARM_START else config.deadlines.start_s
     return ChildSpec(
         id=name,
         kind=name,

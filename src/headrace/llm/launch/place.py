@@ -85,6 +85,19 @@ class LanguageRun(RunDirectory):
             return (self.read_summary() or {}).get("outcome") != "completed"
         return not any(self.checkpoints_dir.glob("*"))
 
+    def name_run(self, run_id: str) -> None:
+        """Write ``endpoints.json`` of a run that begins here; a start that fails takes it away with all the rest.
+
+        Raises:
+            RunDirectoryError: It cannot be written; nothing is left behind.
+        """
+        self._made.insert(0, self.endpoints_file)
+        try:
+            write_endpoints(self.endpoints_file, Endpoints(run_id))
+        except BaseException:
+            self._undo()
+            raise
+
     def set_aside(self) -> None:
         """See `RunDirectory.set_aside`."""
         super().set_aside()
@@ -119,12 +132,15 @@ def new_run_id() -> str:
 
 
 def write_once(path: Path, content: bytes) -> None:
-    """Make a file that several launchers may make at the same time; that of the first one stays, whole.
+    """Make a file that several launchers may make at the same time, on any machine; that of the first one stays, whole.
+
+    Not `headrace.core.files.write_new`: without hard links that only looks whether the file is there, and of two launchers
+    both might go on with their own.
 
     Raises:
         RunDirectoryError: It cannot be written.
     """
-    mine = path.with_name(f".{os.getpid()}.{path.name}")
+    mine = path.with_name(f".{secrets.token_hex(8)}.{path.name}")  # in two containers processes have the same numbers
     try:
         write_whole(mine, [content])
         with contextlib.suppress(FileExistsError):  # another one was first

@@ -13,7 +13,7 @@ from headrace.llm.config import RLConfig, RLDeadlinesConfig, RLSupervisionConfig
 from headrace.llm.launch.aside import put_aside
 from headrace.llm.launch.deciding import Cast, full_cast, single_cast
 from headrace.llm.launch.launcher import Launch
-from headrace.llm.launch.place import Endpoints, LanguageRun, new_run_id, read_endpoints, write_endpoints
+from headrace.llm.launch.place import LanguageRun, new_run_id, read_endpoints
 from headrace.llm.launch.summary import Tally
 from headrace.llm.loading import differences
 from headrace.llm.payloads import WARM_START
@@ -49,7 +49,7 @@ def begin(config: RLConfig, path: Path | None, name: str, *, only_warm_start: bo
     place = LanguageRun.create_as(name, path, config, config.run.directory)
     cast = single_cast(WARM_START, warm_start=False) if only_warm_start else cast_of(config, warm_start=True)
     run_id = new_run_id()
-    write_endpoints(place.endpoints_file, Endpoints(run_id))
+    place.name_run(run_id)
     return Launch(config, place, cast, run_id, place.path)
 
 
