@@ -109,6 +109,20 @@ class Sampling:
         return gym.wrappers.TimeLimit(Sampler(self.kind, **self.how), 4)
 
 
+class Lists(gym.Wrapper[Any, Any, Any, Any]):
+    """Answers in lists, which Gymnasium takes as well as tuples."""
+
+    def reset(self, **arguments: Any) -> Any:
+        return list(super().reset(**arguments))
+
+    def step(self, action: Any) -> Any:
+        return list(super().step(action))
+
+
+def in_lists() -> gym.Env[Any, Any]:
+    return Lists(Sampling("box", infos="flat")())
+
+
 class Faulty(gym.Env[Any, Any]):
     """Counts: observation [index, steps since reset, steps since it was built]; goes wrong at its step ``at``.
 

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import headrace
 from headrace.core.errors import ConfigError, UnknownAttribute, VectorMisused
-from vector_envs import SPACES, Sampling
+from vector_envs import SPACES, Sampling, in_lists
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lent_server"), pytest.mark.thin(4)]
 
@@ -104,6 +104,18 @@ def test_infos_of_different_kinds(backend: str) -> None:
     factories = [Sampling("box", infos=infos) for infos in ("mixed", "flat", "none", "array", "flat")]
     with both(factories, backend) as (sync, ours):
         play(sync, ours)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mode", MODES)
+def test_answers_in_lists(mode: AutoresetMode, backend: str) -> None:
+    probes = {"t": headrace.Probe.attribute("unwrapped.t"), "end": headrace.Probe.info("n", at="episode_end")}
+    with both([in_lists] * COUNT, backend, autoreset_mode=mode, probes=probes) as (sync, ours):
+        play(sync, ours, disabled=mode is AutoresetMode.DISABLED)
+        sync.reset(seed=3), ours.reset(seed=3)
+        *_, terminated, truncated, _ = ours.step(ours.action_space.sample())
+        assert ours.probes["t"].values.tolist() == [1] * COUNT
+        assert ours.probes["end"].mask.tolist() == (terminated | truncated).tolist()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

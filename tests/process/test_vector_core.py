@@ -240,11 +240,13 @@ def test_a_method_that_does_not_return_costs_one_environment(backend: str) -> No
         [Stuck(env) for env in range(COUNT)], step_timeout_s=9.0, reset_timeout_s=0.5, **BACKENDS[backend]
     ) as envs:
         envs.reset(seed=1)
-        with pytest.raises(HeadraceError):
+        pids = envs.worker_pids()
+        with pytest.raises(HeadraceError, match="environment 1"):
             envs.call("stick")
         for _ in range(3):
             envs.step(actions())
-        assert 1 in {fault.env for fault in envs.faults}
+        assert [(fault.env, fault.kind, fault.phase) for fault in envs.faults] == [(1, "hung", "call")]
+        assert envs.worker_pids() == pids
         observations = envs.step(actions())[0]
         assert observations[:, 0].tolist() == [0, 1, 2, 3]
         assert envs.valid.all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -18,7 +19,9 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
 
 import headrace
-from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.errors import ConfigError, HeadraceError, VectorMisused
+from headrace.vector import sb3
+from headrace.vector.barrier import Barrier
 from headrace.vector.options import FaultBudget
 from headrace.vector.sb3 import SB3VecEnv
 from told_envs import WORDS, T, Trouble, told
@@ -249,6 +252,112 @@ def test_every_row_is_in_an_episode_that_finished_was_cut_or_goes_on(backend):
     assert len(finished) > 20
 
 
+# After an exception
+
+
+@pytest.fixture
+def ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Has Ctrl-C come while the answers to a step of all are awaited, after so many steps."""
+
+    def arm(steps: int) -> None:
+        answered = Barrier.answered
+
+        def interrupted(self: Barrier) -> bool:
+            nonlocal steps
+            steps -= 1
+            if steps == -1:
+                raise KeyboardInterrupt
+            return answered(self)
+
+        monkeypatch.setattr(Barrier, "answered", interrupted)
+
+    return arm
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_learning_and_evaluating_go_on_after_ctrl_c(ctrl_c: Any) -> None:
+    envs = SB3VecEnv([partial(gymnasium.make, "CartPole-v1", max_episode_steps=9)] * 2, workers=1, threads_per_worker=1)
+    try:
+        model = PPO("MlpPolicy", envs, n_steps=8, batch_size=16, n_epochs=1, device="cpu")
+        ctrl_c(3)
+        with pytest.raises(KeyboardInterrupt):
+            model.learn(16)
+        evaluate_policy(model, envs, n_eval_episodes=2, warn=False)
+        model.learn(16)
+        assert not envs.envs.faults
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("options", [{}, [{"t": 1}, {}]])
+def test_a_reset_after_ctrl_c_drops_what_was_open(ctrl_c: Any, options: Any) -> None:
+    envs = SB3VecEnv(told(2), workers=1, threads_per_worker=1)
+    try:
+        envs.reset()
+        ctrl_c(1)
+        envs.step(np.zeros(2, np.int64))
+        with pytest.raises(KeyboardInterrupt):
+            envs.step(np.zeros(2, np.int64))
+        with pytest.raises(VectorMisused, match=r"rows were dropped(.|\n)*reset\(\) first"):
+            envs.step(np.zeros(2, np.int64))
+        envs.set_options(options)
+        assert envs.reset()[:, T].tolist() == [0, 0]
+        assert envs.step(np.zeros(2, np.int64))[0][:, T].tolist() == [1, 1]
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("options", [{}, [{"a": 1}, {}, {}]])
+def test_a_reset_after_a_fault_that_was_raised(backend: Any, options: Any, tmp_path: Any) -> None:
+    trouble = Trouble("raises", at=2, marker=str(tmp_path / "marker"))
+    envs = SB3VecEnv(told(3, 1, trouble), on_fault="raise", **backend)
+    try:
+        envs.reset()
+        envs.step(np.full(3, 5))
+        with pytest.raises(HeadraceError, match=WORDS):
+            envs.step(np.full(3, 5))
+        assert len(envs.get_attr("build")) == 3
+        envs.set_options(options)
+        assert envs.reset()[:, T].tolist() == [0, 0, 0]
+        assert envs.step(np.full(3, 5))[0][:, T].tolist() == [1, 1, 1]
+    finally:
+        envs.close()
+
+
+# Beside SB3
+
+
+def test_a_worker_does_not_import_what_its_environments_do_not_need() -> None:
+    envs = SB3VecEnv([curriculum] * 2, workers=1, threads_per_worker=1)
+    try:
+        assert envs.env_is_wrapped(Monitor) == [False, False]
+        assert envs.get_attr("difficulty") == [0, 0]
+        assert envs.envs.apply(lambda _env: "torch" in sys.modules) == (False, False)
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize(
+    ("factories", "options", "error"),
+    [
+        ([ENVIRONMENTS["drawn"], cartpole], {}, AssertionError),
+        ([cartpole], {"autoreset_mode": AutoresetMode.NEXT_STEP}, ConfigError),
+    ],
+)
+def test_what_was_made_is_closed_if_it_does_not_fit(factories, options, error, monkeypatch):
+    made: list[headrace.VectorEnv] = []
+
+    class Remembered(headrace.VectorEnv):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr(sb3, "VectorEnv", Remembered)
+    with pytest.raises(error):
+        SB3VecEnv(factories, workers=0, **options)
+    assert [envs.closed for envs in made] == [True]
+
+
 def test_a_vector_in_another_mode_is_refused():
     with headrace.VectorEnv([cartpole] * 2, workers=0) as envs, pytest.raises(ConfigError, match="SAME_STEP"):
         SB3VecEnv(envs)
@@ -321,3 +430,66 @@ def test_training_is_the_same_as_with_dummy_vec_env(algorithm, backend):
     assert our_score == their_score
     for name, value in theirs.items():
         assert ours[name].equal(value), name
+
+
+class Switches(gymnasium.Env[Any, Any]):
+    """Three lights, which switches turn; the reward is how many are on.
+
+    Args:
+        space: Of its actions, which it wants to be members of it.
+    """
+
+    def __init__(self, space: Any = None) -> None:
+        self.observation_space = gymnasium.spaces.Box(0, 1, (3,), np.float32)
+        self.action_space = gymnasium.spaces.MultiBinary(3) if space is None else space
+        self.strict = space is not None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.lights, self.t = self.np_random.integers(2, size=3), 0
+        return self.lights.astype(np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        assert action in self.action_space or not self.strict
+        self.lights, self.t = (self.lights + np.asarray(action, np.int64)) % 2, self.t + 1
+        return self.lights.astype(np.float32), float(self.lights.sum()), False, self.t == 5, {}
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_training_with_switches_is_the_same_as_with_dummy_vec_env() -> None:
+    """SB3 samples actions of MultiBinary as floats."""
+    found = []
+    for vec_env, options in ((DummyVecEnv, {}), (SB3VecEnv, {"workers": 0})):
+        envs = make_vec_env(Switches, 2, seed=1, vec_env_cls=vec_env, vec_env_kwargs=options)
+        model = PPO("MlpPolicy", envs, n_steps=8, batch_size=16, n_epochs=2, seed=1, device="cpu")
+        model.learn(32)
+        found.append(model.policy.state_dict())
+        envs.close()
+    for name, value in found[0].items():
+        assert found[1][name].equal(value), name
+
+
+@pytest.mark.parametrize(
+    ("space", "actions"),
+    [
+        (gymnasium.spaces.MultiBinary(3), np.array([[0.0, 1.0, 1.0]], np.float32)),
+        (gymnasium.spaces.MultiDiscrete([2, 3, 4], dtype=np.uint8), np.array([[1, 2, 3]])),
+        (gymnasium.spaces.Box(-9, 9, (3,), np.int16), np.array([[-9.0, 0.0, 9.0]])),
+        (gymnasium.spaces.Box(-9, 9, (3,), np.float32), np.array([[-9.0, 0.5, 9.0]])),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_actions_come_in_the_dtype_of_their_space(space: Any, actions: Any) -> None:
+    envs = SB3VecEnv([partial(Switches, space)], workers=0)
+    try:
+        envs.reset()
+        envs.step(actions)
+        assert envs.valid.all()
+        for wrong in (actions + 0.5, np.full((1, 3), np.nan)):
+            if space.dtype.kind != "f":
+                with pytest.raises(VectorMisused, match="dtype of the action space"):
+                    envs.step(wrong)
+        envs.step(actions)
+        assert envs.valid.all()
+    finally:
+        envs.close()

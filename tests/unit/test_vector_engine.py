@@ -23,9 +23,10 @@ from headrace.vector.events import Answers, Event, Failure
 from headrace.vector.faults import FaultKind, Interrupted, Problem, broken_contract
 from headrace.vector.handle import Handle
 from headrace.vector.limits import Limits
-from headrace.vector.messages import Built, Extras, LeftAlone
+from headrace.vector.messages import Abandon, Built, Extras, LeftAlone
 from headrace.vector.pool import Pool
 from headrace.vector.rows import Rows
+from headrace.vector.seats import Seats
 from headrace.vector.signals import Signal
 from headrace.vector.slab import Kind, Mailbox, Slab, plan
 from headrace.vector.slots import Policy, Slots, SlotState
@@ -345,7 +346,7 @@ def test_who_reads_in_a_worker_leaves_alone_what_one_of_its_threads_is_sending()
         left = len(theirs._unsent)
         assert ours.receive_all() == []  # there is room now
         ours.try_send("a message")
-        assert Desk.hear(SimpleNamespace(control=theirs)) == ["a message"]  # type: ignore[arg-type]
+        assert Desk.hear(SimpleNamespace(control=theirs, _aside=[])) == ["a message"]  # type: ignore[arg-type]
         assert len(theirs._unsent) == left > 0
 
 
@@ -533,6 +534,75 @@ def test_what_a_thread_brings_that_was_given_up_is_not_taken(monkeypatch: pytest
     assert laid_down == [2]
     del in_threads, desk
     box.close()
+
+
+def test_a_thread_whose_part_of_a_call_is_over_is_late_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call may last longer than a step, and whoever waits for the others is not to blame for that."""
+    watched: list[list[int]] = []
+    monkeypatch.setattr(Pool, "_watch", lambda _self, _handle, busy, _now_s: watched.append(busy))
+    box = Mailbox(SharedBlock.create(Mailbox.nbytes(COUNT)), COUNT)
+    seats = Seats([0, 1, 2], box, threaded=True)
+    child = SimpleNamespace(ended=lambda: False)
+    handle = SimpleNamespace(index=0, replies=[], child=child, seats=seats)
+    options = SimpleNamespace(limits=None, template=SimpleNamespace(eager=False))
+    pool = Pool(SimpleNamespace(handles={0: handle}, options=options), None, None)  # type: ignore[arg-type]
+    for marks in ((0, 0, 0), (-5, 7, 0), (-5, -7, -3)):
+        for place, mark in enumerate(marks):
+            box.marks[place] = mark
+        assert pool._reply(0, [0, 1, 2]) is None
+    assert watched == [[0, 1, 2], [1], [0, 1, 2]]
+    del seats, handle, pool
+    box.close()
+
+
+def test_a_thread_that_is_given_up_in_a_call_costs_the_call_and_nobody_else() -> None:
+    box, begun, over = Mailbox(SharedBlock.create(Mailbox.nbytes(COUNT)), COUNT), threading.Event(), threading.Event()
+    renewed: list[int] = []
+    desk = SimpleNamespace(
+        mailbox=box, seats={0: 0, 1: 1}, send=lambda _message: None, renew=renewed.append, hear_abandons=list
+    )
+    in_threads = InThreads(desk)  # type: ignore[arg-type]
+
+    def heard() -> list[Abandon]:
+        return [Abandon(1, box.marks[1])] if begun.is_set() and not renewed else []
+
+    def work(env: int) -> str:
+        if env == 1:
+            begun.set()
+            assert over.wait(timeout=20.0)
+        return "value"
+
+    desk.hear_abandons = heard
+    values, problem = in_threads.each(Phase.CALL, [0, 1], work)
+    assert (values, renewed) == ({0: "value"}, [1])
+    assert problem is not None
+    assert (problem[0], problem[1].kind, problem[1].phase) == (1, FaultKind.HUNG, "call")
+    (stuck,) = [thread for thread in threading.enumerate() if thread.name == "env-1"]
+    values, problem = in_threads.each(Phase.CALL, [0, 1], lambda env: env)
+    assert (values, problem) == ({0: 0, 1: 1}, None)
+    newest = box.marks[1]
+    over.set()
+    stuck.join(timeout=20.0)
+    assert not stuck.is_alive()
+    assert box.marks[1] == newest < 0  # it says nothing any more in a place that is another thread's
+    in_threads.close()
+    for thread in [thread for thread in threading.enumerate() if thread.name in ("env-0", "env-1")]:
+        thread.join(timeout=20.0)
+    del in_threads, desk
+    box.close()
+
+
+def test_what_is_said_while_a_call_is_made_is_heard_after_it() -> None:
+    ours, theirs = Channel.pair()
+    with ours, theirs:
+        for message in ("one", Abandon(1, 2), "two"):
+            ours.try_send(message)
+        desk: Any = SimpleNamespace(control=theirs, _aside=[])
+        desk.hear = lambda: Desk.hear(desk)
+        assert Desk.hear_abandons(desk) == [Abandon(1, 2)]
+        ours.try_send("three")
+        assert Desk.hear(desk) == ["one", "two", "three"]
+        assert Desk.hear(desk) == []
 
 
 def test_errors_of_lost_ones_are_of_a_component() -> None:

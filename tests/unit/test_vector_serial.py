@@ -229,6 +229,119 @@ def test_a_fault_in_the_fast_lane_concerns_one_and_is_paid_from_its_budget() -> 
             envs.step([1] * COUNT)
 
 
+# Probes
+
+
+class Counting(gym.Env[Any, Any]):
+    """Counts its steps in one array, one dict and one list, which its reset changes; three steps are an episode.
+
+    Args:
+        resets: Which of its resets raise; each once.
+    """
+
+    observation_space = gym.spaces.Box(0, 9, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, *resets: int) -> None:
+        self.t = np.zeros(1)
+        self.told: dict[str, Any] = {"t": 0}
+        self.listed = [0]
+        self.steps = self.resets = 0
+        self.raises = set(resets)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.resets += 1
+        if self.resets in self.raises:
+            raise RuntimeError("as asked")
+        return self._seen(0)
+
+    def step(self, action: Any) -> Any:
+        observation, info = self._seen(self.steps + 1)
+        return observation, 1.0, self.steps == 3, False, info
+
+    def _seen(self, steps: int) -> Any:
+        self.steps = self.told["t"] = self.t[0] = self.listed[0] = steps
+        return np.full(1, steps, np.float32), {"told": self.told}
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_what_probes_found_is_the_callers_own(mode: str) -> None:
+    probes = {
+        "t": headrace.Probe.attribute("unwrapped.t"),
+        "told": headrace.Probe.attribute("unwrapped.told"),
+        "info": headrace.Probe.info("told", at="episode_end"),
+        "listed": headrace.Probe.attribute("unwrapped.listed"),
+    }
+    with headrace.VectorEnv([Counting] * 2, workers=0, probes=probes, autoreset_mode=mode) as envs:
+        envs.reset(seed=0)
+        kept = [envs.probes]
+        for _ in range(3):
+            envs.step([0, 0])
+            kept.append(envs.probes)
+        envs.step([0, 0])
+        for steps, found in enumerate(kept):
+            assert found["t"].values.tolist() == [[steps]] * 2
+            assert found["told"].values.tolist() == [{"t": steps}] * 2
+            assert found["listed"].values.tolist() == [[steps]] * 2
+        assert kept[3]["info"].values.tolist() == [{"t": 3}] * 2
+
+
+def test_a_reset_that_raises_within_a_step_leaves_no_values_of_the_episode_before() -> None:
+    made: list[Counting] = []
+
+    def make() -> Counting:
+        made.append(Counting() if made else Counting(2))
+        return made[-1]
+
+    probes = {"t": headrace.Probe.attribute("unwrapped.t", every=2)}
+    with headrace.VectorEnv([make], workers=0, probes=probes, autoreset_mode="SameStep") as envs:
+        envs.reset(seed=0)
+        seen = []
+        for _ in range(6):
+            envs.step([0])
+            found = envs.probes["t"]
+            seen.append((int(found.step[0]), bool(found.mask[0]), float(found.values[0].sum())))
+        assert len(made) == 2
+        assert [fault.phase for fault in envs.faults] == ["reset"]
+        # The third step is cut, and shows the first observation of the replacement.
+        assert seen == [
+            (1, False, 0.0),
+            (2, True, 2.0),
+            (0, True, 0.0),
+            (1, False, 0.0),
+            (2, True, 2.0),
+            (3, False, 0.0),
+        ]
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_a_last_info_that_is_no_dict_is_a_fault_in_every_mode(mode: str) -> None:
+    class Silent(Counting):
+        def step(self, action: Any) -> Any:
+            observation, reward, terminated, truncated, info = super().step(action)
+            return observation, reward, terminated, truncated, None if terminated else info
+
+    with headrace.VectorEnv([Silent], workers=0, autoreset_mode=mode) as envs:
+        envs.reset(seed=0)
+        for _ in range(3):
+            envs.step([0])
+        assert [(fault.kind, fault.phase) for fault in envs.faults] == [("contract", "step")]
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_a_first_info_that_is_no_dict_is_a_fault_in_every_mode(mode: str) -> None:
+    class Silent(Counting):
+        def reset(self, **arguments: Any) -> Any:
+            observation, info = super().reset(**arguments)
+            return observation, None if self.resets == 2 else info
+
+    with headrace.VectorEnv([Silent], workers=0, autoreset_mode=mode) as envs:
+        envs.reset(seed=0)
+        for _ in range(4):
+            envs.step([0])
+        assert [(fault.kind, fault.phase) for fault in envs.faults] == [("contract", "reset")]
+
+
 def test_the_two_ways_say_the_same() -> None:
     """One vector takes the fast lane; a probe keeps the other one from it."""
     factories = [Sampling("box", infos="flat") for _ in range(COUNT)]

@@ -19,7 +19,7 @@ from headrace.ipc.child import ChildContext
 from headrace.ipc.shm import SharedBlock
 from headrace.vector.faults import Problem, broken_contract, unreadable
 from headrace.vector.infos import Form, columns_of, index
-from headrace.vector.messages import Assignment, Attach, Details, Extras, NewForm, Packed, pack, sealed, unpack
+from headrace.vector.messages import Abandon, Assignment, Attach, Details, Extras, NewForm, Packed, pack, sealed, unpack
 from headrace.vector.rows import Returned, Rows, Settled, compact, row_of
 from headrace.vector.signals import Signal
 from headrace.vector.slab import FIRST_FORM, LAST_FORM, Kind, Mailbox, Note, Slab
@@ -77,6 +77,8 @@ class Desk:
         self._listed: tuple[list[int], slice | list[int]] = [], []
         """The same as numbers, and what picks these out of an array."""
         self._rewards = self._terminated = self._truncated = self._notes = self._seqs = memoryview(b"")
+        self._aside: list[Any] = []
+        """Messages that were received, and wait until they are heard."""
 
     def attach(self, message: Attach) -> None:
         """Share memory with the parent from now on."""
@@ -171,7 +173,19 @@ class Desk:
         Raises:
             ChannelClosed: The parent is gone.
         """
-        return self.control.receive_all(flushes=False)
+        said = self._aside + self.control.receive_all(flushes=False)
+        self._aside = []
+        return said
+
+    def hear_abandons(self) -> list[Abandon]:
+        """Of what the parent has said since only what cannot wait; `hear` hears the rest.
+
+        Raises:
+            ChannelClosed: The parent is gone.
+        """
+        said = self.hear()
+        self._aside = [message for message in said if not isinstance(message, Abandon)]
+        return [message for message in said if isinstance(message, Abandon)]
 
     def send(self, message: object) -> None:
         """Say something to the parent, and wait until it has room; it may be busy with something else for long.

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.errors import ConfigError, VectorMisused
+from headrace.core.errors import ConfigError, HeadraceError, VectorMisused
 from headrace.core.refusals import nearest
 from headrace.vector.engine import Engine, Ids
 from headrace.vector.fastlane import FastLane
@@ -228,7 +228,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """
         self._check_open()
         self._engine.check_idle(name)
-        values = self._opened.backend.call(name, (args, kwargs), self._all.tolist(), sets=False)
+        values = _asked(self._opened, self._held, name, (args, kwargs), self._all.tolist(), sets=False)
         return tuple(values[env] for env in range(self.num_envs))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -254,7 +254,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 f"{len(listed)} values of {name} for {self.num_envs} environments",
                 fix="give a list with one value each, or one value for all",
             )
-        self._opened.backend.call(name, dict(enumerate(listed)), self._all.tolist(), sets=True)
+        _asked(self._opened, self._held, name, dict(enumerate(listed)), self._all.tolist(), sets=True)
 
     def apply(
         self, function: Callable[[gymnasium.Env[Any, Any]], Any], env_ids: Sequence[int] | NDArray[Any] | None = None
@@ -268,7 +268,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._check_open()
         self._engine.check_idle("apply")
         ids = self._all.tolist() if env_ids is None else _ids(env_ids, self.num_envs)[0].tolist()
-        values = self._opened.backend.call("", ((function,), {}), ids, sets=False)
+        values = _asked(self._opened, self._held, "", ((function,), {}), ids, sets=False)
         return tuple(values[env] for env in ids)
 
     @property
@@ -311,6 +311,17 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def _check_open(self) -> None:
         if self.closed:
             raise VectorMisused("this vector environment is closed", fix="make a new one")
+
+
+def _asked(opened: Opened, held: Held, name: str, data: Any, ids: list[int], *, sets: bool) -> dict[int, Any]:
+    """See `Backend.call`. Whom that costs an environment is known before the next step, which would go to a new one."""
+    try:
+        return opened.backend.call(name, data, ids, sets=sets)
+    except HeadraceError:
+        with held:
+            for event in opened.backend.poll(0, 0.0):
+                opened.engine.take_in(event)
+        raise
 
 
 _ELSEWHERE = dict.fromkeys(

@@ -7,6 +7,7 @@ import math
 import pickle
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -258,12 +259,14 @@ class Pool:
             handle.child.send_signal(INTERRUPT_SIGNAL)
 
     def _abandoned(self, handle: Handle, env: int, late: Late) -> list[Event]:
-        """A thread was left alone: its question is answered by that."""
+        """A thread was left alone: its question is answered by that, if there is one."""
+        handle.read()
+        problem = losses.abandoned(env, handle.name, handle.child.pid, late, handle.stuck_in.pop(env, None))
+        if not self._is_busy(env):  # it was in a call, from which Ctrl-C has called the caller away
+            return [Failure(env, -1, problem)]
         seq = int(self._slots.seq[env])
         handle.written_off.add((env, seq))
-        handle.read()
-        stuck_in = handle.stuck_in.pop(env, None)
-        return [Failure(env, seq, losses.abandoned(env, handle.name, handle.child.pid, late, stuck_in))]
+        return [Failure(env, seq, problem)]
 
     def _ended(self, handle: Handle, exit_code: int, events: list[Event]) -> None:
         """A worker has ended: what it had answered counts, everything else is lost."""
@@ -307,10 +310,14 @@ class Pool:
         for message in handle.replies:
             if isinstance(message, Returned) and message.number == self._calls:
                 handle.replies.clear()
-                return message
+                reply, gone = _with_left_alone(handle, message)
+                self.later += gone
+                return reply
         if handle.child.ended():
             return Returned(self._calls, {}, (own[0], losses.call_lost()))
-        self._watch(handle, own, self._clock.now())
+        # Of threads only those that are in it still: a seat whose call is over is late with nothing.
+        inside = [env for env, _ in handle.seats.inside(lambda env: env in own)]
+        self._watch(handle, inside or own, self._clock.now())
         return None
 
 
@@ -344,6 +351,18 @@ def _read(reply: Returned, values: dict[int, Any]) -> list[tuple[int, Any]]:
         except Exception as error:  # noqa: BLE001 - to read it runs code of others, which may raise anything
             problems.append((env, losses.unreadable_value(error)))
     return problems
+
+
+def _with_left_alone(handle: Handle, reply: Returned) -> tuple[Returned, list[Event]]:
+    """A reply, with what its worker cannot know of a thread it left alone; and others it left, whose environments are gone."""
+    left = {
+        env: losses.abandoned(env, handle.name, handle.child.pid, late, handle.stuck_in.pop(env, None))
+        for env, late in handle.given_up().items()
+    }
+    if reply.problem is not None and reply.problem[0] in left:
+        first = reply.problem[0]
+        reply = replace(reply, problem=(first, left.pop(first)))
+    return reply, [Failure(env, -1, problem) for env, problem in left.items()]
 
 
 def _broken_by(reply: Returned) -> list[Event]:

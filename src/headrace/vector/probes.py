@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.errors import ConfigError
+from headrace.vector.infos import kept
 
 When = Literal["step", "episode_end"]
 
@@ -102,7 +103,7 @@ def check(probes: Mapping[str, Probe], index: int, env: gymnasium.Env[Any, Any])
 def evaluate(
     probes: Mapping[str, Probe], env: gymnasium.Env[Any, Any], info: Mapping[str, Any], step: int, *, ended: bool
 ) -> Evaluated:
-    """Evaluate those that are due.
+    """Evaluate those that are due. What they find is the caller's own: the environment may go on with what it gave.
 
     Args:
         probes: By name.
@@ -123,7 +124,7 @@ def evaluate(
                 continue
         else:
             found = _resolve(env, probe.name)
-        values[name] = found() if probe.kind == "method" else found
+        values[name] = _own(found() if probe.kind == "method" else found)
     return values
 
 
@@ -145,6 +146,12 @@ def batch(probes: Mapping[str, Probe], stamped: Sequence[Stamped | None]) -> dic
 
 
 _MISSING = object()
+_NEVER_CHANGE = (type(None), bool, int, float, complex, str, bytes, np.bool_, np.number)
+
+
+def _own(found: Any) -> Any:
+    """A copy of what an environment may change, in the reset of the same step for one."""
+    return found if isinstance(found, _NEVER_CHANGE) else kept(found)
 
 
 def _resolve(env: gymnasium.Env[Any, Any], path: str) -> Any:
@@ -162,7 +169,8 @@ def _array(values: Sequence[Any], mask: NDArray[np.bool_]) -> NDArray[Any]:
         packed = np.array(values, float if not values else None)
     else:
         packed = np.empty(len(values), object)
-        packed[:] = values
+        for place, value in enumerate(values):  # not all at once: lists of one length would be taken for rows
+            packed[place] = value
     array = np.zeros((len(mask), *packed.shape[1:]), packed.dtype)
     array[mask] = packed
     return array

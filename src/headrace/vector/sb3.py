@@ -15,15 +15,15 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
-from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from headrace.core.errors import ConfigError, UnknownAttribute
+from headrace.core.errors import ConfigError, HeadraceError, VectorMisused
+from headrace.vector import questions
 from headrace.vector.env import VectorEnv
 from headrace.vector.infos import AsTheyAre
+from headrace.vector.questions import Environment
 
-Environment = gymnasium.Env[Any, Any]
 Infos = dict[str, Any]
 
 
@@ -36,29 +36,45 @@ class SB3VecEnv(VecEnv):
 
     Raises:
         ConfigError: The `VectorEnv` resets in another way than SB3, or comes with options.
-        HeadraceError: As from `VectorEnv`.
+        HeadraceError: As from `VectorEnv`. What was made of factories is closed, whatever is raised.
     """
 
     def __init__(self, envs: VectorEnv | Sequence[Callable[[], Environment]], **options: Any) -> None:
         if not isinstance(envs, VectorEnv):
-            envs = VectorEnv(envs, **{"autoreset_mode": AutoresetMode.SAME_STEP} | options)
-        elif options:
+            made = VectorEnv(envs, **{"autoreset_mode": AutoresetMode.SAME_STEP} | options)
+            try:
+                self._take(made)
+            except BaseException:
+                made.close()
+                raise
+            return
+        if options:
             raise ConfigError(
                 "options of a VectorEnv that exists already cannot be changed",
                 options=", ".join(options),
                 fix="give the options to VectorEnv, or factories to SB3VecEnv",
             )
+        self._take(envs)
+
+    def _take(self, envs: VectorEnv) -> None:
         if envs.metadata["autoreset_mode"] is not AutoresetMode.SAME_STEP:
             raise ConfigError(
                 "Stable-Baselines3 expects environments that begin anew in the step in which they end",
                 found=envs.metadata["autoreset_mode"],
                 fix="VectorEnv(..., autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)",
             )
-        envs.collects = AsTheyAre
         self.envs = envs
         """What is behind it, for ``envs.plan`` and everything else SB3 has no word for."""
         self._actions: Any = None
+        dtype = envs.single_action_space.dtype
+        self._whole = np.dtype(dtype) if dtype is not None and np.dtype(dtype).kind in "biu" else None
+        """The dtype of actions that are whole numbers; None: they are not."""
+        self._open = False
+        """Whether a step or reset was begun and has not come back."""
+        self._dropped = False
+        """Whether rows were dropped since the last reset, so that what comes next follows nothing SB3 has seen."""
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
+        envs.collects = AsTheyAre
 
     # Stepping
 
@@ -68,7 +84,12 @@ class SB3VecEnv(VecEnv):
         return self.envs.valid
 
     def reset(self) -> VecEnvObs:
-        """Begin all episodes anew, with what `seed` and `set_options` have asked for."""
+        """Begin all episodes anew, with what `seed` and `set_options` have asked for.
+
+        A step that an exception has broken off, Ctrl-C say, is waited for, and its rows are dropped.
+        """
+        self._settle()
+        self._open = True
         first = self._options[0]
         if any(options is not first for options in self._options) and any(self._options):
             self.envs.send_reset(range(self.num_envs), self._seeds, [options or None for options in self._options])
@@ -76,24 +97,52 @@ class SB3VecEnv(VecEnv):
             obs, infos = began.observations, began.infos
         else:
             obs, infos = self.envs.reset(seed=self._seeds, options=dict(first) or None)
+        self._open = self._dropped = False
         self.reset_infos = self._each(infos)
         self._reset_seeds()
         self._reset_options()
         return obs  # type: ignore[no-any-return]
 
     def step_async(self, actions: Any) -> None:
-        """Take the actions of the next step, [N, ...]."""
-        self._actions = actions
+        """Take the actions of the next step, [N, ...]; where they are whole numbers, floats that are whole will do."""
+        self._actions = actions if self._whole is None else _exactly(actions, self._whole)
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Step: observations, rewards (float32) and ends, [N], and one info for each environment."""
+        """Step: observations, rewards (float32) and ends, [N], and one info for each environment.
+
+        Raises:
+            VectorMisused: The actions do not fit, or a step was broken off since the last reset; nothing was sent.
+            HeadraceError: As from `VectorEnv.step`.
+        """
+        self._settle()
+        if self._dropped:
+            raise VectorMisused(
+                "a step was broken off, and its rows were dropped; nothing was sent",
+                fix="reset() first; learn() does, unless reset_num_timesteps=False",
+            )
+        self._open = True
         obs, rewards, terminations, truncations, infos = self.envs.step(self._actions)
+        self._open = False
         told = self._each(infos)
         for env, info in enumerate(told):
             if terminations[env] or truncations[env]:
                 told[env] = self._ended(env, info)
             told[env]["TimeLimit.truncated"] = bool(truncations[env] and not terminations[env])
         return obs, rewards.astype(np.float32), terminations | truncations, told
+
+    def _settle(self) -> None:
+        """Wait for what an exception has left open, and drop it: SB3 has no way to ask for it any more."""
+        if not self._open:
+            return
+        for _ in range(self.num_envs + 1):  # with on_fault="raise", each of them may have a fault to tell of
+            try:
+                self.envs.receive(min_envs=self.num_envs)
+            except VectorMisused:
+                break  # nothing is open
+            except HeadraceError:
+                pass  # of a step that nobody waits for; it is in `VectorEnv.faults`, or the next call raises it again
+            self._dropped = True
+        self._open = False
 
     def _each(self, infos: Mapping[Any, Infos]) -> list[Infos]:
         return [infos.get(env, {}) for env in range(self.num_envs)]
@@ -118,7 +167,7 @@ class SB3VecEnv(VecEnv):
 
     def has_attr(self, attr_name: str) -> bool:
         """Whether all environments have it; it need not be something that can be pickled."""
-        return all(self.envs.apply(partial(_has, name=attr_name)))
+        return all(self._ask(partial(questions.has, name=attr_name), None))
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """An attribute, found through the wrappers, of the chosen environments.
@@ -126,7 +175,7 @@ class SB3VecEnv(VecEnv):
         Raises:
             UnknownAttribute: No layer of one of them has it.
         """
-        return self._ask(partial(_get, name=attr_name), indices)
+        return self._ask(partial(questions.get, name=attr_name), indices)
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
         """Set an attribute on whichever layer of the chosen environments has it.
@@ -134,7 +183,7 @@ class SB3VecEnv(VecEnv):
         Raises:
             UnknownAttribute: None has it. SB3's own classes would add it to the outermost wrapper, where nobody looks.
         """
-        self._ask(partial(_set, name=attr_name, value=value), indices)
+        self._ask(partial(questions.put, name=attr_name, value=value), indices)
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: VecEnvIndices = None, **method_kwargs: Any
@@ -144,44 +193,32 @@ class SB3VecEnv(VecEnv):
         Raises:
             UnknownAttribute: No layer of one of them has it.
         """
-        return self._ask(partial(_call, name=method_name, args=method_args, kwargs=method_kwargs), indices)
+        return self._ask(partial(questions.call, name=method_name, args=method_args, kwargs=method_kwargs), indices)
 
     def env_is_wrapped(
         self, wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
     ) -> list[bool]:
-        """Whether the chosen environments are wrapped in it."""
-        return self._ask(partial(is_wrapped, wrapper_class=wrapper_class), indices)
+        """Whether the chosen environments are wrapped in it; a class is known by its name, and no worker imports it."""
+        return self._ask(partial(questions.is_wrapped_in, wrapper=questions.full_name(wrapper_class)), indices)
 
     def get_images(self) -> Sequence[NDArray[np.uint8] | None]:
         """What the environments draw, if their mode is ``rgb_array``."""
+        self._settle()
         return self.envs.render()
 
     def _ask(self, question: Callable[[Environment], Any], indices: VecEnvIndices) -> list[Any]:
+        self._settle()
         return list(self.envs.apply(question, list(self._get_indices(indices))))
 
 
-def _has(env: Environment, name: str) -> bool:
-    return env.has_wrapper_attr(name)
+def _exactly(actions: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Actions in the dtype of their space if it holds each of them exactly; otherwise as they are, to be refused.
 
-
-def _get(env: Environment, name: str) -> Any:
-    _check(env, name)
-    return env.get_wrapper_attr(name)
-
-
-def _set(env: Environment, name: str, value: Any) -> None:
-    _check(env, name)
-    env.set_wrapper_attr(name, value)
-
-
-def _call(env: Environment, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return _get(env, name)(*args, **kwargs)
-
-
-def _check(env: Environment, name: str) -> None:
-    if not env.has_wrapper_attr(name):
-        raise UnknownAttribute(
-            f"no layer of the environment has an attribute {name}",
-            environment=str(env)[:200],
-            fix="correct the name, or create the attribute in the environment's __init__",
-        )
+    SB3 samples those of MultiBinary as floats.
+    """
+    given = np.asarray(actions)
+    if given.dtype == dtype or given.dtype.kind not in "biuf":
+        return given
+    with np.errstate(invalid="ignore"):  # NaN, which is then found to be another number
+        cast = given.astype(dtype)
+    return cast if np.array_equal(cast, given) else given

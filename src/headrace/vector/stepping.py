@@ -80,6 +80,7 @@ class Body:
             EnvironmentNotBuilt: It returned something that is no environment. What it raises goes through.
         """
         self._on_phase(Phase.CONSTRUCT)
+        self.probed, self._steps, self._ending = {}, 0, False
         made: Any = self._factory()
         check_environment(self.index, made)
         probes.check(self._wanted, self.index, made)
@@ -117,7 +118,7 @@ class Body:
         self._on_phase(Phase.RESET)
         returned: Any = env.reset(**arguments)
         self._on_phase(Phase.STEP)
-        if type(returned) is not tuple or len(returned) != 2:
+        if not isinstance(returned, tuple | list) or len(returned) != 2:
             return broken_contract("reset", "what reset() returned", "observation and info", f"{returned!r}"[:200])
         if self._wanted and not self._ending:
             self._steps = 0
@@ -128,7 +129,7 @@ class Body:
         assert self.env is not None
         returned: Any = self.env.step(action)
         self._steps += 1
-        if isinstance(returned, tuple) and len(returned) == 5 and isinstance(returned[4], Mapping):
+        if _is_answer(returned) and isinstance(returned[4], Mapping):
             ended = bool(returned[2]) or bool(returned[3])
             self.probed = probes.evaluate(self._wanted, self.env, returned[4], self._steps, ended=ended)
         return returned  # type: ignore[no-any-return]
@@ -163,16 +164,20 @@ class Body:
     def _step_and_reset(self, action: Any) -> Returned | Problem:
         assert self.env is not None
         returned: Any = self._plain_step(action)
-        if not isinstance(returned, tuple) or len(returned) != 5 or not (returned[2] or returned[3]):
+        if not _is_answer(returned) or not (returned[2] or returned[3]) or not isinstance(returned[4], Mapping):
             return returned  # type: ignore[no-any-return]  # goes on, or is no answer at all
         observation, reward, terminated, truncated, info = returned
         # reset() may write into the same array, and into the same dict.
         final = {"final_obs": copy.deepcopy(observation), "final_info": kept(info)}
         self._ending = True  # what was evaluated belongs to the episode that ends, and not to the next one
-        again = self._reset(self.env)
-        self._ending, self._steps = False, 0
+        try:
+            again = self._reset(self.env)
+        finally:
+            self._ending, self._steps = False, 0
         if isinstance(again, Problem):
             return again
+        if not isinstance(again[4], Mapping):
+            return broken_contract("reset", "info", "a dict", f"{again[4]!r}"[:200])
         return again[0], reward, terminated, truncated, {**final, **again[4]}
 
     def _built(self, name: str) -> gymnasium.Env[Any, Any]:
@@ -192,6 +197,11 @@ class Body:
             environment=str(self.env)[:200],
             fix="correct the name, or create the attribute in the environment's __init__",
         )
+
+
+def _is_answer(returned: Any) -> bool:
+    """Whether it is what a step returns: five parts, in a tuple or in a list, which Gymnasium takes as well."""
+    return isinstance(returned, tuple | list) and len(returned) == 5
 
 
 def _nobody_listens(_phase: Phase) -> None:

@@ -13,15 +13,19 @@ from typing import Any
 
 from headrace.core.errors import ChannelClosed, HeadraceError
 from headrace.vector.desk import Batch, Desk
-from headrace.vector.faults import Problem, from_exception
+from headrace.vector.faults import Interrupted, Problem, from_exception
 from headrace.vector.messages import LeftAlone
 from headrace.vector.rows import settle
 from headrace.vector.stepping import Phase
 
 _LOOK_S = 5.0
+_LISTEN_S = 0.05
+"""How long the parent waits to be heard while environments do something else than step; a small part of its patience."""
 
 EachWork = Callable[[int], Any]
 """Something to do with one environment."""
+_Done = queue.SimpleQueue[tuple[int, Any, Any]]
+"""Environment, value, and what went wrong instead."""
 EachDone = tuple[dict[int, Any], tuple[int, Any] | None]
 """Values by environment; and the first that failed, with what is wrong."""
 
@@ -80,22 +84,29 @@ class InThreads:
             seat.jobs.put(job, timeout=_LOOK_S)
 
     def each(self, phase: Phase, ids: list[int], work: EachWork) -> EachDone:
-        """Do something else with environments, all at once; values, and what went wrong with the first."""
-        done: queue.SimpleQueue[tuple[int, Any, Any]] = queue.SimpleQueue()
+        """Do something else with environments, all at once; values, and what went wrong with the first.
+
+        A call that the parent gives up meanwhile counts as one that went wrong.
+
+        Raises:
+            ChannelClosed: The parent is gone.
+        """
+        done: _Done = queue.SimpleQueue()
         for env in ids:
             seat = self._seat(env)
             seat.jobs.put(self._other_job(seat, phase, functools.partial(work, env), env, done), timeout=_LOOK_S)
         values: dict[int, Any] = {}
         problems: dict[int, Any] = {}
         while len(values) + len(problems) < len(ids):
-            try:
-                env, value, problem = done.get(timeout=_LOOK_S)
-            except queue.Empty:
-                continue  # the parent watches each of them, and ends this process if need be
-            if problem is None:
-                values[env] = value
-            else:
-                problems[env] = problem
+            with contextlib.suppress(queue.Empty):
+                env, value, problem = done.get(timeout=_LISTEN_S)
+                if problem is None:
+                    values[env] = value
+                else:
+                    problems[env] = problem
+            if phase is Phase.CALL:  # nobody gives up while environments are built: that ends the start
+                given_up = [env for env in self._given_up() if env in ids]
+                problems.update({env: from_exception(Interrupted(), phase.label) for env in given_up})
         first = min(problems, default=None)
         return {env: values[env] for env in ids if env in values}, None if first is None else (first, problems[first])
 
@@ -111,12 +122,16 @@ class InThreads:
         finally:
             self._publishing.release()
 
-    def abandon(self, env: int, number: int) -> None:
-        """Leave the thread of this environment alone, if it is still in that call; the next question makes a new one."""
+    def abandon(self, env: int, number: int) -> bool:
+        """Leave the thread of this environment alone if it is still in that call, and whether it was.
+
+        The next question makes a new thread.
+        """
         place = self._desk.seats[env]
         self._enter()
         try:
-            if self._marks[place] == number:
+            stuck = self._marks[place] == number
+            if stuck:
                 left = self._seats.pop(place)
                 left.abandoned = True
                 self._desk.send(LeftAlone(env, left.stuck_in()))
@@ -126,11 +141,16 @@ class InThreads:
         finally:
             self._publishing.release()
         self._desk.mailbox.note_heard()
+        return stuck
 
     def close(self) -> None:
         """Let the threads end that can."""
         for seat in self._seats.values():
             seat.jobs.put(None, timeout=_LOOK_S)
+
+    def _given_up(self) -> list[int]:
+        """Environments whose threads the parent has given up since somebody listened."""
+        return [told.env for told in self._desk.hear_abandons() if self.abandon(told.env, told.number)]
 
     def _seat(self, env: int) -> _Seat:
         number = self._desk.seats[env]
@@ -171,7 +191,7 @@ class InThreads:
         return self._desk.publish(batch.ids[here], batch.seqs[here], where, settled)
 
     def _other_job(
-        self, seat: _Seat, phase: Phase, work: Callable[[], Any], env: int, done: queue.SimpleQueue[Any]
+        self, seat: _Seat, phase: Phase, work: Callable[[], Any], env: int, done: _Done
     ) -> Callable[[], None]:
         def job() -> None:
             number = abs(self._marks[seat.number]) + 1
@@ -182,9 +202,14 @@ class InThreads:
                 value = work()
             except BaseException as error:  # noqa: BLE001 - an environment's own code: its exception is an answer
                 problem = as_told(error, phase)
-            self._marks[seat.number] = -number
-            self._phases[seat.number] = Phase.STEP
-            done.put((env, value, problem), timeout=_LOOK_S)
+            self._enter()
+            try:
+                if not seat.abandoned:  # otherwise its place is another thread's by now
+                    self._marks[seat.number] = -number
+                    self._phases[seat.number] = Phase.STEP
+                    done.put((env, value, problem), timeout=_LOOK_S)
+            finally:
+                self._publishing.release()
 
         return job
 
