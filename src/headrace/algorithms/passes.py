@@ -190,6 +190,9 @@ _ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tens
 """In place: the activation; and what a derivative by what came out of it is by what went in, which may overwrite both."""
 
 
+_MINUS_ONE = torch.tensor(-1.0)
+
+
 class PerceptronPass:
     """Fulfils `Pass` for a perceptron on the CPU; what comes out is what its layers give, within rounding."""
 
@@ -251,6 +254,10 @@ class PerceptronPass:
         bias, turned = self._biases[layer], self._turned[layer]
         if self._activate is torch.relu_:
             return torch._addmm_activation(bias, x, turned, out=out)  # noqa: SLF001 - both in one call
+        if self._activate is torch.tanh_:
+            # tanh(s) = 2 sigmoid(2 s) - 1: within 1.2e-7, and with both factors in calls that are made anyway 0.4 of the time.
+            doubled = torch.addmm(bias, x, turned, beta=2, alpha=2, out=out)
+            return torch.add(_MINUS_ONE, doubled.sigmoid_(), alpha=2, out=out)
         return self._activate(torch.addmm(bias, x, turned, out=out))
 
     def _before(self, layer: int, grad: Tensor, out: Tensor | None = None) -> Tensor:
