@@ -378,7 +378,7 @@ def test_whatever_ends_the_building_closes_what_was_built(error: BaseException, 
     expected = EnvironmentNotBuilt if is_factory and not isinstance(error, KeyboardInterrupt) else type(error)
     with pytest.raises(expected):
         headrace.VectorEnv([functools.partial(Closing if is_factory else Odd, 0), last], workers=0)
-    assert closed == [0] if is_factory else [0, 1]
+    assert closed == ([0] if is_factory else [0, 1])
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("as asked")])
