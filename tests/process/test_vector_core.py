@@ -252,6 +252,28 @@ def test_a_method_that_does_not_return_costs_one_environment(backend: str) -> No
         assert envs.valid.all()
 
 
+@pytest.mark.parametrize("goes_on", ["reset", "step"])
+def test_who_had_to_be_interrupted_in_a_method_is_used_no_more(goes_on: str) -> None:
+    """It has come back, and nobody knows in which state."""
+    with headrace.VectorEnv(
+        [Stuck(env) for env in range(COUNT)], step_timeout_s=9.0, reset_timeout_s=0.3, **BACKENDS["workers"]
+    ) as envs:
+        envs.reset(seed=1)
+        envs.step(actions())
+        with pytest.raises(HeadraceError, match=r"call\(\)"):
+            envs.call("stick")
+        if goes_on == "step":
+            infos = envs.step(actions())[4]
+            assert envs.valid.tolist() == [True, False, True, True]
+            assert infos["headrace"]["fault"][1] == "hung"
+        observations = envs.reset(seed=2)[0]
+        steps = 1 + (goes_on == "step")
+        assert observations[:, 2].tolist() == [steps, 0, steps, steps]  # those of each object
+        assert [fault.env for fault in envs.faults] == [1]
+        envs.step(actions())
+        assert envs.valid.all()
+
+
 class Stuck:
     """Factory; environment 1 has a method that never returns."""
 
@@ -267,6 +289,21 @@ class Stuck:
 def _stick() -> None:
     while True:
         time.monotonic()
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_one_that_does_not_close_in_a_worker_leaves_none_open(tmp_path: Path, error: type[BaseException]) -> None:
+    class Leaving(Faulty):
+        def close(self) -> None:
+            (tmp_path / f"closed-{self.index}").touch()
+            raise error
+
+    def made(env: int) -> Any:
+        return lambda: Leaving(env)
+
+    with headrace.VectorEnv([made(env) for env in range(2)], workers=1, threads_per_worker=1) as envs:
+        envs.reset(seed=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["closed-0", "closed-1"]
 
 
 @pytest.mark.parametrize("backend", ISOLATED)

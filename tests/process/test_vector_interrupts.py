@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Self
 
@@ -14,6 +18,11 @@ import pytest
 
 import headrace
 from headrace.core.errors import VectorMisused
+from headrace.vector.barrier import Barrier
+from headrace.vector.fastlane import FastLane
+from headrace.vector.handle import Handle
+from headrace.vector.pool import Pool
+from headrace.vector.slots import Slots
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lent_server"), pytest.mark.timeout(240)]
 
@@ -161,3 +170,160 @@ def test_an_interrupt_at_any_line(backend: str, as_ready: bool) -> None:
                 error.add_note(f"interrupted at {at.place}")
                 raise
     assert line > 50
+
+
+class AtCall:
+    """Makes the first call of something raise, before it is made or after; all others are made."""
+
+    def __init__(self, owner: Any, name: str, error: BaseException, *, after: bool = False) -> None:
+        self._owner, self._name, self._after = owner, name, after
+        self._errors = [error]
+        self._real: Any = getattr(owner, name)
+
+    def __enter__(self) -> Self:
+        def called(*arguments: Any, **named: Any) -> Any:
+            errors, self._errors = self._errors, []
+            if errors and not self._after:
+                raise errors[0]
+            value = self._real(*arguments, **named)
+            if errors:
+                raise errors[0]
+            return value
+
+        setattr(self._owner, self._name, called)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        setattr(self._owner, self._name, self._real)
+
+
+def counting(backend: str, **options: Any) -> headrace.VectorEnv:
+    def made(env: int) -> Any:
+        return lambda: Counting(env)
+
+    return headrace.VectorEnv([made(env) for env in range(COUNT)], **BACKENDS[backend], **options)
+
+
+SEAMS: dict[str, tuple[Any, str, bool, type[BaseException]]] = {
+    "before-anybody-is-asked": (Handle, "order", False, SystemExit),
+    "when-some-are-asked": (Handle, "order", True, TimeoutError),
+    "as-they-are-waited-for": (Barrier, "answered", False, SystemExit),
+    "as-the-row-is-copied": (FastLane, "_observations", True, MemoryError),
+}
+
+
+@pytest.mark.parametrize("place", SEAMS)
+@pytest.mark.parametrize("backend", ["workers", "split"])
+def test_what_is_raised_while_workers_step_loses_no_row(backend: str, place: str) -> None:
+    """As by the handler of SIGTERM or SIGALRM, which is not held up."""
+    owner, name, after, error = SEAMS[place]
+    with counting(backend, budget=PLENTY) as envs:
+        watched = Watched(envs)
+        envs.reset(seed=1)
+        watched.last = dict.fromkeys(range(COUNT), (1, 0))
+        for _ in range(7):
+            with AtCall(owner, name, error("as asked"), after=after), pytest.raises(error):
+                watched.step()
+            watched.settle(as_ready=False)
+        assert not envs.faults
+
+
+class Signalling(Counting):
+    """In its second step it sends a signal to whoever waits for it, and takes its time to answer."""
+
+    def __init__(self, env: int, pid: int) -> None:
+        super().__init__(env)
+        self.pid = pid
+
+    def step(self, action: Any) -> Any:
+        if self.t == 1 and self.episode == 1:
+            os.kill(self.pid, signal.SIGUSR2)
+            threading.Event().wait(0.1)
+        return super().step(action)
+
+
+@pytest.fixture
+def times_out() -> Iterator[None]:
+    """As pytest-timeout does with SIGALRM: a handler that raises wherever the program is."""
+
+    def handler(_number: int, _frame: Any) -> None:
+        raise TimeoutError("as asked")
+
+    former = signal.signal(signal.SIGUSR2, handler)
+    yield
+    signal.signal(signal.SIGUSR2, former)
+
+
+@pytest.mark.usefixtures("times_out")
+@pytest.mark.parametrize("goes_on", ["reset", "step"])
+def test_an_answer_that_comes_after_a_time_out_of_the_program_is_nobody_elses(goes_on: str) -> None:
+    pid = os.getpid()
+    with headrace.VectorEnv([lambda: Signalling(0, pid)], workers=1, threads_per_worker=1) as envs:
+        envs.reset(seed=1)
+        envs.step([0])
+        with pytest.raises(TimeoutError, match="as asked"):
+            envs.step([0])
+        with pytest.raises(VectorMisused, match="receive"):
+            envs.reset(seed=5) if goes_on == "reset" else envs.step([0])
+        late = envs.receive()
+        assert late.observations.tolist() == [[0, 1, 2]]
+        assert late.valid.all()
+        expected = [0, 2, 0] if goes_on == "reset" else [0, 1, 3]
+        observations = envs.reset(seed=5)[0] if goes_on == "reset" else envs.step([0])[0]
+        assert observations.tolist() == [expected]
+
+
+def test_ctrl_c_while_workers_are_waited_for_breaks_off_nothing_that_is_done_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, calls = Pool.poll, itertools.count()
+
+    def poll(self: Pool, missing: int, timeout_s: float) -> Any:
+        match next(calls):
+            case 0:
+                return []  # they are not ready yet
+            case 1:
+                raise KeyboardInterrupt
+        return real(self, missing, timeout_s)
+
+    with counting("split") as envs:
+        envs.reset(seed=1)
+        envs.send([0] * COUNT)
+        monkeypatch.setattr(Pool, "poll", poll)
+        with pytest.raises(KeyboardInterrupt):
+            envs.receive(COUNT)
+        got = envs.receive(COUNT)
+        assert got.env_ids.tolist() == list(range(COUNT))
+        assert got.valid.all()
+        assert envs.step([0] * COUNT)[0][:, 2].tolist() == [2] * COUNT
+        assert envs.valid.all()
+
+
+@pytest.mark.parametrize("as_ready", [False, True])
+@pytest.mark.parametrize("backend", ["here", "split"])
+def test_ctrl_c_before_anything_was_stepped_breaks_nothing_off(backend: str, as_ready: bool) -> None:
+    """It comes while questions are written down, and waits until they are about to be asked."""
+
+    def interrupts(*_: object) -> int:
+        signal.raise_signal(signal.SIGINT)
+        return first(*_)  # type: ignore[arg-type]
+
+    with counting(backend) as envs, pytest.MonkeyPatch.context() as patch:
+        envs.reset(seed=1)
+        if as_ready:
+            envs.send([0] * COUNT)
+        owner, name = (Slots, "count_done") if as_ready else (FastLane, "_first")
+        first = getattr(owner, name)
+        patch.setattr(owner, name, interrupts)
+        with pytest.raises(KeyboardInterrupt):
+            envs.receive(COUNT) if as_ready else envs.step([0] * COUNT)
+        patch.undo()
+        if as_ready or backend == "split":
+            with pytest.raises(VectorMisused, match="receive"):
+                envs.step([0] * COUNT)
+            got = envs.receive(COUNT)
+            observations, valid = got.observations, got.valid
+        else:
+            observations, valid = envs.step([0] * COUNT)[0], envs.valid
+        assert observations[:, 2].tolist() == [1] * COUNT
+        assert valid.all()

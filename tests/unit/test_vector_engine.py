@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from headrace.core.clock import FakeClock
-from headrace.core.errors import ComponentDied, EnvironmentNotBuilt, HeadraceError, RestartBudgetSpent
+from headrace.core.errors import ComponentDied, EnvironmentNotBuilt, HeadraceError, RestartBudgetSpent, VectorMisused
 from headrace.ipc.channel import Channel, Deadline
 from headrace.ipc.shm import SharedBlock
 from headrace.vector.complaints import Complaints
@@ -72,6 +72,9 @@ class Told:
             self.slab.rows[0][env + (seq & 1) * COUNT] = value
             self.slab.reward[env], self.slab.truncated[env], self.slab.terminated[env] = 1.0, ended, False
             self.events.append(Answers(np.array([env]), np.array([seq])))
+
+    def broken_off(self) -> list[int]:
+        return []
 
     def pids(self) -> dict[int, int]:
         return {0: 1}
@@ -616,3 +619,30 @@ def test_errors_of_lost_ones_are_of_a_component() -> None:
     for culprits, says in ((set(), "no environment"), ({4, 2}, "one of environments 2, 4")):
         text = str(losses.lost_with("worker-1", 77, -9, culprits).error)
         assert f"which ended (killed by SIGKILL (often the out-of-memory killer)), and {says} is known" in text
+
+
+def test_a_reset_that_is_refused_after_an_exception_drops_nothing() -> None:
+    engine, told, _ = begun(raises=True)
+    step(engine)
+    asked = {env: seq for env, seq, *_ in told.asked}
+    told.asked = told.asked[:1]
+    told.answer(2.0)
+    told.events.append(Failure(1, asked[1], problem()))
+    engine.gather(ALL[:2], 2)
+    with pytest.raises(HeadraceError, match="declared"):
+        engine.complaints.raise_next()
+    with pytest.raises(VectorMisused):
+        engine.reset(ALL, [None] * COUNT, None, drops=True)
+    assert engine.slots.state.tolist() == [SlotState.READY, SlotState.FAILED, SlotState.BUSY]
+    engine.reset(ALL[1:2], [None], None, drops=True)
+    assert engine.slots.state.tolist() == [SlotState.IDLE, SlotState.BUSY, SlotState.BUSY]
+
+
+def test_failures_of_any_number_leave_the_last_valid_observation() -> None:
+    engine, told, _ = begun(raises=True)
+    for _ in range(3):
+        engine.reset(ALL[:1], [None], None)
+        env, seq, *_ = told.asked.pop()
+        told.slab.rows[0][env + (seq & 1) * COUNT] = 77.0  # half written
+        engine.take_in(Failure(env, seq, problem()))
+        assert engine.pending.last_valid(0).tolist() == [0.5]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
+import queue
 import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode
 
 import headrace
 from headrace.core.errors import EnvironmentNotBuilt, RestartBudgetSpent
 from headrace.vector.limits import Limits
 from headrace.vector.options import FaultBudget
+from headrace.vector.serial import Serial
 from headrace.vector.stepping import Phase
 from headrace.vector.watcher import Watcher
 from vector_envs import Failing, Faulty, Sampling
@@ -372,9 +378,10 @@ def test_an_exception_while_building_closes_what_was_built() -> None:
 
 
 def test_a_call_that_does_not_return_is_logged_with_its_stack(caplog: pytest.LogCaptureFixture) -> None:
+    limits, here = Limits(step_s=0.02, reset_s=9.0, construct_s=9.0, close_s=9.0), threading.get_ident()
     logged = threading.Event()
     logging.getLogger("headrace.vector").addFilter(lambda _record: logged.set() or True)
-    watcher = Watcher(lambda: ("call", 5, Phase.STEP), Limits(step_s=0.02, reset_s=9.0, construct_s=9.0, close_s=9.0))
+    watcher = Watcher(lambda: ("call", 5, Phase.STEP, here), limits)
     try:
         with caplog.at_level(logging.WARNING, "headrace.vector"):
             watcher.start()
@@ -384,3 +391,121 @@ def test_a_call_that_does_not_return_is_logged_with_its_stack(caplog: pytest.Log
         logging.getLogger("headrace.vector").filters.clear()
     assert "environment 5 has been inside step()" in caplog.text
     assert "test_vector_serial.py" in caplog.text
+
+
+# Building, calling and closing in this process
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[str], None]]:
+    """Waits until a warning with this text is logged."""
+    said, logger = queue.SimpleQueue[str](), logging.getLogger("headrace.vector")
+
+    def note(record: logging.LogRecord) -> bool:
+        said.put(record.getMessage())
+        return True
+
+    def wait(text: str) -> None:
+        while text not in said.get(timeout=20.0):
+            pass
+
+    logger.addFilter(note)
+    with caplog.at_level(logging.WARNING, "headrace.vector"):
+        yield wait
+    logger.removeFilter(note)
+
+
+def test_whoever_does_not_return_is_named_whatever_it_is_asked(logged: Callable[[str], None]) -> None:
+    class Waiting(Faulty):
+        """Goes on when it has been named."""
+
+        def __init__(self, index: int) -> None:
+            super().__init__(index)
+            self._wait("construct")
+
+        def _wait(self, phase: str) -> None:
+            if self.index == 1:
+                logged(f"environment 1 has been inside {phase}()")
+
+        def call(self) -> None:
+            self._wait("call")
+
+        def close(self) -> None:
+            self._wait("close")
+
+    limits = {"start_timeout_s": 0.02, "reset_timeout_s": 0.02, "close_timeout_s": 0.02}
+    envs = headrace.VectorEnv([functools.partial(Waiting, env) for env in range(COUNT)], workers=0, **limits)
+    envs.call("call")
+    envs.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "headrace-vector-watcher"]
+
+
+def test_the_stack_that_is_logged_is_that_of_the_thread_that_steps(
+    logged: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Waiting(Faulty):
+        def reset(self, **arguments: Any) -> Any:
+            logged("environment 0 has been inside reset()")
+            return super().reset(**arguments)
+
+    def elsewhere() -> None:
+        envs.reset(seed=0)
+
+    with headrace.VectorEnv([Waiting], workers=0, reset_timeout_s=0.02) as envs:
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join(timeout=20.0)
+    assert "in elsewhere" in caplog.text
+
+
+def test_another_batch_is_another_call_although_its_list_lies_where_the_last_one_did() -> None:
+    one = Serial([], AutoresetMode.NEXT_STEP, {}, Limits(step_s=1.0, reset_s=1.0, construct_s=1.0, close_s=1.0))
+    one.asked = [7]
+    seen = []
+    for _ in range(3):
+        one.running = []
+        seen.append(one.look()[0])
+        one.running = None
+    assert seen[0] != seen[1] != seen[2]
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), RuntimeError("no license")])
+@pytest.mark.parametrize("where", ["factory", "metadata"])
+def test_whatever_ends_the_building_closes_what_was_built(error: BaseException, where: str) -> None:
+    closed: list[int] = []
+
+    class Closing(Faulty):
+        def close(self) -> None:
+            closed.append(self.index)
+
+    class Odd(Closing):
+        @property
+        def metadata(self) -> Any:  # type: ignore[override]
+            raise error
+
+    def failing() -> gym.Env[Any, Any]:
+        raise error
+
+    is_factory = where == "factory"
+    last = failing if is_factory else functools.partial(Closing, 1)
+    expected = EnvironmentNotBuilt if is_factory and not isinstance(error, KeyboardInterrupt) else type(error)
+    with pytest.raises(expected):
+        headrace.VectorEnv([functools.partial(Closing if is_factory else Odd, 0), last], workers=0)
+    assert closed == ([0] if is_factory else [0, 1])
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("as asked")])
+def test_one_that_does_not_close_leaves_none_open(error: BaseException) -> None:
+    closed: list[int] = []
+
+    class Closing(Faulty):
+        def close(self) -> None:
+            closed.append(self.index)
+            if self.index == 1:
+                raise error
+
+    envs = headrace.VectorEnv([functools.partial(Closing, env) for env in range(COUNT)], workers=0)
+    with pytest.raises(KeyboardInterrupt) if isinstance(error, KeyboardInterrupt) else contextlib.nullcontext():
+        envs.close()
+    assert closed == [0, 1, 2]
+    assert not [thread for thread in threading.enumerate() if thread.name == "headrace-vector-watcher"]

@@ -61,11 +61,11 @@ def test_every_phase_of_a_call_has_its_own_time() -> None:
 
 
 def test_a_reset_in_this_process_is_not_blamed_for_the_step_before_it() -> None:
-    clock, seen = FakeClock(), [(("a", 1), 3, Phase.STEP)]
+    clock, seen = FakeClock(), [(("a", 1), 3, Phase.STEP, 0)]
     watcher = Watcher(lambda: seen[-1], Limits(step_s=9.0, reset_s=2.0, construct_s=9.0, close_s=9.0), clock)
     assert watcher.check() is None
     clock.advance(5.0)
-    seen.append((("a", 1), 3, Phase.RESET))
+    seen.append((("a", 1), 3, Phase.RESET, 0))
     assert watcher.check() is None
     clock.advance(2.0)
     assert "inside reset() for 2 s" in (watcher.check() or "")
@@ -78,7 +78,7 @@ def test_limits_by_phase() -> None:
 
 
 def test_calls_in_this_process_are_told_of_once() -> None:
-    clock, seen = FakeClock(), [(("a", 1), 3, Phase.STEP)]
+    clock, seen = FakeClock(), [(("a", 1), 3, Phase.STEP, 0)]
     watcher = Watcher(lambda: seen[-1], Limits(step_s=1.0, reset_s=9.0, construct_s=9.0, close_s=9.0), clock)
     assert watcher.check() is None
     clock.advance(0.9)
@@ -90,11 +90,11 @@ def test_calls_in_this_process_are_told_of_once() -> None:
         "environment 3 has been inside step() for 1.1 s (limit 1 s); in this process nobody can end it"
     )
     assert watcher.check() is None  # told already
-    seen.append((("a", 2), 4, Phase.RESET))
+    seen.append((("a", 2), 4, Phase.RESET, 0))
     assert watcher.check() is None
     clock.advance(5.0)
     assert watcher.check() is None  # a reset may last longer
     clock.advance(5.0)
     assert "environment 4 has been inside reset()" in (watcher.check() or "")
-    seen.append((None, -1, Phase.STEP))
+    seen.append((None, -1, Phase.STEP, 0))
     assert watcher.check() is None

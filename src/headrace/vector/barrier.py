@@ -47,6 +47,17 @@ class Barrier:
             # The last one is likely the last to finish: it alone need wake us, if we do not wait awake.
             handle.order(part, now_s, wakes=handle is last and not self._eager)
 
+    def ask_rest(self) -> bool:
+        """After an exception: whether anybody was asked. Then everybody is, and woken."""
+        groups = self._crew.grouped(self._everybody)
+        if not any(handle.open for handle, _ in groups):
+            return False
+        for handle, part in groups:
+            if not handle.open:
+                handle.order(part, self._clock.now())
+            handle.ordered.set()
+        return True
+
     def answered(self) -> bool:
         """Wait for the answers; whether the slab holds all of them. Otherwise the pool says what there is."""
         crew, pool, now_s = self._crew, self._pool, self._clock.now()

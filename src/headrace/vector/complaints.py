@@ -13,6 +13,8 @@ class Complaints:
 
     def __init__(self) -> None:
         self._errors: deque[HeadraceError] = deque()
+        self.raised = False
+        """Whether the caller was told of one, and has neither received all answers since nor asked for anything."""
 
     def __bool__(self) -> bool:
         """Whether there is one."""
@@ -30,6 +32,13 @@ class Complaints:
     def next(self) -> HeadraceError | None:
         """The oldest, once."""
         return self._errors.popleft() if self._errors else None
+
+    def raise_next(self) -> None:
+        """Raise the oldest, once; the others are kept."""
+        error = self.next()
+        if error is not None:
+            self.raised = True
+            raise error
 
     def clear(self) -> None:
         """Forget them all."""

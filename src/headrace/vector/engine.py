@@ -21,7 +21,7 @@ from headrace.vector.pending import Pending
 from headrace.vector.renewal import Renewal
 from headrace.vector.rows import Rows, row_of
 from headrace.vector.slab import Kind, Slab
-from headrace.vector.slots import AskAgain, Cut, GiveUp, Raise, Slots
+from headrace.vector.slots import AskAgain, Cut, GiveUp, Raise, Slots, SlotState
 
 Ids = NDArray[np.int64]
 _KEPT_FAULTS = 1000
@@ -58,12 +58,12 @@ class Engine:
         self._mode = mode
         self._disabled = mode is AutoresetMode.DISABLED
         self._clock = clock or MonotonicClock()
-        self._complaints = Complaints()
+        self.complaints = Complaints()
+        """Of which the caller is to be told by exceptions."""
         self._spent: HeadraceError | None = None
         self._size = size
         self._everybody = np.arange(size)
         self._none = np.zeros(size, np.bool_)
-        self._passing_over = False
         self._common: int | None = None
         """Number of everybody's newest question while all are idle and nothing is pending; None: not known."""
         self._unwritten = 0
@@ -73,7 +73,7 @@ class Engine:
     def calm(self) -> int | None:
         """The number of everybody's newest question, if all are idle and have observations, and nothing is pending."""
         if self._common is None:
-            waiting = self.renewal.broken or self.renewal.moving or self.pending or self._complaints or self._spent
+            waiting = self.renewal.broken or self.renewal.moving or self.pending or self.complaints or self._spent
             seq = self.slots.seq
             if not waiting and self.slots.idle() and (seq == seq[0]).all() and (self.pending.row >= 0).all():
                 self._common = int(seq[0])
@@ -103,19 +103,23 @@ class Engine:
             np.add(self._everybody, self._first, out=self.pending.row)
             self._unwritten = 0
 
-    def reset(self, ids: Ids, seeds: Sequence[int | None], options: Any) -> None:
+    def reset(self, ids: Ids, seeds: Sequence[int | None], options: Any, *, drops: bool = False) -> None:
         """Ask for a reset.
 
         Args:
             ids: Whom.
             seeds: One each.
             options: For all of them; a list: one each.
+            drops: Whether, after an exception, answers are forgotten that were ready beside the fault.
         """
         self._raise_if_spent()
         self.leave_calm()
         each = options if isinstance(options, list) else [options] * len(ids)
         given = _prepared(self._backend, ids, each, "options")
+        if drops and self.complaints.raised:
+            _pass_over(self.slots, self.pending, self.complaints, ids)
         now = self.slots.send(ids, self._none[ids], self._clock.now())
+        self.complaints.raised = False
         self.renewal.remember(ids, seeds, options)
         self.renewal.options.update(given)  # as they are handed out, again and again if need be
         self._ask_resets(now, self.renewal.seeds_of(now))
@@ -158,6 +162,7 @@ class Engine:
         resets = ended if self._mode is AutoresetMode.NEXT_STEP else self._none[ids]
         steps = ~resets
         now = self.slots.send(ids, steps, self._clock.now())
+        self.complaints.raised = False
         for own, column in zip(slab.actions, columns, strict=True):
             own[ids] = column
         seqs = self.slots.seq[ids]
@@ -199,7 +204,7 @@ class Engine:
             missing = enough - self.slots.count_done(ids)
             self._raise_if_spent()
             late = looked and now_s >= until_s  # without any time there is still what has come already
-            if missing <= 0 or late or (self._complaints and ids is None and enough < self._size):
+            if missing <= 0 or late or (self.complaints and ids is None and enough < self._size):
                 return
             looked, wait_s = True, max(0.0, until_s - now_s)
             due_s = self.slots.next_due_s()
@@ -225,26 +230,17 @@ class Engine:
                 self.renewal.moving.update(ids)
 
     def interrupted(self) -> None:
-        """Ctrl-C came while environments were stepped in this process: what they did is not known. Workers go on."""
+        """After an exception: what became of environments whose calls it broke off in this process is not known."""
+        ids = np.array(self._backend.broken_off(), np.int64)
+        if not len(ids):
+            return
         self.leave_calm()
-        here = self._everybody[: self._backend.here]
-        self.slots.forget(here)
-        self.renewal.broken_off(here, losses.interrupted_here)
-
-    def raise_fault(self) -> None:
-        """Raise the oldest fault that the caller is to be told by an exception, once; the others are kept."""
-        error = self._complaints.next()
-        if error is not None:
-            self._passing_over = True
-            raise error
-
-    def pass_over(self) -> None:
-        """After an exception: forget answers that were ready beside the fault, and that nobody received."""
-        if self._passing_over:
-            self._passing_over, ready = False, self.slots.ready()
-            self.slots.take(ready)
-            self.pending.drop(ready)
-            self._complaints.clear()
+        self.slots.forget(ids)
+        for env in ids.tolist():
+            self.pending.keep(env, row_of(env, int(self.slots.seq[env]), self._size))
+        self.pending.drop(ids)
+        self.renewal.settled(ids)
+        self.renewal.broken_off(ids, losses.interrupted_here)
 
     def check_idle(self, what: str) -> None:
         """Whether nothing is asked.
@@ -252,7 +248,6 @@ class Engine:
         Raises:
             VectorMisused: Something is.
         """
-        self.pass_over()
         self._raise_if_spent()
         open_ids = self.slots.asked()
         if len(open_ids):
@@ -261,9 +256,8 @@ class Engine:
     def _polled(self, missing: int, wait_s: float) -> list[Event]:
         try:
             return self._backend.poll(missing, wait_s)
-        except KeyboardInterrupt:
-            if self._backend.here:
-                self.interrupted()
+        except BaseException:
+            self.interrupted()
             raise
 
     def _ask_resets(self, ids: Ids, seeds: Mapping[int, int | None]) -> None:
@@ -309,6 +303,7 @@ class Engine:
         self.renewal.gone(env, problem, asked=instruction is not None)
         if instruction is None:
             return  # whoever steps or resets it next is told
+        self.pending.keep(env, row_of(env, seq, self._size))
         fault = problem.of(env, int(self.renewal.steps[env]))
         self.faults.append(fault)
         match instruction:
@@ -319,7 +314,7 @@ class Engine:
                 self.pending.ask_again(fault, stepped=stepped)
             case Raise():
                 self.ended[env] = False
-                self._complaints.add(fault)
+                self.complaints.add(fault)
             case GiveUp():
                 self._spent = _spent(fault, instruction)
 
@@ -352,6 +347,16 @@ def _hand_out(
             if backend.slab.kind[env] == Kind.RENEW:
                 renewal.broken[env] = losses.not_renewed(error)
         raise
+
+
+def _pass_over(slots: Slots, pending: Pending, complaints: Complaints, ids: Ids) -> None:
+    """Forget answers and complaints that nobody received, unless these cannot be reset: then nothing changes."""
+    if np.isin(slots.state[ids], (SlotState.BUSY, SlotState.HELD)).any():
+        return
+    ready = slots.ready()
+    slots.take(ready)
+    pending.drop(ready)
+    complaints.clear()
 
 
 def _cut(slab: Slab, pending: Pending, fault: Fault) -> None:

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.errors import ConfigError, HeadraceError, VectorMisused
+from headrace.core.errors import ConfigError, VectorMisused
 from headrace.core.refusals import nearest
 from headrace.vector.engine import Engine, Ids
 from headrace.vector.fastlane import FastLane
@@ -101,10 +101,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             ids = np.flatnonzero(_mask(options.pop("reset_mask"), self.num_envs))
         engine = self._engine
         with self._held:
-            engine.pass_over()
-            engine.reset(ids, [seeds[env] for env in ids.tolist()], options)
+            engine.reset(ids, [seeds[env] for env in ids.tolist()], options, drops=True)
             engine.gather(ids, len(ids))
-            engine.raise_fault()
+            engine.complaints.raise_next()
             engine.pending.check_observed(self._all)
             batch = self._taken(ids, self._all)
             return batch.observations, batch.infos
@@ -129,7 +128,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         columns, objects = self._opened.codec.encode(actions, self.num_envs)
         engine = self._engine
         with self._held:
-            engine.pass_over()
             stepped = self._lane.step(columns, objects, self.collects)
             if stepped is not None:
                 self.valid.fill(True)  # noqa: FBT003 - a value, and not a flag
@@ -137,7 +135,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             if not self._lane.asked:
                 engine.step(self._all, columns, objects)
             engine.gather(None, self.num_envs)
-            engine.raise_fault()
+            engine.complaints.raise_next()
             batch = self._taken(self._all, self._all)
             return batch.observations, batch.rewards, batch.terminations, batch.truncations, batch.infos
 
@@ -203,16 +201,19 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._check_open()
         engine = self._engine
         with self._held:
-            engine.raise_fault()
+            engine.complaints.raise_next()
             waiting = engine.slots.asked()
             if not len(waiting):
                 raise VectorMisused(
                     "there is nothing to receive: no environment was sent an action", fix="send() first"
                 )
             engine.gather(waiting, min(max(1, min_envs), len(waiting)), timeout_s)
-            engine.raise_fault()
+            engine.complaints.raise_next()
             ready = engine.slots.ready()
-            return self._taken(ready, ready)
+            batch = self._taken(ready, ready)
+            if engine.complaints.raised and not len(engine.slots.asked()):
+                engine.complaints.raised = False
+            return batch
 
     def render(self) -> tuple[Any, ...]:
         """What every environment renders."""
@@ -227,8 +228,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             HeadraceError: It raised in one of them, or did not return within ``reset_timeout_s``.
         """
         self._check_open()
-        self._engine.check_idle(name)
-        values = _asked(self._opened, self._held, name, (args, kwargs), self._all.tolist(), sets=False)
+        values = _called(self._opened, self._held, name, (args, kwargs), self._all.tolist(), sets=False)
         return tuple(values[env] for env in range(self.num_envs))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -247,14 +247,13 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             VectorMisused: The number of values does not fit, or environments are busy.
         """
         self._check_open()
-        self._engine.check_idle(name)
         listed = list(values) if isinstance(values, list | tuple) else [values] * self.num_envs
         if len(listed) != self.num_envs:
             raise VectorMisused(
                 f"{len(listed)} values of {name} for {self.num_envs} environments",
                 fix="give a list with one value each, or one value for all",
             )
-        _asked(self._opened, self._held, name, dict(enumerate(listed)), self._all.tolist(), sets=True)
+        _called(self._opened, self._held, name, dict(enumerate(listed)), self._all.tolist(), sets=True)
 
     def apply(
         self, function: Callable[[gymnasium.Env[Any, Any]], Any], env_ids: Sequence[int] | NDArray[Any] | None = None
@@ -266,9 +265,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             HeadraceError: It raised for one of them, or did not return within ``reset_timeout_s``.
         """
         self._check_open()
-        self._engine.check_idle("apply")
         ids = self._all.tolist() if env_ids is None else _ids(env_ids, self.num_envs)[0].tolist()
-        values = _asked(self._opened, self._held, "", ((function,), {}), ids, sets=False)
+        values = _called(self._opened, self._held, "", ((function,), {}), ids, sets=False)
         return tuple(values[env] for env in ids)
 
     @property
@@ -313,15 +311,18 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             raise VectorMisused("this vector environment is closed", fix="make a new one")
 
 
-def _asked(opened: Opened, held: Held, name: str, data: Any, ids: list[int], *, sets: bool) -> dict[int, Any]:
-    """See `Backend.call`. Whom that costs an environment is known before the next step, which would go to a new one."""
+def _called(opened: Opened, held: Held, name: str, data: Any, ids: list[int], *, sets: bool) -> dict[int, Any]:
+    """What a backend's `call` returns. What becomes of environments by it is known before they are asked anything else."""
+    engine, backend = opened.engine, opened.backend
+    engine.check_idle(name or "apply")
     try:
-        return opened.backend.call(name, data, ids, sets=sets)
-    except HeadraceError:
+        return backend.call(name, data, ids, sets=sets)
+    finally:
         with held:
-            for event in opened.backend.poll(0, 0.0):
-                opened.engine.take_in(event)
-        raise
+            engine.interrupted()
+            while events := backend.poll(0, 0.0):
+                for event in events:
+                    engine.take_in(event)
 
 
 _ELSEWHERE = dict.fromkeys(

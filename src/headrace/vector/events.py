@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -120,6 +120,13 @@ class Backend(Protocol):
 
         Raises:
             HeadraceError: It did not work for one of them.
+        """
+        ...
+
+    def broken_off(self) -> Sequence[int]:
+        """After an exception: environments in this process whose calls it broke off, each once.
+
+        Nobody goes on with these, nor knows what they did.
         """
         ...
 

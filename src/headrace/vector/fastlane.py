@@ -13,15 +13,17 @@ from headrace.vector.barrier import Barrier
 from headrace.vector.engine import Engine
 from headrace.vector.events import Answers, Backend, Event, Failure
 from headrace.vector.infos import Columns, Info, Infos, columns_of
+from headrace.vector.interrupts import is_programs
 from headrace.vector.pool import Pool
 from headrace.vector.rows import Settled
 from headrace.vector.serial import Serial
 from headrace.vector.slab import Kind
+from headrace.vector.slots import SlotState
 from headrace.vector.split import Split
 
 Stepped = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]
-_Answered = tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], bool, dict[str, Any]]
-"""Rewards, terminations, truncations, whether there are any of these, infos."""
+_Answered = tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], bool, dict[str, Any]]
+"""Observations, rewards, terminations, truncations, whether there are any of these, infos."""
 
 
 class FastLane:
@@ -36,6 +38,7 @@ class FastLane:
 
     def __init__(self, engine: Engine, backend: Backend, mode: AutoresetMode, *, copies: bool) -> None:
         self._engine = engine
+        self._backend = backend
         self._copies = copies
         self._mode = mode
         self._rows = engine.rows
@@ -62,7 +65,7 @@ class FastLane:
             collects: What becomes of infos.
         """
         self.asked, self._collects = False, collects
-        engine, size = self._engine, self._size
+        engine = self._engine
         common = engine.calm()
         if common is None or not self._in_arrays:
             return None
@@ -81,17 +84,14 @@ class FastLane:
         if answered is None:
             self.asked = True
             return None
-        rewards, terminations, truncations, ended, infos = answered
-        first = self._first(seq)
-        engine.went(first, resets)
+        observations, rewards, terminations, truncations, ended, infos = answered
+        engine.went(self._first(seq), resets)
         # Where the next episode begins within the step, nobody's is over.
         engine.any_ended = ended and self._mode is not AutoresetMode.SAME_STEP
         if engine.any_ended:
             np.logical_or(terminations, truncations, out=engine.ended)
         elif resets:
             engine.ended[:] = False
-        arrays = [array[first : first + size] for array in self._rows.arrays]
-        observations = self._rows.layout.batch([array.copy() for array in arrays] if self._copies else arrays, [])
         return observations, rewards, terminations, truncations, infos
 
     def _alone(self, seq: int, resets: list[int], columns: list[NDArray[Any]], actions: list[Any]) -> _Answered | None:
@@ -104,55 +104,57 @@ class FastLane:
             actions: Actions, if they are objects.
         """
         assert self._serial is not None
+        settled = None
         try:
             settled = self._serial.step_all(self._first(seq), resets, columns, actions)
-        except KeyboardInterrupt:
-            self._hand_over(resets, None)
+            infos: dict[str, Any] | None = {}
+            if settled.infos and not settled.problems:
+                infos = self._put_together(settled.infos, self._columns_of(settled.infos))
+            if infos is not None and not settled.problems:
+                terminated, truncated = settled.terminated, settled.truncated
+                return (
+                    self._observations(seq),
+                    np.array(settled.rewards, np.float64),
+                    np.array(terminated, np.bool_),
+                    np.array(truncated, np.bool_),
+                    any(terminated) or any(truncated),
+                    infos,
+                )
+        except BaseException:  # Ctrl-C, what another signal's handler raises, or a lack of memory
+            if settled is not None or self._serial.stopped:  # otherwise nobody has done anything
+                self._hand_over(resets, settled)
             self._engine.interrupted()
             raise
-        infos: dict[str, Any] | None = {}
-        if settled.infos and not settled.problems:
-            infos = self._put_together(settled.infos, self._columns_of(settled.infos))
-        if settled.problems or infos is None:
-            self._lay_down(settled)
-            self._hand_over(resets, settled)
-            return None
-        terminated, truncated = settled.terminated, settled.truncated
-        return (
-            np.array(settled.rewards, np.float64),
-            np.array(terminated, np.bool_),
-            np.array(truncated, np.bool_),
-            any(terminated) or any(truncated),
-            infos,
-        )
+        self._hand_over(resets, settled)
+        return None
 
     def _together(self, barrier: Barrier, seq: int, resets: list[int], columns: list[NDArray[Any]]) -> _Answered | None:
         """The same where there are workers, and maybe environments in this process besides."""
-        settled, own, all_there = None, None, False
-        self._ask(barrier, seq, resets, columns)
+        settled, own, infos, all_there = None, None, None, False
+        answered: _Answered | None = None
         try:
+            self._ask(barrier, seq, resets, columns)
             settled = self._step_here(seq, resets, columns)
             if settled is not None:  # now: workers are not ready yet
                 own = self._columns_of(settled.infos) if settled.infos else None
                 self._lay_down(settled)
             if settled is None or not settled.problems:
                 all_there = barrier.answered()
-        except KeyboardInterrupt:
-            self._hand_over(resets, settled)  # workers go on; their answers have the numbers of these questions
-            if settled is None and self._serial is not None:
-                self._engine.interrupted()
+            if all_there:
+                infos = self._put_together({} if settled is None else settled.infos, own)
+            if infos is not None:
+                slab = self._engine.slab
+                terminated, truncated = slab.terminated.copy(), slab.truncated.copy()
+                ended = b"\1" in terminated.tobytes() or b"\1" in truncated.tobytes()
+                answered = self._observations(seq), slab.reward.copy(), terminated, truncated, ended, infos
+        except BaseException:
+            self._break_off(barrier, resets, settled)
             raise
-        infos = None
-        if all_there:
-            infos = self._put_together({} if settled is None else settled.infos, own)
-        if infos is None:
+        if answered is None:
             self._hand_over(resets, settled)
             return None
         barrier.pass_by()
-        slab = self._engine.slab
-        terminated, truncated = slab.terminated.copy(), slab.truncated.copy()
-        ended = b"\1" in terminated.tobytes() or b"\1" in truncated.tobytes()
-        return slab.reward.copy(), terminated, truncated, ended, infos
+        return answered
 
     def _columns_of(self, infos: Mapping[int, Info]) -> Columns | None:
         return columns_of(infos) if self._collects is Infos else None
@@ -172,7 +174,9 @@ class FastLane:
             return {}
         try:
             return self._joined(infos, own)
-        except Exception:  # noqa: BLE001 - the rule is Gymnasium's, and the values are anybody's
+        except Exception as error:  # the rule is Gymnasium's, and the values are anybody's
+            if is_programs(error):
+                raise
             return None
 
     def _joined(self, infos: Mapping[int, Info], own: Columns | None) -> dict[str, Any]:
@@ -204,6 +208,11 @@ class FastLane:
         mine = [env for env in resets if env < here]
         return self._serial.step_all(self._first(seq), mine, [column[:here] for column in columns], [])
 
+    def _observations(self, seq: int) -> Any:
+        first = self._first(seq)
+        arrays = [array[first : first + self._size] for array in self._rows.arrays]
+        return self._rows.layout.batch([array.copy() for array in arrays] if self._copies else arrays, [])
+
     def _first(self, seq: int) -> int:
         """The first of the rows for answers of this number."""
         return seq % self._halves * self._size
@@ -214,12 +223,28 @@ class FastLane:
         slab.terminated[:here] = settled.terminated
         slab.truncated[:here] = settled.truncated
 
+    def _break_off(self, barrier: Barrier, resets: list[int], settled: Settled | None) -> None:
+        """After an exception: workers go on; their answers have the numbers of these questions, so nobody is asked again.
+
+        Args:
+            barrier: Before those in workers.
+            resets: Who was reset.
+            settled: Answers of those in this process; None: there are none.
+        """
+        if not barrier.ask_rest():
+            return  # as if nothing had been asked
+        self._hand_over(resets, settled)
+        self._engine.interrupted()
+        waiting = np.flatnonzero(self._engine.slots.state[: self._here] == SlotState.BUSY)
+        if len(waiting):  # nothing of theirs had begun
+            self._backend.submit(waiting, self._engine.slots.seq[waiting], {}, {})
+
     def _hand_over(self, resets: list[int], settled: Settled | None) -> None:
         """Let the engine believe that all were asked in the ordinary way, and those in this process have answered.
 
         Args:
             resets: Who was reset.
-            settled: These answers, which are laid down; None: there are none.
+            settled: These answers; None: there are none.
         """
         engine = self._engine
         engine.leave_calm()
@@ -228,6 +253,7 @@ class FastLane:
         engine.renewal.count(resets)
         if settled is None:
             return
+        self._lay_down(settled)
         good = np.ones(self._here, np.bool_)
         good[list(settled.problems)] = False
         ids, seqs = np.flatnonzero(good), engine.slots.seq.copy()

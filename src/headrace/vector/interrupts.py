@@ -3,17 +3,21 @@
 Python runs a signal's handler between any two instructions of the main thread. An interrupt that comes after an answer
 was taken in, and before it was handed out, would lose it without a trace. Within `Held`, the handler of SIGINT only
 notes that it was called; within `LetThrough` it does what it does outside. What was noted is done at the next of these.
+
+Handlers of other signals are not held: they may be to end what hangs, and to look for each would cost every step. What
+they raise is the program's, wherever it comes out; `is_programs` tells it from what an environment raises.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 
 # Those of `signal` look every handler up in an enum, which takes longer than a step of a small environment.
-from _signal import SIGINT, getsignal  # type: ignore[import-not-found]
+from _signal import NSIG, SIGINT, getsignal  # type: ignore[import-not-found]
 from _signal import signal as set_handler
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any, Self
 
 Handler = Callable[[int, FrameType | None], Any]
@@ -102,3 +106,31 @@ class LetThrough:
     ) -> None:
         if self._noting is not None:
             set_handler(SIGINT, self._noting)
+
+
+def is_programs(error: BaseException) -> bool:
+    """Whether an exception out of an environment's code in this process is none of its own.
+
+    That is Ctrl-C, and what the handler of a signal raises, to end a program in an orderly way or a test that is late.
+    """
+    return isinstance(error, KeyboardInterrupt) or _by_handler(error)
+
+
+def _by_handler(error: BaseException) -> bool:
+    """Whether the traceback leads through one of the handlers that signals have now."""
+    codes = {_code_of(getsignal(number)) for number in range(1, NSIG)} - {None}
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code in codes:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    plain = getattr(handler, "__func__", handler)
+    called = getattr(type(plain), "__call__", None)  # noqa: B004 - not whether there is one, but its code
+    code = getattr(plain, "__code__", None) or getattr(called, "__code__", None)
+    return code if isinstance(code, CodeType) else None

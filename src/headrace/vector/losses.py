@@ -160,8 +160,9 @@ def call_lost() -> HeadraceError:
 
 
 def interrupted_here() -> Problem:
-    """The problem of environments in this process when Ctrl-C came while one of them was stepped."""
+    """The problem of environments in this process when Ctrl-C, or another signal's handler, broke off what they did."""
     error = ComponentStalled(
-        "the environment was being stepped in this process when it was interrupted (Ctrl-C)", fix="reset it"
+        "the environment was at work in this process when that was broken off (Ctrl-C, or a signal's handler raised)",
+        fix="reset it",
     )
     return Problem(FaultKind.RAISED, "step", error)

@@ -113,9 +113,13 @@ def _build_here(factories: Sequence[Factory], options: Options) -> tuple[Serial,
     """Environments of this process, and what a worker would say of them."""
     serial = Serial(factories, options.mode, options.probes or {}, _limits(options))
     serial.build()
-    made: list[Any] = [body.env for body in serial.bodies]
-    found = [Spaces((env,), one.observation_space, one.action_space) for env, one in enumerate(made)]
-    return serial, Built(found, dict(made[0].metadata), made[0].render_mode)
+    try:
+        made: list[Any] = [body.env for body in serial.bodies]
+        found = [Spaces((env,), one.observation_space, one.action_space) for env, one in enumerate(made)]
+        return serial, Built(found, dict(made[0].metadata), made[0].render_mode)
+    except BaseException:
+        serial.close(0.0)
+        raise
 
 
 def _open_workers(crew: Crew, factories: Sequence[Factory], options: Options, chosen: Plan) -> Opened:

@@ -64,6 +64,16 @@ class Pending:
         arrays = [array[self.row[env]].copy() for array in self._rows.arrays]
         return self._rows.layout.one(arrays, [column[env] for column in self.objects])
 
+    def keep(self, env: int, row: int) -> None:
+        """Have the last valid observation of an environment lie where its answer would that does not come.
+
+        Its next answer goes to the other row: so none that does not fit is ever written over the last that did.
+        """
+        if self.row[env] not in (-1, row):
+            for array in self._rows.arrays:
+                array[row] = array[self.row[env]]
+            self.row[env] = row
+
     def ask_again(self, fault: Fault, *, stepped: bool) -> None:
         """An environment failed, and its replacement's first observation will be its answer: to a step, a cut."""
         if stepped:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import pickle
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,9 +78,10 @@ class Pool:
         groups = self.crew.grouped(ids)
         # Before anybody is asked: workers were started, and are to be written to, and both may fail.
         details = [_details(part, resets, actions) for _, part in groups] if resets or actions else [None] * len(groups)
-        for (handle, part), told in zip(groups, details, strict=True):
+        for (handle, _), told in zip(groups, details, strict=True):
             if told is not None:
                 handle.tell(told, TELL_S)
+        for handle, part in groups:  # nothing is waited for any more: all of them are asked, or none is
             handle.order(part, now_s, wakes=not self._eager)
 
     def poll(self, missing: int, timeout_s: float) -> list[Event]:
@@ -92,9 +93,9 @@ class Pool:
         enough = min(missing, sum(handle.open for handle in asked))  # 0: a replacement has to wait
         for handle in asked:
             handle.mailbox.portion(math.ceil(enough / len(asked)))
-        if timeout_s > 0.0 and not (enough and self._have_come(enough)):
+        if timeout_s > 0.0 and not 0 < enough <= _given(self.crew):
             until_s = self._clock.now() + timeout_s
-            if not (enough and self._patience.lasts(lambda: self._have_come(enough))):
+            if not (enough and self._patience.lasts(lambda: _given(self.crew) >= enough)):
                 self._sleep(enough, until_s)
         events = self._collect()
         if self.crew.alarm or self._clock.now() >= self.look_at_s:
@@ -133,6 +134,10 @@ class Pool:
             raise losses.call_failed(name, env, problem)
         return {env: values.get(env) for env in ids}
 
+    def broken_off(self) -> Sequence[int]:
+        """See `Backend.broken_off`; workers go on."""
+        return ()
+
     def close(self, timeout_s: float) -> None:
         """See `Backend.close`."""
         del self.slab
@@ -141,10 +146,6 @@ class Pool:
     def pids(self) -> dict[int, int]:
         """See `Backend.pids`."""
         return {index: handle.child.pid for index, handle in sorted(self.crew.handles.items())}
-
-    def _have_come(self, enough: int) -> bool:
-        """Whether so many answers are there. Until then they are left lying: to take them in costs."""
-        return sum(handle.given for handle in self.crew.handles.values()) >= enough
 
     def _sleep(self, enough: int, until_s: float) -> None:
         """Until so many answers are there, a worker may have ended, or somebody is to look after them."""
@@ -319,6 +320,11 @@ class Pool:
         inside = [env for env, _ in handle.seats.inside(lambda env: env in own)]
         self._watch(handle, inside or own, self._clock.now())
         return None
+
+
+def _given(crew: Crew) -> int:
+    """How many answers are there. Until there are enough they are left lying: to take them in costs."""
+    return sum(handle.given for handle in crew.handles.values())
 
 
 def _details(part: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]) -> Packed | None:

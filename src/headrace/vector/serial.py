@@ -6,7 +6,9 @@ cannot be ended here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from headrace.ipc.channel import poll_fds
 from headrace.vector import losses
 from headrace.vector.events import Answers, Event, Failure
 from headrace.vector.faults import from_exception
-from headrace.vector.interrupts import LetThrough
+from headrace.vector.interrupts import LetThrough, is_programs
 from headrace.vector.limits import Limits
 from headrace.vector.probes import Probe
 from headrace.vector.rows import Rows, Settled, compact, row_of, settle
@@ -50,6 +52,11 @@ class Serial:
         """What has been returned from the calls that are being made; None: none are."""
         self.asked: Sequence[int] = ()
         """Whom these calls belong to."""
+        self.caller = 0
+        """The thread that makes them."""
+        self._seen: list[Any] | None = None
+        self.stopped: Sequence[int] = ()
+        """Whose calls an exception broke off, as far as nobody has been told; see `broken_off`."""
         self.probing = bool(wanted)
         """Whether there is anything to evaluate."""
         self.here = len(factories)
@@ -66,23 +73,27 @@ class Serial:
         self._codec: ActionCodec
 
     def build(self) -> None:
-        """Build every environment.
+        """Build every environment; from now on somebody watches.
 
         Raises:
             EnvironmentNotBuilt: One of them could not be built; those before it are closed.
         """
-        for env, body in enumerate(self.bodies):
-            try:
-                body.build()
-            except Exception as error:  # an environment's own code may raise anything
-                problem = from_exception(error, Phase.CONSTRUCT.label)
-                self.close(0.0)
-                raise losses.not_built(env, problem) from error
+        self.watcher.start()
+        env = 0
+        try:
+            with self._watched(self._everybody, Phase.CONSTRUCT) as done:
+                for env, body in enumerate(self.bodies):
+                    body.build()
+                    done.append(env)
+        except BaseException as error:  # an environment's own code may raise anything
+            self.close(0.0)
+            if is_programs(error):
+                raise
+            raise losses.not_built(env, from_exception(error, Phase.CONSTRUCT.label)) from error
 
     def attach(self, slab: Slab, rows: Rows, codec: ActionCodec) -> None:
-        """Where questions are read and answers laid down; from now on somebody watches."""
+        """Where questions are read and answers laid down."""
         self.slab, self._rows, self._codec = slab, rows, codec
-        self.watcher.start()
 
     def prepare(self, values: Mapping[int, Any], what: str) -> dict[int, Any]:
         """See `Backend.prepare`; here they are handed on as they are."""
@@ -98,7 +109,7 @@ class Serial:
 
     def poll(self, missing: int, timeout_s: float) -> list[Event]:
         """See `Backend.poll`: here the work is done, all of it."""
-        asked, self._asked = self._asked, []
+        asked = self._asked
         if not asked:
             if timeout_s > _LONGEST_PAUSE_S:
                 raise ComponentError(
@@ -107,22 +118,30 @@ class Serial:
             with LetThrough():
                 poll_fds({}, timeout_s)  # a replacement has to wait
             return []
+        try:
+            return self._answers(asked)
+        except BaseException:
+            if self._asked is not asked:  # otherwise nothing has begun, and the next poll does it
+                self.stopped = [env for env, _ in asked]
+            raise
+
+    def _answers(self, asked: list[tuple[int, int]]) -> list[Event]:
+        """Do what was asked."""
         listed = [env for env, _ in asked]
-        self.asked = listed
         ids = np.array(listed, np.int64)
         seqs = np.array([seq for _, seq in asked], np.int64)
         slab = self.slab
         where = compact(row_of(ids, seqs, len(slab.seq)).tolist())
         kinds: list[int] = slab.kind[ids].tolist()
         bodies = self.bodies
-        if any(kinds):
-            work = [self._work(env, kind) for env, kind in zip(listed, kinds, strict=True)]
-            resets = frozenset(place for place, kind in enumerate(kinds) if kind)
-        else:
-            work, resets = [bodies[env].step for env in listed], frozenset()
-        arguments = self._arguments(listed, ids)
         with LetThrough():
-            returned = self._run(work, arguments)
+            self._asked, self.asked = [], listed
+            if any(kinds):
+                work = [self._work(env, kind) for env, kind in zip(listed, kinds, strict=True)]
+                resets = frozenset(place for place, kind in enumerate(kinds) if kind)
+            else:
+                work, resets = [bodies[env].step for env in listed], frozenset()
+            returned = self._run(work, self._arguments(listed, ids))
         settled = settle(self._rows, where, returned, resets)
         slab.reward[ids] = settled.rewards
         slab.terminated[ids] = settled.terminated
@@ -144,23 +163,46 @@ class Serial:
     def call(self, name: str, data: Any, ids: list[int], *, sets: bool) -> dict[int, Any]:
         """See `Backend.call`."""
         values: dict[int, Any] = {}
-        for env in ids:
-            try:
-                if sets:
-                    self.bodies[env].set_attribute(name, data[env])
-                else:
-                    values[env] = self.bodies[env].call(name, *data)
-            except HeadraceError:
-                raise
-            except Exception as error:  # an environment's own code may raise anything
-                raise losses.call_failed(name, env, from_exception(error, Phase.CALL.label)) from error
+        with self._watched(ids, Phase.CALL) as done:
+            for env in ids:
+                try:
+                    if sets:
+                        self.bodies[env].set_attribute(name, data[env])
+                    else:
+                        values[env] = self.bodies[env].call(name, *data)
+                except HeadraceError:
+                    raise
+                except BaseException as error:  # an environment's own code may raise anything
+                    if is_programs(error):
+                        self.stopped = [env]
+                        raise
+                    raise losses.call_failed(name, env, from_exception(error, Phase.CALL.label)) from error
+                done.append(env)
         return values
+
+    def broken_off(self) -> Sequence[int]:
+        """See `Backend.broken_off`."""
+        ids, self.stopped = self.stopped, ()
+        if ids:
+            self._resets.clear()
+            self._actions.clear()
+        return ids
 
     def close(self, timeout_s: float) -> None:
         """See `Backend.close`; here nothing can be ended that does not return."""
-        self.watcher.close()
-        for body in self.bodies:
-            body.drop(close=True)
+        stopped: BaseException | None = None
+        try:
+            with self._watched(self._everybody, Phase.CLOSE) as done:
+                for body in self.bodies:
+                    try:
+                        body.drop(close=True)
+                    except BaseException as error:  # noqa: BLE001 - the program's own; the others are closed first
+                        stopped = stopped or error
+                    done.append(body)
+        finally:
+            self.watcher.close()
+        if stopped is not None:
+            raise stopped
 
     def pids(self) -> dict[int, int]:
         """See `Backend.pids`."""
@@ -187,27 +229,47 @@ class Serial:
             for env in resets:
                 work[env] = bodies[env].autoreset
         arguments = actions if self._codec.as_objects else self._codec.decode(columns)
-        with LetThrough():
-            returned = self._run(work, arguments)
-        return settle(self._rows, range(first, first + len(bodies)), returned, resets)
+        begun = False
+        try:
+            with LetThrough():
+                begun = True
+                returned = self._run(work, arguments)
+            return settle(self._rows, range(first, first + len(bodies)), returned, resets)
+        except BaseException:
+            if begun:
+                self.stopped = self._everybody
+            raise
 
     def _run(self, work: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
         returned: list[Any] = []
         append = returned.append
         pending = zip(work, arguments, strict=True)
+        self.caller = get_ident()
         self.running = returned
-        while len(returned) < len(work):
-            try:
-                for step, argument in pending:
-                    append(step(argument))
-            except KeyboardInterrupt:
-                self.running = None
-                raise  # not the environment's; the engine sees to what was asked
-            except BaseException as error:  # noqa: BLE001 - an environment's own code: its exception is an answer
-                phase, self._phase = self._phase, Phase.STEP
-                append(from_exception(error, phase.label))
-        self.running = None
+        try:
+            while len(returned) < len(work):
+                try:
+                    for step, argument in pending:
+                        append(step(argument))
+                except BaseException as error:  # an environment's own code: its exception is an answer
+                    phase, self._phase = self._phase, Phase.STEP
+                    if is_programs(error):
+                        raise  # not the environment's; the engine sees to what was asked
+                    append(from_exception(error, phase.label))
+        finally:
+            self.running = None
         return returned
+
+    @contextlib.contextmanager
+    def _watched(self, ids: Sequence[int], phase: Phase) -> Iterator[list[Any]]:
+        """Let whoever watches see calls that are no steps; one is over when something is added to what this gives."""
+        done: list[Any] = []
+        self.asked, self._phase, self.caller = ids, phase, get_ident()
+        self.running = done
+        try:
+            yield done
+        finally:
+            self.running, self._phase = None, Phase.STEP
 
     def _arguments(self, listed: list[int], ids: Ids) -> Sequence[Any]:
         if self._codec.as_objects:
@@ -229,12 +291,13 @@ class Serial:
 
         return reset
 
-    def look(self) -> tuple[object, int, Phase]:
+    def look(self) -> tuple[object, int, Phase, int]:
         """For whoever watches: which call is being made, and what it is in; equal while it is the same."""
         running, asked = self.running, self.asked
+        self._seen = running  # while something refers to it, no later one has its id
         if running is None or len(running) >= len(asked):
-            return None, -1, Phase.STEP
-        return (id(running), len(running)), asked[len(running)], self._phase
+            return None, -1, Phase.STEP, 0
+        return (id(running), len(running)), asked[len(running)], self._phase, self.caller
 
     def _on_phase(self, phase: Phase) -> None:
         self._phase = phase

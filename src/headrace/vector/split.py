@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,8 +47,8 @@ class Split:
         """See `Backend.poll`; what is asked of this process is done first."""
         if not self._asked:
             return self.pool.poll(missing, timeout_s)
-        self._asked = False
         events = self.serial.poll(missing, 0.0)
+        self._asked = False  # now: what is interrupted before anything began is done by the next poll
         try:
             return events + self.pool.poll(0, 0.0)
         except BaseException:
@@ -61,11 +61,17 @@ class Split:
         values = self.serial.call(name, data, mine, sets=sets) if mine else {}
         return values | (self.pool.call(name, data, theirs, sets=sets) if theirs else {})
 
+    def broken_off(self) -> Sequence[int]:
+        """See `Backend.broken_off`."""
+        return self.serial.broken_off()
+
     def close(self, timeout_s: float) -> None:
         """See `Backend.close`."""
         del self.slab, self.serial.slab
-        self.pool.close(timeout_s)
-        self.serial.close(timeout_s)
+        try:
+            self.pool.close(timeout_s)
+        finally:
+            self.serial.close(timeout_s)
 
     def pids(self) -> dict[int, int]:
         """See `Backend.pids`."""

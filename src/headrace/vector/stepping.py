@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable, Mapping
 from enum import IntEnum
@@ -16,6 +15,7 @@ from headrace.core.errors import EnvironmentNotBuilt, UnknownAttribute
 from headrace.vector import probes
 from headrace.vector.faults import Problem, broken_contract
 from headrace.vector.infos import kept
+from headrace.vector.interrupts import is_programs
 from headrace.vector.probes import Probe
 from headrace.vector.rows import Returned
 
@@ -95,8 +95,11 @@ class Body:
         if env is None or not close:
             return
         self._on_phase(Phase.CLOSE)
-        with contextlib.suppress(Exception):  # it is being thrown away because it is broken; nobody is interested
+        try:
             env.close()
+        except (Exception, SystemExit) as error:  # it is being thrown away because it is broken; nobody is interested
+            if is_programs(error):
+                raise
         self._on_phase(Phase.STEP)
 
     def abandon(self) -> None:

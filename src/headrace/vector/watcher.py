@@ -12,8 +12,8 @@ from headrace.core.clock import Clock, MonotonicClock
 from headrace.vector.limits import Limits
 from headrace.vector.stepping import Phase
 
-Look = Callable[[], "tuple[object, int, Phase]"]
-"""Which call is being made (None: none), whose it is, and what it is in."""
+Look = Callable[[], "tuple[object, int, Phase, int]"]
+"""Which call is being made (None: none), whose it is, what it is in, and the thread that makes it."""
 
 _LOG = logging.getLogger("headrace.vector")
 _LEAVE_S = 1.0
@@ -34,15 +34,13 @@ class Watcher:
         self._clock = clock or MonotonicClock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._watched = 0
         self._inside: object = None
         """Of the last look: which call, in which phase."""
         self._since_s = 0.0
         self._told = False
 
     def start(self) -> None:
-        """Watch the thread that calls this."""
-        self._watched = threading.get_ident()
+        """Begin to look."""
         self._thread = threading.Thread(target=self._run, name="headrace-vector-watcher", daemon=True)
         self._thread.start()
 
@@ -54,7 +52,7 @@ class Watcher:
 
     def check(self) -> str | None:
         """Look once; what there is to say, if there is anything."""
-        call, env, phase = self._look()
+        call, env, phase, thread = self._look()
         now_s, inside = self._clock.now(), (call, phase)
         if call is None or inside != self._inside:
             self._inside, self._since_s, self._told = inside, now_s, False
@@ -63,7 +61,7 @@ class Watcher:
         if self._told or now_s - self._since_s < limit_s:
             return None
         self._told = True
-        frame = sys._current_frames().get(self._watched)  # noqa: SLF001 - the only way to see another thread's stack
+        frame = sys._current_frames().get(thread)  # noqa: SLF001 - the only way to see another thread's stack
         stack = "".join(traceback.format_stack(frame)) if frame is not None else "its stack is not known"
         return (
             f"environment {env} has been inside {phase.label}() for {now_s - self._since_s:.3g} s (limit {limit_s:g} s); "

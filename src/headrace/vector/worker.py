@@ -260,5 +260,5 @@ class _Worker:
     def _close(self) -> None:
         self._seats.close()
         for body in self._desk.bodies.values():
-            with contextlib.suppress(Interrupted):
+            with contextlib.suppress(BaseException):  # the others are to be closed, too
                 body.drop(close=True)
