@@ -18,7 +18,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
 
 import headrace
-from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.errors import ConfigError, HeadraceError, VectorMisused
 from headrace.vector.options import FaultBudget
 from headrace.vector.sb3 import SB3VecEnv
 from told_envs import WORDS, T, Trouble, told
@@ -173,6 +173,22 @@ def test_seeds_and_options_reach_the_environments_they_are_for(backend):
     finally:
         envs.close()
     assert envs.envs.closed
+
+
+def test_a_seed_that_is_none_breaks_nothing():
+    envs = SB3VecEnv([Telling] * 4, workers=0)
+    try:
+        for options in ([{}] * 4, [{"t": 1}, {}, {}, {}]):
+            envs.seed(-1)
+            envs.set_options(options)
+            with pytest.raises(VectorMisused, match="a seed is None or a whole number from 0"):
+                envs.reset()
+            envs.seed(7)
+            envs.reset()
+            assert [info["seed"] for info in envs.reset_infos] == [7, 8, 9, 10]
+        assert not envs.envs.faults
+    finally:
+        envs.close()
 
 
 def test_questions_reach_the_environments_they_are_for(backend):
