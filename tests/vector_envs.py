@@ -210,3 +210,41 @@ class Failing:
 
     def __call__(self) -> gym.Env[Any, Any]:
         return Faulty(self.index, **self.how)
+
+
+class Texts(gym.Env[Any, Any]):
+    """Observes a text beside numbers, and returns ``wrong`` instead in its step ``at``; picklable, and its own factory."""
+
+    observation_space = SPACES["mixed"]
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, at: int = 0, wrong: Any = None) -> None:
+        self.at, self.wrong, self.t = at, wrong, 0
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        return Texts(self.at, self.wrong)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return self.wrong if self.t == self.at else self._seen(), 1.0, False, False, {}
+
+    def _seen(self) -> Any:
+        return {"text": "ab", "box": np.full(2, self.t, np.float32)}
+
+
+class NeverClosing(Faulty):
+    """Its ``close()`` does not return."""
+
+    def close(self) -> None:
+        _hang()
+
+
+THE_ONE = Faulty()
+
+
+def the_one() -> gym.Env[Any, Any]:
+    """A factory that returns the same environment every time."""
+    return gym.wrappers.TimeLimit(THE_ONE, 5)

@@ -154,6 +154,51 @@ def test_seeds(seed: Any, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_seeds_are_whole_numbers_of_any_kind(backend: str) -> None:
+    with both([Sampling("box") for _ in range(COUNT)], backend) as (sync, ours):
+        for seed in (np.arange(COUNT), (np.int32(0), 1, np.uint8(2)), np.int64(0), np.array(0)):
+            assert_same(sync.reset(seed=[0, 1, 2]), ours.reset(seed=seed))
+            assert_same(sync.step([0] * COUNT), ours.step([0] * COUNT))
+        assert ours.valid.all()
+        assert not ours.faults
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_no_seed_is_refused_before_anybody_is_asked(backend: str) -> None:
+    with headrace.VectorEnv([Sampling("box") for _ in range(COUNT)], **BACKENDS[backend]) as ours:
+        for seed in (-1, [0, -1, 2], 0.5, [0.0, 1, 2], np.arange(3.0), np.array(1.5), "012", [0, 1]):
+            with pytest.raises(VectorMisused, match="nothing was sent"):
+                ours.reset(seed=seed)
+        ours.reset(seed=1)
+        for wrong in ([5], [5, 6, 7], 5, [5, -1], None):
+            with pytest.raises(VectorMisused, match="nothing was sent"):
+                ours.send_reset([2, 0], wrong)  # type: ignore[arg-type]
+        for options in ([{}], ({}, {}, {})):
+            with pytest.raises(VectorMisused, match="options for 2 environments; nothing was sent"):
+                ours.send_reset([2, 0], [5, 6], options)
+        for ids in ([[0], [1, 2]], None, "a"):
+            with pytest.raises(VectorMisused, match="env_ids does not name environments"):
+                ours.send_reset(ids, [5])  # type: ignore[arg-type]
+        ours.step([0] * COUNT)
+        assert ours.valid.all()
+        assert not ours.faults
+
+
+def hollow() -> gym.Env[Any, Any]:
+    """An environment that observes no number at all."""
+    shapes = {"a": (3, 0), "b": (0, 2), "c": (0,)}
+    space = gym.spaces.Dict({name: gym.spaces.Box(-1, 1, shape, np.float32) for name, shape in shapes.items()})
+    seen = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    return gym.wrappers.TransformObservation(Sampling("box")(), lambda _: seen, space)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_observations_without_numbers(backend: str) -> None:
+    with both([hollow] * 2, backend) as (sync, ours):
+        play(sync, ours, steps=6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_reset_of_some(mode: AutoresetMode, backend: str) -> None:
     with both([Sampling("box", infos="flat") for _ in range(COUNT)], backend, autoreset_mode=mode) as (sync, ours):

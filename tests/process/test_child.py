@@ -542,3 +542,19 @@ def test_a_report_is_a_message_like_any_other(spawn):
     assert isinstance(child.control.receive(LIMIT_S), Report)
     server.close()
     assert child.exit_code is not None
+
+
+def test_a_fork_of_the_one_that_started_them_ends_nobody(start, spawn):
+    server, child = spawn("idle")
+    fork = os.fork()
+    if fork == 0:
+        try:
+            server.close()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]) == 0
+    _, other = spawn("idle", server=server, name="child-1")
+    assert not [one.id for one in (child, other) if one.ended()]
+    assert server.collect() == []
+    assert server.error is None

@@ -13,6 +13,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import psutil
 import pytest
 from gymnasium.vector import AutoresetMode
 
@@ -22,8 +23,10 @@ from headrace.core import seeding
 from headrace.core.errors import ConfigError, EnvironmentNotBuilt, EnvironmentRaised, HeadraceError, VectorMisused
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.testing.leaks import SETTLE_S, Holdings, settled
+from headrace.vector import crew, opening
+from headrace.vector import env as env_module
 from headrace.vector.options import FaultBudget
-from vector_envs import Failing, Faulty, Sampling
+from vector_envs import Failing, Faulty, NeverClosing, Sampling, the_one
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lent_server")]
 
@@ -496,14 +499,132 @@ def test_a_closed_one_that_is_kept_holds_nothing(backend: str) -> None:
     assert envs.closed
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_environment_that_is_there_twice_is_refused(backend: str) -> None:
+    """Where each is copied on its way, every factory has one of its own: of `the_one` there is one in each process."""
+    before, env = Holdings.now(), the_one()
+    factories: list[Any] = [Faulty, the_one, Faulty, the_one]
+    options = {**BACKENDS[backend], **({} if backend in ("here", "split") else {"workers": 1})}
+    said = (
+        r"the factories of environments \d and 3 returned the same object(.|\n)*lambda: MyEnv\(\), and not lambda: env"
+    )
+    if backend == "split":
+        factories = [the_one, the_one, Faulty, Faulty]
+        said = "the factories of environments 0 and 1 returned the same object"
+    with pytest.raises(ConfigError, match=said):
+        headrace.VectorEnv(factories, **options)
+    assert not settled(before, SETTLE_S)
+    if backend != "here":
+        with headrace.VectorEnv([lambda: env] * 2, workers=1, here=0) as envs:
+            envs.reset(seed=0)
+            assert envs.step([0, 0])[0][:, 2].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("env_fns", "says"),
+    [
+        (Sampling("box"), r"env_fns is no list of factories(.|\n)*\[make\] \* 8"),
+        (Sampling("box")(), "env_fns is no list of factories"),
+        (None, "env_fns is no list of factories"),
+        ("ab", "factory for env 0 cannot be called"),
+    ],
+    ids=["factory", "environment", "nothing", "text"],
+)
+def test_what_is_no_list_of_factories_is_refused(env_fns: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        headrace.VectorEnv(env_fns)
+
+
+@pytest.mark.parametrize(
+    "budget", [{"per_env": None}, {"per_env": "3"}, {"per_env": 0.5}, {"total": "9"}, {"total": -1}]
+)
+def test_a_budget_is_a_whole_number(budget: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="of a fault budget is no number of faults"):
+        FaultBudget(**budget)
+    assert FaultBudget(per_env=np.int64(3), total=None).per_env == 3  # type: ignore[arg-type]
+
+
+def test_a_log_that_cannot_be_written_is_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(opening, "start_server", lambda *_: pytest.fail("something was started"))
+    for path in (tmp_path / "missing" / "x.log", tmp_path, 3.5):
+        with pytest.raises(ConfigError, match="log_path cannot be written to"):
+            headrace.VectorEnv([Sampling("box")], log_path=path, workers=1)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"workers": 0, "threads_per_worker": 4}, "threads_per_worker would be ignored"),
+        ({"workers": 0, "shared": False}, "shared would be ignored: there is no worker"),
+        ({"budget": 5}, "budget is no fault budget"),
+        ({"probes": [Probe.attribute("t")]}, "probes have no names"),
+        ({"observation_mode": "diferent"}, "observation_mode is unknown"),
+        ({"observation_mode": (gym.spaces.Discrete(2),)}, "observation_mode is no pair of spaces"),
         ({"probes": {"height": "height"}}, r"probe height is none(.|\n)*Probe.attribute"),
         ({"start_method": "fork"}, r"no option start_method(.|\n)*leave it out: workers come from a server"),
     ],
 )
-def test_options_that_would_be_ignored_are_refused(options: dict[str, Any], says: str) -> None:
+def test_options_that_would_be_ignored_are_refused(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], says: str
+) -> None:
+    monkeypatch.setattr(env_module, "open_environments", lambda *_: pytest.fail("something was started"))
     with pytest.raises(ConfigError, match=says):
         headrace.VectorEnv([Sampling("box")], **options)
+
+
+# Ctrl-C, and forks
+
+
+@pytest.mark.parametrize("where", ["waiting", "ending"])
+@pytest.mark.parametrize("backend", ["workers", "split"])
+def test_a_close_that_is_interrupted_is_finished_by_the_next(
+    monkeypatch: pytest.MonkeyPatch, backend: str, where: str
+) -> None:
+    before = Holdings.now()
+    factories: list[Any] = [Faulty] * 2 + [NeverClosing] * 2
+    envs = headrace.VectorEnv(factories, **BACKENDS[backend])
+    envs.reset(seed=1)
+    pids, server = list(envs.worker_pids().values()), envs._opened.backend
+    server = getattr(server, "pool", server).crew.server
+    limits = {"waiting": [600.0], "ending": [0.05, 0.05]}[where]
+    for limit_s in limits:
+        with monkeypatch.context() as patch:
+            if where == "waiting":
+                patch.setattr(crew, "_poll", lambda *_: signal.raise_signal(signal.SIGINT))
+            else:
+                patch.setattr(server, "close", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                envs.close(timeout_s=limit_s)
+        with pytest.raises(VectorMisused, match="closed"):
+            envs.step(actions())
+    envs.close(timeout_s=0.05)
+    assert envs.closed
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    assert not settled(before, SETTLE_S)
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("backend", ISOLATED)
+def test_a_fork_of_the_program_leaves_its_workers_alone(backend: str) -> None:
+    with headrace.VectorEnv([Failing(env) for env in range(COUNT)], **BACKENDS[backend]) as envs:
+        envs.reset(seed=1)
+        pids, child = envs.worker_pids(), os.fork()
+        if child == 0:
+            try:
+                with pytest.raises(VectorMisused, match="belongs to the process that was forked"):
+                    envs.step(actions())
+                envs.__exit__(None, None, None)  # as `sys.exit` within the block
+                assert envs.closed
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        for _ in range(3):
+            envs.step(actions())
+            assert envs.valid.all()
+        assert envs.worker_pids() == pids

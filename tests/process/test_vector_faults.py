@@ -25,6 +25,7 @@ from headrace.core.errors import (
 )
 from headrace.vector.options import FaultBudget
 from told_envs import DEATHS, HANGS, LIES, NOT_FINITE, RAISES, SOFT_HANGS, WORDS, Trouble, told
+from vector_envs import Texts
 from vector_support import BACKENDS, MODES, Cut, Follower, drive, drive_ready
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lent_server"), pytest.mark.thin(4)]
@@ -280,3 +281,18 @@ def test_raising_leaves_the_others_usable(tmp_path, what, backend, mode):
             actions = np.full(COUNT, number)
             follower.stepped(actions, envs.step(actions), envs.valid)
     assert follower.cuts == []
+
+
+@pytest.mark.thin(1)
+@pytest.mark.parametrize("backend", ["serial", "worker", "threads"])
+def test_parts_by_another_name_are_one_environments_fault(backend: str) -> None:
+    wrong = {"box": np.zeros(2, np.float32), "txt": "x"}
+    options = {**BACKENDS[backend], **({} if backend == "serial" else {"workers": 1})}
+    with headrace.VectorEnv([Texts(), Texts(at=2, wrong=wrong), Texts()], **options) as envs:
+        envs.reset(seed=0)
+        for step in range(1, 5):
+            observations = envs.step([0, 0, 0])[0]
+            assert envs.valid.tolist() == [True, step != 2, True]
+            assert observations["box"][[0, 2], 0].tolist() == [step, step]
+            assert observations["text"][0] == observations["text"][2] == "ab"
+        assert [(fault.env, fault.kind.value) for fault in envs.faults] == [(1, "contract")]

@@ -178,6 +178,22 @@ def test_seeds_and_options_reach_the_environments_they_are_for(backend):
     assert envs.envs.closed
 
 
+def test_a_seed_that_is_none_breaks_nothing():
+    envs = SB3VecEnv([Telling] * 4, workers=0)
+    try:
+        for options in ([{}] * 4, [{"t": 1}, {}, {}, {}]):
+            envs.seed(-1)
+            envs.set_options(options)
+            with pytest.raises(VectorMisused, match="a seed is None or a whole number from 0"):
+                envs.reset()
+            envs.seed(7)
+            envs.reset()
+            assert [info["seed"] for info in envs.reset_infos] == [7, 8, 9, 10]
+        assert not envs.envs.faults
+    finally:
+        envs.close()
+
+
 def test_questions_reach_the_environments_they_are_for(backend):
     envs = SB3VecEnv([curriculum] * 4, **backend)
     try:

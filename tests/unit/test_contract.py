@@ -10,6 +10,7 @@ import types
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from headrace.core.config import EnvConfig
@@ -309,6 +310,7 @@ def test_casting_rebuilds_a_tree():
         (BOX, ["a", "b", "c"]),
         (BOX, None),
         (BOX, [[1], [1, 2], 3]),
+        (BOX, torch.zeros(3, requires_grad=True)),
         (spaces.Box(0, 255, (1,), np.uint8), np.array([256])),
         (spaces.Box(0, 255, (1,), np.uint8), np.array([0.5])),
         (spaces.Discrete(2), 0.5),

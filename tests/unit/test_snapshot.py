@@ -117,3 +117,18 @@ def test_array_of_another_dtype_is_refused(snapshots):
     with pytest.raises(TypeError):
         snapshots.publish({**arrays(1), "weight": np.zeros((3, 5), np.float64)})
     assert snapshots.version == 0
+
+
+def test_numbers_are_shown_after_what_they_tell_of(snapshots, monkeypatch):
+    """Where the processor may reorder writes, a fence is between them; here, what each of them finds is looked at."""
+    snapshots.publish(arrays(1))
+    seen = []
+    monkeypatch.setattr(
+        "headrace.weights.snapshot.fence", lambda: seen.append((snapshots.version, snapshots.mark(2)[0]))
+    )
+    snapshots.publish(arrays(2))
+    assert seen == [(1, -1), (1, -1), (1, 2)]
+    reader = SnapshotReader(snapshots)
+    seen.clear()
+    assert reader.refresh()
+    assert len(seen) == 2  # the number and the mark, and the copy, and the mark again

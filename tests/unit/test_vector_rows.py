@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from warnings import catch_warnings
 
 import gymnasium as gym
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import VectorMisused
-from headrace.vector.faults import FaultKind
+from headrace.vector.faults import FaultKind, from_exception
 from headrace.vector.infos import Infos, columns_of
 from headrace.vector.rows import Rows, settle
 from headrace.vector.spaces import ActionCodec, Layout
@@ -327,3 +328,103 @@ def test_what_raises_when_it_is_looked_at_is_one_environments_fault(what: Any) -
 @pytest.mark.parametrize("key", [1, True, ("a", 1), Unlucky])
 def test_only_names_are_keys_of_columns(key: Any) -> None:
     assert columns_of({0: {key: 1.0}}) is None
+
+
+class Attached:
+    """As a tensor whose gradient is wanted: it has a shape, and no array is made of it."""
+
+    shape = (2,)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad")
+
+
+class Mute(Exception):
+    """Cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("as asked")
+
+
+class Surprising:
+    """Raises `Mute` whatever it is asked."""
+
+    def _raise(self, *_: Any) -> Any:
+        raise Mute
+
+    __len__ = __iter__ = __array__ = __getitem__ = __repr__ = _raise
+
+
+ONE_TEXT, TWO_TEXTS = spaces.Dict({"text": spaces.Text(4)}), spaces.Tuple((spaces.Text(4), spaces.Text(4)))
+
+
+@pytest.mark.parametrize(
+    ("space", "wrong"),
+    [
+        (SPACES["mixed"], {"box": np.zeros(2, np.float32), "txt": "x"}),
+        (ONE_TEXT, "x"),
+        (ONE_TEXT, {"txt": "x"}),
+        (TWO_TEXTS, "xy"),
+        (TWO_TEXTS, {0: "x", 1: "y"}),
+        (BOX, Attached()),
+        (SPACES["mixed"], {"box": Attached(), "text": "x"}),
+        *((space, Surprising()) for space in (BOX, SPACES["discrete"], SPACES["mixed"], TWO_TEXTS)),
+    ],
+)
+def test_whatever_an_observation_is_it_is_one_environments_fault(space: Any, wrong: Any) -> None:
+    right = space.sample()
+    settled = settle(rows_of(space), range(3), [(one, 1.0, False, False, {}) for one in (right, wrong, right)])
+    assert {place: problem.kind.value for place, problem in settled.problems.items()} == {1: "contract"}
+    assert list(settled.rewards) == [1.0, 0.0, 1.0]
+    for column in settled.objects:
+        assert [value is None for value in column] == [False, True, False]
+
+
+def test_whatever_a_last_observation_is_it_is_one_environments_fault() -> None:
+    ends = (np.zeros(2, np.float32), 1.0, True, False, {"final_obs": Surprising(), "final_info": {}})
+    settled = settle(rows_of(finals=True), range(2), [good(), ends])
+    assert {place: problem.kind.value for place, problem in settled.problems.items()} == {1: "contract"}
+
+
+def test_an_exception_that_cannot_say_what_it_is_is_named() -> None:
+    found = from_exception(Mute(), "step").error
+    assert found.what == "the environment raised Mute: (no text: its __str__ raises)"
+
+
+@pytest.mark.parametrize("warnings", ["error", "ignore"])
+@pytest.mark.parametrize("finals", [False, True])
+@pytest.mark.parametrize(
+    ("space", "value", "found"),
+    [
+        (BOX, np.array([0.5, -1e300]), "-1e+300 at index (1,), which float32 cannot hold"),
+        (BOX, [1e300, 0.5], "1e+300 at index (0,), which float32 cannot hold"),
+        (ONE, 1e300, "1e+300 at index (), which float32 cannot hold"),
+        (spaces.Dict({"a": BOX}), {"a": np.array([1e300, np.nan])}, "1e+300 at index (0,), which float32 cannot hold"),
+        (BOX, np.array([0.5, np.inf]), "inf at index (1,)"),
+    ],
+)
+def test_what_does_not_fit_its_dtype_is_not_finite(
+    space: Any, value: Any, found: str, finals: bool, warnings: Any
+) -> None:
+    fitting = space.sample()
+    wrong = (fitting, 1.0, True, False, {"final_obs": value}) if finals else (value, 1.0, False, False, {})
+    with catch_warnings(action=warnings):
+        settled = settle(rows_of(space, finals=finals), range(2), [(fitting, 1.0, False, False, {}), wrong])
+    assert set(settled.problems) == {1}
+    problem = settled.problems[1]
+    assert (problem.kind, problem.error.facts["found"]) == (FaultKind.NOT_FINITE, found)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), (2, 0, 4)])
+@pytest.mark.parametrize("where", [range(1, 3), [2, 0]])
+def test_observations_without_numbers_fit(shape: tuple[int, ...], where: Any) -> None:
+    rows = rows_of(spaces.Box(-1, 1, shape, np.float32))
+    assert not settle(rows, where, [(np.zeros(shape, np.float32), 1.0, False, False, {})] * 2).problems
+    assert rows.take(np.array([0, 1]))[0].shape == (2, *shape)
+
+
+@pytest.mark.parametrize("wrong", [[[1, 2], [3]], Unlucky(), Attached(), {"a": 1}])
+@pytest.mark.parametrize("kind", ["discrete", "box", "dict", "text"])
+def test_actions_that_cannot_be_read_are_refused_in_a_sentence(kind: str, wrong: Any) -> None:
+    with pytest.raises(VectorMisused, match="action"):
+        ActionCodec(SPACES[kind], batch_space(SPACES[kind], 3)).encode(wrong, 3)

@@ -16,7 +16,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import headrace
-from headrace.core.errors import EnvironmentNotBuilt, RestartBudgetSpent
+from headrace.core.errors import ConfigError, EnvironmentNotBuilt, RestartBudgetSpent, VectorMisused
 from headrace.vector.limits import Limits
 from headrace.vector.options import FaultBudget
 from headrace.vector.serial import Serial
@@ -509,3 +509,59 @@ def test_one_that_does_not_close_leaves_none_open(error: BaseException) -> None:
         envs.close()
     assert closed == [0, 1, 2]
     assert not [thread for thread in threading.enumerate() if thread.name == "headrace-vector-watcher"]
+
+
+def test_a_close_that_is_interrupted_goes_on_with_those_that_are_open() -> None:
+    closed: list[int] = []
+
+    class Closing(Faulty):
+        def close(self) -> None:
+            closed.append(self.index)
+            if self.index == 1:
+                raise KeyboardInterrupt
+
+    def made(env: int) -> Any:
+        return lambda: Closing(env)
+
+    envs = headrace.VectorEnv([made(env) for env in range(COUNT)], workers=0)
+    envs.reset(seed=0)
+    with pytest.raises(KeyboardInterrupt):
+        envs.close()
+    with pytest.raises(VectorMisused, match="closed"):
+        envs.step([0] * COUNT)
+    envs.close()
+    assert (closed, envs.closed) == ([0, 1, 2], True)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_one_environment_behind_two_factories_is_refused_and_closed(wrapped: bool) -> None:
+    closed: list[int] = []
+
+    class Closing(Faulty):
+        def close(self) -> None:
+            closed.append(self.index)
+
+    one = Closing(7)
+
+    def made() -> gym.Env[Any, Any]:
+        return gym.wrappers.TimeLimit(one, 3) if wrapped else one
+
+    with pytest.raises(ConfigError, match="the factories of environments 1 and 2 returned the same object"):
+        headrace.VectorEnv([lambda: Closing(0), made, made], workers=0)
+    assert closed == [0, 7, 7]
+
+
+def test_an_exception_without_a_text_is_one_environments_fault() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("as asked")
+
+    class Raising(Faulty):
+        def step(self, action: Any) -> Any:
+            raise Mute
+
+    with headrace.VectorEnv([Faulty, Raising], workers=0) as envs:
+        envs.reset(seed=0)
+        *_, infos = envs.step([0, 0])
+        assert envs.valid.tolist() == [True, False]
+        assert "raised Mute" in infos["headrace"]["message"][1]

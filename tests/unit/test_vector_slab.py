@@ -11,7 +11,9 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.ipc import fences
 from headrace.ipc.shm import SharedBlock
+from headrace.vector import slab as slab_module
 from headrace.vector.signals import Signal, Waiter
 from headrace.vector.slab import Mailbox, Slab, plan
 from headrace.vector.spaces import Layout
@@ -165,3 +167,51 @@ def test_each_side_is_given_the_end_it_needs(monkeypatch: pytest.MonkeyPatch, ev
     assert reading.reader_fd == signal.reader_fd
     assert writing.writer_fd == signal.writer_fd
     signal.close()
+
+
+def test_where_the_processor_may_reorder_a_number_is_shown_after_what_it_tells_of(monkeypatch: Any) -> None:
+    box, seen = mailbox(), list[Any]()
+    monkeypatch.setattr(slab_module, "WEAKLY_ORDERED", True)
+    monkeypatch.setattr(
+        slab_module, "fence", lambda: seen.append((box._orders[:3].tolist(), box._answers[:3].tolist(), counts()))
+    )
+
+    def counts() -> tuple[int, int]:
+        return box.ordered, box.completed
+
+    box.order(ids(4, 3, 2))
+    assert seen == [([4, 3, 2], [0, 0, 0], (0, 0))]
+    box.orders(0)
+    assert len(seen) == 2  # between the number and the questions
+    box.answer(ids(4, 3))
+    assert seen[2] == ([4, 3, 2], [4, 3, 0], (3, 0))
+    box.answer_one(2)
+    assert ([4, 3, 2], [4, 3, 2], (3, 2)) in seen
+    told = len(seen)
+    box.answers(0, box.completed)
+    assert len(seen) == told + 1
+    box.close()
+
+
+def test_elsewhere_that_costs_nothing(monkeypatch: Any) -> None:
+    box, seen = mailbox(), list[bool]()
+    monkeypatch.setattr(slab_module, "WEAKLY_ORDERED", False)
+    monkeypatch.setattr(slab_module, "fence", lambda: seen.append(True))
+    box.order(ids(4, 3))
+    box.orders(0)
+    box.answers(0, box.completed)
+    assert not seen
+    box.close()
+
+
+@pytest.mark.parametrize("weakly", [True, False])
+def test_a_fence_leaves_nothing_held(monkeypatch: Any, weakly: bool) -> None:
+    monkeypatch.setattr(fences, "WEAKLY_ORDERED", weakly)
+    fences.fence()
+    fences.fence()
+
+
+def test_a_mailbox_is_closed_once() -> None:
+    box = mailbox()
+    box.close()
+    box.close()

@@ -210,7 +210,7 @@ class ObservationCheck:
             with np.errstate(over="ignore", invalid="ignore"):  # infinity is found by `first_non_finite`
                 array = np.asarray(value)
                 converted = array.astype(rule.leaf.dtype)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):
             raise mismatch from None
         exact = rule.leaf.dtype.kind not in "iub" or np.array_equal(converted, array)
         if array.dtype.kind not in "fiub" or converted.shape != rule.leaf.shape or not exact:

@@ -167,6 +167,7 @@ class ForkServer:
         self.failed_imports: dict[str, str] = {}
         self.error: HeadraceError | None = None
         """Why the server is of no more use; None while it is well."""
+        self._owner = os.getpid()
         self._spawn_timeout_s = spawn_timeout_s
         self._start = Deadline(start_timeout_s)
         self._awake = False
@@ -269,8 +270,17 @@ class ForkServer:
         return link + [c.pidfd for c in self._children.values() if c.pidfd >= 0 and c.report_due is None]
 
     def close(self) -> None:
-        """End the server and every child, with SIGKILL; takes bounded time. Again is harmless."""
-        self._read_link()
+        """End the server and every child, with SIGKILL; takes bounded time. Again is harmless.
+
+        A fork of the process that started it ends nothing: it only gives its copies of descriptors back.
+        """
+        if os.getpid() != self._owner:
+            self._link.close()
+            for child in self._children.values():
+                child.close()
+            return
+        if self._link.fileno() >= 0:
+            self._read_link()
         self._link.close()  # end of file: it ends its children, and what they have started, and leaves
         if self._process.returncode is None:
             self._process.terminate()  # means the same to it, and also ends an import that never returns

@@ -98,7 +98,7 @@ def transitions(
         if len(ends.early):
             following = following.copy()
             places = ends.taken[:, None] + np.arange(frame_stack)
-            following[ends.early] = frames[ends.early[:, None], places].reshape(-1, *following.shape[1:])
+            following[ends.early] = frames[ends.early[:, None], places].reshape(len(ends.early), *following.shape[1:])
         next_obs[leaf.path] = following
     return Transitions(obs, {leaf.path: first[leaf.path] for leaf in action}, ends.reward, ends.discount, next_obs)
 

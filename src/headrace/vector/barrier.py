@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 
 from headrace.core.clock import MonotonicClock
+from headrace.ipc.fences import WEAKLY_ORDERED, fence
 from headrace.vector.infos import Columns, Form
 from headrace.vector.patience import SPIN_S, Patience
 from headrace.vector.pool import Pool
@@ -69,6 +70,8 @@ class Barrier:
                     return False
                 crew.wait(pool.look_at_s - now_s)
                 now_s = self._clock.now()
+        if WEAKLY_ORDERED:  # they have all put down their numbers; what these tell of is looked at from here on
+            fence()
         self._notes = pool.slab.note[self._first :].tobytes()
         return Note.MESSAGE not in self._notes
 

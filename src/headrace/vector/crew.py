@@ -21,7 +21,7 @@ from headrace.ipc.forkserver import ForkServer
 from headrace.ipc.shm import SharedBlock
 from headrace.vector import losses
 from headrace.vector.handle import Handle
-from headrace.vector.interrupts import LetThrough
+from headrace.vector.interrupts import Held, LetThrough
 from headrace.vector.limits import Limits
 from headrace.vector.messages import Assignment, Attach, Built, Leave, NotBuilt
 from headrace.vector.output import Output
@@ -242,15 +242,30 @@ class Crew:
         handle.close()
 
     def close(self, timeout_s: float) -> None:
-        """Ask every worker to close its environments and leave; end those that do not. Takes bounded time."""
-        deadline = Deadline(timeout_s)
+        """Ask every worker to close its environments and leave; end those that do not. Takes bounded time.
+
+        Ctrl-C ends the wait for them, and they are ended; again is harmless, and goes on with what was broken off.
+        """
+        held = Held()
+        try:
+            self._see_off(Deadline(timeout_s))
+        finally:
+            with held:
+                self._release()
+            held.catch_up()
+
+    def _see_off(self, deadline: Deadline) -> None:
+        """Ask every worker to leave, and wait for it."""
         for handle in self.handles.values():
-            with contextlib.suppress(HeadraceError):  # it is stuck or gone; then it is ended below
+            with contextlib.suppress(HeadraceError):  # it is stuck or gone; then it is ended afterwards
                 handle.tell(Leave(), min(0.2, deadline.left_s()))
         left = list(self.handles.values())
         while left and not deadline.passed and self.server.error is None:
             _poll(left, min(0.05, deadline.left_s()))
             left = [handle for handle in left if not handle.child.ended()]
+
+    def _release(self) -> None:
+        """End the server with all workers, and give everything back; each part may have been given back already."""
         self.server.close()
         for handle in self.handles.values():
             handle.close()

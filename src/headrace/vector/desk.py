@@ -17,7 +17,7 @@ from headrace.core.errors import ChannelClosed, ComponentError
 from headrace.ipc.channel import poll_fds
 from headrace.ipc.child import ChildContext
 from headrace.ipc.shm import SharedBlock
-from headrace.vector.faults import Problem, broken_contract, unreadable
+from headrace.vector.faults import Problem, broken_contract, text_of, unreadable
 from headrace.vector.infos import Form, columns_of, index
 from headrace.vector.messages import Abandon, Assignment, Attach, Details, Extras, NewForm, Packed, pack, sealed, unpack
 from headrace.vector.rows import Returned, Rows, Settled, compact, row_of
@@ -257,7 +257,7 @@ class Desk:
             try:
                 by_env[env] = sealed(value, by_name=True)
             except Exception as error:  # noqa: BLE001 - pickling runs code of others, which may raise anything
-                return broken_contract("step", name, "values that can be pickled", f"{type(error).__name__}: {error}")
+                return broken_contract("step", name, "values that can be pickled", text_of(error))
         return None
 
     def _body(self, env: int, seat: int) -> Body:

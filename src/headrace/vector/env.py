@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from types import TracebackType
 from typing import Any, Self
@@ -16,11 +16,13 @@ from headrace.core.refusals import nearest
 from headrace.vector.engine import Engine, Ids
 from headrace.vector.fastlane import FastLane
 from headrace.vector.faults import Fault
+from headrace.vector.forks import CLOSED, shut_in_forks
 from headrace.vector.infos import Infos
 from headrace.vector.interrupts import Held
 from headrace.vector.opening import Opened, open_environments
 from headrace.vector.options import Options
 from headrace.vector.probes import ProbeValues
+from headrace.vector.seeds import check_length, counted_seeds, each_seed
 from headrace.vector.taking import Received, take
 
 __all__ = ["Received", "VectorEnv"]
@@ -51,7 +53,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.closed = True  # there is nothing to close yet; older versions of Gymnasium close what was not built, too
         _check_names(options)
         self._options = Options(**options)
-        self._opened: Opened = open_environments(list(env_fns), self._options)
+        self._opened: Opened = open_environments(_listed(env_fns), self._options)
         self._engine: Engine = self._opened.engine
         described = self._opened.description
         self.num_envs = len(self._engine.pending.row)
@@ -76,15 +78,22 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self._all = np.arange(self.num_envs)
         backend = self._opened.backend
         self._lane = FastLane(self._engine, backend, self._options.mode, copies=self.copy)
+        self.shut: tuple[str, str] | None = None
+        """Why nothing can be asked any more, and what to do; None: it can be."""
+        if backend.here < self.num_envs:
+            shut_in_forks(self)
         self.closed = False
 
     def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | Sequence[int | None] | NDArray[Any] | None = None,
+        options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """Reset all environments, or those in ``options["reset_mask"]``.
 
         Args:
-            seed: None; an int, from which they get seed, seed + 1, and so on; or one each.
+            seed: None; an int from 0, from which they get seed, seed + 1, and so on; or one each.
             options: Handed on to every environment, without ``reset_mask``, a bool array [N].
 
         Returns:
@@ -95,7 +104,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             RestartBudgetSpent: One of them failed more often than the budget allows.
         """
         self._check_open()
-        seeds = _seeds(seed, self.num_envs)
+        seeds = counted_seeds(seed, self.num_envs)
         ids = self._all
         if options is not None and "reset_mask" in options:
             ids = np.flatnonzero(_mask(options.pop("reset_mask"), self.num_envs))
@@ -162,7 +171,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def send_reset(
         self,
         env_ids: Sequence[int] | NDArray[Any],
-        seeds: Sequence[int | None],
+        seeds: Sequence[int | None] | NDArray[Any],
         options: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
     ) -> None:
         """Have environments begin an episode, and do not wait: their answers come with `receive`, reward 0 and no end.
@@ -175,15 +184,18 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             options: Handed on to each; a list or tuple: one each.
 
         Raises:
-            VectorMisused: One of the environments is busy, or its options cannot be sent; nothing was sent.
+            VectorMisused: One of the environments is busy, its options cannot be sent, or an argument does not fit; nothing
+                was sent.
         """
         self._check_open()
         ids, _ = _ids(env_ids, self.num_envs)
         order = np.argsort(ids)
+        given = each_seed(seeds, len(ids))
         if isinstance(options, list | tuple):
+            check_length(options, len(ids), "options")
             options = [options[place] for place in order.tolist()]
         with self._held:
-            self._engine.reset(ids[order], [seeds[place] for place in order.tolist()], options)
+            self._engine.reset(ids[order], [given[place] for place in order.tolist()], options)
 
     def receive(self, min_envs: int = 1, timeout_s: float | None = None) -> Received:
         """Answers of environments that are ready.
@@ -289,7 +301,12 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return self._opened.backend.pids()
 
     def close_extras(self, timeout_s: float | None = None, **_ignored: Any) -> None:
-        """Close all environments and end all workers; takes at most about ``close_timeout_s``."""
+        """Close all environments and end all workers; takes at most about ``close_timeout_s``.
+
+        If it is interrupted (Ctrl-C), `close` can be called again, and goes on. In a fork of the process that made this,
+        workers are left alone.
+        """
+        self.shut = self.shut or CLOSED
         self._engine.rows.forget()
         self._opened.close(self._options.close_timeout_s if timeout_s is None else timeout_s)
 
@@ -307,8 +324,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         return batch
 
     def _check_open(self) -> None:
-        if self.closed:
-            raise VectorMisused("this vector environment is closed", fix="make a new one")
+        if self.shut is not None:
+            raise VectorMisused(self.shut[0], fix=self.shut[1])
 
 
 def _called(opened: Opened, held: Held, name: str, data: Any, ids: list[int], *, sets: bool) -> dict[int, Any]:
@@ -344,17 +361,14 @@ def _check_names(options: dict[str, Any]) -> None:
             )
 
 
-def _seeds(seed: int | Sequence[int | None] | None, count: int) -> list[int | None]:
-    if seed is None:
-        return [None] * count
-    if isinstance(seed, int | np.integer):
-        return [int(seed) + env for env in range(count)]
-    seeds = list(seed)
-    if len(seeds) != count:
-        raise VectorMisused(
-            f"{len(seeds)} seeds for {count} environments", fix="give one seed each, or one from which they are counted"
+def _listed(env_fns: Any) -> list[Any]:
+    if callable(env_fns) or not isinstance(env_fns, Iterable):
+        raise ConfigError(
+            "env_fns is no list of factories",
+            found=f"{env_fns!r}"[:200],
+            fix="give one callable per environment, e.g. [make] * 8 for eight",
         )
-    return seeds
+    return list(env_fns)
 
 
 def _mask(mask: Any, count: int) -> NDArray[np.bool_]:
@@ -371,7 +385,10 @@ def _mask(mask: Any, count: int) -> NDArray[np.bool_]:
 
 def _ids(env_ids: Sequence[int] | NDArray[Any], count: int) -> tuple[Ids, bool]:
     """Numbers of environments, and whether they ascend."""
-    given = np.asarray(env_ids)
+    try:
+        given = np.asarray(env_ids)
+    except (TypeError, ValueError):  # ragged, for instance
+        given = np.array(None)
     ids = given.astype(np.int64, copy=False) if given.dtype.kind in "iu" else np.full(1, -1)
     flat = ids.ndim == 1 and len(ids) > 0
     ascend = flat and np.count_nonzero(ids[1:] > ids[:-1]) == len(ids) - 1
@@ -381,7 +398,7 @@ def _ids(env_ids: Sequence[int] | NDArray[Any], count: int) -> tuple[Ids, bool]:
         raise VectorMisused(
             "env_ids does not name environments",
             expected=f"numbers from 0 to {count - 1}, each once",
-            found=f"{given!r}"[:200],
+            found=f"{env_ids!r}"[:200],
             fix="give a list of their numbers",
         )
     return ids, ascend

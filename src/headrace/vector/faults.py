@@ -83,7 +83,7 @@ class Interrupted(BaseException):
 
 def from_exception(error: BaseException, phase: str) -> Problem:
     """The problem that an exception out of an environment's code is."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = text_of(error)
     facts = {"phase": phase, "traceback": tail(error)}
     if isinstance(error, Interrupted):
         stalled = ComponentStalled(
@@ -111,6 +111,15 @@ def from_exception(error: BaseException, phase: str) -> Problem:
     return Problem(FaultKind.RAISED, phase, raised)
 
 
+def text_of(error: BaseException) -> str:
+    """Kind and text of an exception; it may be of anybody's making, and unable to say what it is."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - code of others
+        text = "(no text: its __str__ raises)"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def broken_contract(phase: str, field: str, expected: str, found: str) -> Problem:
     """The problem that a value which does not fit is."""
     error = ObservationMismatch(
@@ -129,7 +138,7 @@ def unreadable(phase: str, what: str, error: Exception) -> Problem:
     found = EnvironmentRaised(
         f"{what} for the environment cannot be read in its process",
         phase=phase,
-        error=f"{type(error).__name__}: {error}",
+        error=text_of(error),
         fix="use only classes that a worker can import, or plain values; with workers=0 nothing has to be read",
     )
     return Problem(FaultKind.RAISED, phase, found)

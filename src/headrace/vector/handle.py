@@ -16,6 +16,7 @@ from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.forkserver import Child
 from headrace.ipc.stacks import StackDump, is_stopped
 from headrace.vector import losses
+from headrace.vector.faults import text_of
 from headrace.vector.forms import Forms
 from headrace.vector.messages import Abandon, Extras, LeftAlone, NewForm, unpack
 from headrace.vector.seats import Late, Seats
@@ -148,7 +149,7 @@ class Handle:
                 try:
                     message = unpack(packed)
                 except Exception as error:  # noqa: BLE001 - to read it runs code of others, which may raise anything
-                    self.unreadable = ComponentError(f"{type(error).__name__}: {error}", fix="see what it sends")
+                    self.unreadable = ComponentError(text_of(error), fix="see what it sends")
                     continue
                 if isinstance(message, Extras):
                     _open(message)
@@ -245,4 +246,4 @@ def _open(extras: Extras) -> None:
                 if env in by_env:
                     by_env[env] = unpack(by_env[env])
         except Exception as error:  # noqa: BLE001 - to read it runs code of others, which may raise anything
-            extras.problems[env] = losses.unreadable(f"{type(error).__name__}: {error}")
+            extras.problems[env] = losses.unreadable(text_of(error))

@@ -57,12 +57,16 @@ class Held:
         self._own: _Noting | None = None
         self._late: tuple[int, FrameType | None] | None = None
 
-    def __enter__(self) -> Self:
+    def catch_up(self) -> None:
+        """Do what was noted at the end."""
         if self._late is not None:
             late, self._late = self._late, None
             handler: Any = getsignal(SIGINT)
             if callable(handler):
                 handler(*late)
+
+    def __enter__(self) -> Self:
+        self.catch_up()
         if _in_main_thread():
             current: Any = getsignal(SIGINT)
             if callable(current) and not isinstance(

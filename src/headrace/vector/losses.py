@@ -13,7 +13,7 @@ from headrace.core.errors import (
     ObservationMismatch,
 )
 from headrace.supervision.spec import describe_exit
-from headrace.vector.faults import FaultKind, Problem
+from headrace.vector.faults import FaultKind, Problem, text_of
 from headrace.vector.seats import Late
 
 _FIX = "raise the time-out if it is only slow, or repair the call that is named above"
@@ -136,7 +136,7 @@ def unreadable_value(error: Exception) -> Problem:
     """The problem of what a method returned, or an attribute is, and what cannot be read in this process."""
     found = EnvironmentRaised(
         "its value cannot be read in this process",
-        error=f"{type(error).__name__}: {error}",
+        error=text_of(error),
         fix="ask for numbers, arrays and objects of importable classes",
     )
     return Problem(FaultKind.RAISED, "call", found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,12 @@ from headrace.vector.choosing import Plan
 from headrace.vector.crew import Crew, CrewOptions, start_server
 from headrace.vector.engine import Engine
 from headrace.vector.events import Backend
+from headrace.vector.instances import twice
 from headrace.vector.limits import Limits
 from headrace.vector.measuring import make_plan
 from headrace.vector.messages import Assignment, Built, Spaces
 from headrace.vector.options import Options
+from headrace.vector.output import Output
 from headrace.vector.pool import Pool
 from headrace.vector.preloading import modules_of, pickled
 from headrace.vector.rows import Rows
@@ -35,6 +37,8 @@ from headrace.vector.split import Split
 from headrace.vector.stepping import Factory
 
 Space = spaces.Space[Any]
+_LAST_S = 1.0
+"""How long workers may take to leave where nobody has closed them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +63,14 @@ class Opened:
     description: Description
     plan: Plan
     close: Callable[[float], None]
-    """Ends everything, once; later calls do nothing."""
+    """Ends everything within so many seconds. Later calls do nothing, but go on with one that was interrupted."""
 
 
 def open_environments(factories: Sequence[Factory], options: Options) -> Opened:
     """Build environments, and everything around them.
 
     Raises:
-        ConfigError: There are none, or their spaces differ.
+        ConfigError: There are none, two are the same object, their spaces differ, or an option cannot be kept.
         EnvironmentNotBuilt: One of them could not be built; nothing is left behind.
         ComponentStalled: They were not built in time; nothing is left behind.
     """
@@ -81,6 +85,7 @@ def open_environments(factories: Sequence[Factory], options: Options) -> Opened:
             )
     if options.workers == 0:
         return _open_here(factories, options, Plan(0, 1, "as asked"))
+    Output(options.log_path).close()  # if it cannot be opened, that is told before anything is started
     server = start_server(modules_of(factories), options.start_timeout_s)
     try:
         data = pickled(factories)
@@ -114,12 +119,19 @@ def _build_here(factories: Sequence[Factory], options: Options) -> tuple[Serial,
     serial = Serial(factories, options.mode, options.probes or {}, _limits(options))
     serial.build()
     try:
-        made: list[Any] = [body.env for body in serial.bodies]
-        found = [Spaces((env,), one.observation_space, one.action_space) for env, one in enumerate(made)]
-        return serial, Built(found, dict(made[0].metadata), made[0].render_mode)
+        return serial, _described(serial)
     except BaseException:
         serial.close(0.0)
         raise
+
+
+def _described(serial: Serial) -> Built:
+    made: list[Any] = [body.env for body in serial.bodies]
+    found_twice = twice(dict(enumerate(made)))
+    if found_twice is not None:
+        raise found_twice[1]
+    found = [Spaces((env,), one.observation_space, one.action_space) for env, one in enumerate(made)]
+    return Built(found, dict(made[0].metadata), made[0].render_mode)
 
 
 def _open_workers(crew: Crew, factories: Sequence[Factory], options: Options, chosen: Plan) -> Opened:
@@ -157,21 +169,37 @@ def _open_workers(crew: Crew, factories: Sequence[Factory], options: Options, ch
 
 
 def _opened(backend: Backend, engine: Engine, codec: ActionCodec, described: Description, chosen: Plan) -> Opened:
-    # Also when nobody closes it: when it is collected, and when the interpreter ends.
-    closer = weakref.finalize(engine, _close_once, backend, os.getpid(), [])
-    closed: list[bool] = []
-
-    def close(timeout_s: float) -> None:
-        closer.detach()
-        _close_once(backend, os.getpid(), closed, timeout_s)
-
-    return Opened(engine, backend, codec, described, chosen, close)
+    closer = _Closer(backend)
+    weakref.finalize(engine, closer.at_end)
+    return Opened(engine, backend, codec, described, chosen, closer)
 
 
-def _close_once(backend: Backend, owner: int, closed: list[bool], timeout_s: float = 1.0) -> None:
-    if not closed and os.getpid() == owner:  # a fork of this process has no business with its workers
-        closed.append(True)
-        backend.close(timeout_s)
+class _Closer:
+    """Ends everything, once; what an interrupt has broken off, the next call goes on with."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._owner = os.getpid()
+        self._done = self._at_it = False
+
+    def __call__(self, timeout_s: float) -> None:
+        """Do it, if it is not done, nor being done by whoever is interrupted by this."""
+        if self._done or self._at_it or (self._is_fork() and not isinstance(self._backend, Serial)):
+            return  # a fork of this process has no business with its workers
+        self._at_it = True
+        try:
+            self._backend.close(timeout_s)
+            self._done = True
+        finally:
+            self._at_it = False
+
+    def at_end(self) -> None:
+        """The same where nobody has closed it: when it is collected, and when the interpreter ends."""
+        if not self._is_fork():
+            self(_LAST_S)
+
+    def _is_fork(self) -> bool:
+        return os.getpid() != self._owner
 
 
 def _rows(layout: Layout, slab: Slab, options: Options) -> Rows:
@@ -247,16 +275,12 @@ def describe(
     mode = options.observation_mode
     single = first.observation
     if isinstance(mode, tuple):
-        batched, single = _custom(mode)
+        batched, single = mode
     elif mode == "same":
         batched = batch_space(single, count)
-    elif mode == "different":
+    else:
         by_env = {env: group.observation for group in found for env in group.ids}
         batched = batch_differing_spaces([by_env[env] for env in range(count)])
-    else:
-        raise ConfigError(
-            "observation_mode is unknown", found=repr(mode), fix='take "same", "different", or two spaces'
-        )
     for group in found:
         fits = group.observation == single if mode == "same" else is_space_dtype_shape_equiv(group.observation, single)
         if not fits:
@@ -264,17 +288,6 @@ def describe(
         if group.action != first.action:
             raise _differ("action", group.ids, group.action, first.action)
     return Description(single, batched, first.action, batch_space(first.action, count), metadata, render_mode)
-
-
-def _custom(mode: Iterable[Any]) -> tuple[Space, Space]:
-    given = tuple(mode)
-    if len(given) != 2 or not all(isinstance(space, spaces.Space) for space in given):
-        raise ConfigError(
-            "observation_mode is no pair of spaces",
-            found=f"{given!r}"[:200],
-            fix="give (batched space, space of one environment)",
-        )
-    return given[0], given[1]
 
 
 def _differ(what: str, ids: tuple[int, ...], found: Space, expected: Space) -> ConfigError:

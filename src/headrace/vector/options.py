@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,8 +34,15 @@ class FaultBudget:
     def __post_init__(self) -> None:
         for name in ("per_env", "total"):
             value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ConfigError(f"{name} of a fault budget is negative", found=value, fix="allow 0 faults or more")
+            if name == "total" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+                raise ConfigError(
+                    f"{name} of a fault budget is no number of faults",
+                    expected="a whole number from 0",
+                    found=repr(value),
+                    fix="allow 0 faults or more; a large number is as good as no limit",
+                )
         for name in ("window_s", "backoff_s", "longest_pause_s"):
             _check_seconds(f"{name} of a fault budget", getattr(self, name), at_least=0.0)
 
@@ -78,6 +86,25 @@ class Options:
                 )
         if self.workers == 0:
             self._refuse_what_needs_workers()
+        self._check_probes()
+        if self.on_fault not in ("replace", "raise"):
+            raise ConfigError("on_fault is unknown", found=self.on_fault, fix='take "replace" or "raise"')
+        if not isinstance(self.budget, FaultBudget):
+            raise ConfigError(
+                "budget is no fault budget",
+                found=repr(self.budget)[:200],
+                fix="give FaultBudget(per_env=..., total=...)",
+            )
+        _check_observation_mode(self.observation_mode)
+        _ = self.mode
+
+    def _check_probes(self) -> None:
+        if self.probes is not None and not isinstance(self.probes, Mapping):
+            raise ConfigError(
+                "probes have no names",
+                found=repr(self.probes)[:200],
+                fix='give a dict, e.g. {"height": headrace.Probe.attribute("height")}',
+            )
         for name, probe in (self.probes or {}).items():
             if not isinstance(probe, Probe):
                 raise ConfigError(
@@ -85,12 +112,9 @@ class Options:
                     found=repr(probe)[:200],
                     fix=f'give e.g. {{"{name}": headrace.Probe.attribute("{name}")}}',
                 )
-        if self.on_fault not in ("replace", "raise"):
-            raise ConfigError("on_fault is unknown", found=self.on_fault, fix='take "replace" or "raise"')
-        _ = self.mode
 
     def _refuse_what_needs_workers(self) -> None:
-        needs = {"threads_per_worker": ("auto", 1), "here": ("auto", 0), "log_path": (None,)}
+        needs = {"threads_per_worker": ("auto", 1), "here": ("auto", 0), "log_path": (None,), "shared": (True,)}
         for name, idle in needs.items():
             value = getattr(self, name)
             if value not in idle:
@@ -133,6 +157,20 @@ def _check_count(name: str, value: object, at_least: int) -> None:
             expected=f'"auto", or a whole number from {at_least}',
             found=repr(value),
             fix=f'give {name} as a whole number, or "auto"',
+        )
+
+
+def _check_observation_mode(mode: object) -> None:
+    if isinstance(mode, tuple):
+        if len(mode) != 2 or not all(isinstance(space, spaces.Space) for space in mode):
+            raise ConfigError(
+                "observation_mode is no pair of spaces",
+                found=f"{mode!r}"[:200],
+                fix="give (batched space, space of one environment)",
+            )
+    elif mode not in ("same", "different"):
+        raise ConfigError(
+            "observation_mode is unknown", found=repr(mode)[:200], fix='take "same", "different", or two spaces'
         )
 
 

@@ -140,7 +140,7 @@ class Pool:
 
     def close(self, timeout_s: float) -> None:
         """See `Backend.close`."""
-        del self.slab
+        vars(self).pop("slab", None)  # it is gone already if an interrupt has broken off the last attempt
         self.crew.close(timeout_s)
 
     def pids(self) -> dict[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from headrace.vector.signals import fence
+from headrace.ipc.fences import fence
 
 _ASLEEP, _TOLD = range(2)
 

@@ -7,15 +7,16 @@ there when its successor turns out to be no observation. `settle` turns what ``s
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from headrace.vector.faults import Problem, broken_contract, not_finite
+from headrace.vector.faults import Problem, broken_contract, not_finite, text_of
 from headrace.vector.spaces import Layout, Part
 
 _FLAGS = frozenset({bool, np.bool_})
@@ -23,6 +24,8 @@ _NUMBERS = frozenset({float, int, np.float64, np.float32, np.int64, np.int32})
 
 Returned = tuple[Any, Any, Any, Any, Any]
 """Observation, reward, terminated, truncated, info."""
+
+_Found = TypeVar("_Found")
 
 
 class _Doubt(Exception):
@@ -61,7 +64,7 @@ class Rows:
         self.check_finite = check_finite
         self._cast = cast
         # [2 * num_envs * first, ...]: rows laid end to end, which `np.concatenate` fills fastest.
-        self._joined = [array.reshape(-1, *array.shape[2:]) if array.ndim > 1 else array for array in self.arrays]
+        self._joined = [_joined(array) for array in self.arrays]
         self._only = layout.arrays[0] if layout.single and layout.arrays else None
 
     @classmethod
@@ -94,7 +97,7 @@ class Rows:
                 self._check_nodes(values)
                 for place, part in enumerate(self.layout.arrays):
                     self._write_leaf(place, part, where, [part.of(value) for value in values])
-        except (_Doubt, AttributeError, KeyError, IndexError, TypeError, ValueError):
+        except Exception:  # noqa: BLE001 - a value may do anything when it is looked at; one by one it has an owner
             return False
         return True
 
@@ -185,17 +188,23 @@ class Rows:
             given = part.of(value)
             try:
                 found = np.asarray(given)
-            except (TypeError, ValueError, RuntimeError):
+            except Exception:  # noqa: BLE001 - a value may do anything when it is looked at
                 found = np.array(None)
             fits = self._cast or _is_exact(part, given)
             if not fits or found.shape != part.shape or not np.can_cast(found.dtype, part.dtype, "same_kind"):
                 expected = f"{part.dtype} of shape {part.shape}"
                 described = _describe(found if fits and found.dtype != object else given)
                 return broken_contract(phase, part.path, expected, described)
-            array[row] = found
-            if self.check_finite and part.dtype.kind in "fc" and not np.isfinite(found).all():
-                return not_finite(phase, part.path, _first_non_finite(found))
+            with np.errstate(over="ignore", invalid="ignore"):  # infinity is found by what follows
+                array[row] = found
+            if self.check_finite and part.dtype.kind in "fc" and not np.isfinite(array[row]).all():
+                return not_finite(phase, part.path, _first_non_finite(found, np.asarray(array[row])))
         return None
+
+
+def _joined(array: NDArray[Any]) -> NDArray[Any]:
+    """Rows laid end to end; not by ``reshape(-1, ...)``, which cannot tell how many rows of no numbers there are."""
+    return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:]) if array.ndim > 1 else array
 
 
 def _all_finite(array: NDArray[Any]) -> bool:
@@ -229,9 +238,11 @@ def _describe(value: Any) -> str:
     return f"{type(value).__name__} {value!r}"[:200]
 
 
-def _first_non_finite(array: NDArray[Any]) -> str:
-    place = np.unravel_index(int(np.isfinite(array).argmin()), array.shape)
-    return f"{array[place]} at index {tuple(int(i) for i in place)}"
+def _first_non_finite(given: NDArray[Any], stored: NDArray[Any]) -> str:
+    """What was given at the first place where that is not finite as it is stored."""
+    place = np.unravel_index(int(np.isfinite(stored).argmin()), stored.shape)
+    text = f"{given[place]} at index {tuple(int(i) for i in place)}"
+    return f"{text}, which {stored.dtype} cannot hold" if np.isfinite(given[place]) else text
 
 
 @dataclass(slots=True)
@@ -270,9 +281,20 @@ def settle(
             return _settle_each(rows, where, returned, resets)
     if not rows.try_write(where, observations):
         return _settle_each(rows, where, returned, resets)
-    for part in rows.layout.objects:
-        settled.objects.append([part.of(observation) for observation in observations])
+    if rows.layout.objects:
+        try:
+            settled.objects = _objects(rows.layout, observations)
+        except Exception:  # noqa: BLE001 - as above
+            return _settle_each(rows, where, returned, resets)
     return settled
+
+
+def _objects(layout: Layout, observations: Sequence[Any]) -> list[list[Any]]:
+    """Parts that are no arrays, a list per leaf. Nothing else tells whether what is found there is such a part at all."""
+    for path, keys, space in layout.nodes:
+        if any(_wrong_node(path, keys, space, observation, "") for observation in observations):
+            raise _Doubt
+    return [[part.of(observation) for observation in observations] for part in layout.objects]
 
 
 def _columns(rows: Rows, returned: Sequence[Any]) -> tuple[Settled, Sequence[Any]]:
@@ -299,7 +321,7 @@ def _check_finals(
     checked = list(returned)
     for place, info in infos.items():
         if "final_obs" in info:
-            problem = rows.write(where[place], info["final_obs"], "step")
+            problem = _checked(rows.write, where[place], info["final_obs"], "step")
             if problem is not None:
                 checked[place] = problem
     return checked
@@ -314,27 +336,29 @@ def _settle_each(
     settled = Settled(rewards, *flags)
     settled.objects = [[None] * count for _ in rows.layout.objects]
     for place, (row, one) in enumerate(zip(where, returned, strict=True)):
-        found = one if isinstance(one, Problem) else _looked_at(rows, row, one, "reset" if place in resets else "step")
+        phase = "reset" if place in resets else "step"
+        found = one if isinstance(one, Problem) else _checked(partial(_settle_one, rows), row, one, phase)
         if isinstance(found, Problem):
             settled.problems[place] = found
             continue
-        observation, rewards[place], flags[0][place], flags[1][place], info = found
+        objects, rewards[place], flags[0][place], flags[1][place], info = found
         if info:
             settled.infos[place] = info
-        for column, part in zip(settled.objects, rows.layout.objects, strict=True):
-            column[place] = part.of(observation)
+        for column, value in zip(settled.objects, objects, strict=True):
+            column[place] = value
     return settled
 
 
-def _looked_at(rows: Rows, row: int, returned: Any, phase: str) -> Returned | Problem:
+def _checked(check: Callable[[int, Any, str], _Found | Problem], row: int, value: Any, phase: str) -> _Found | Problem:
+    """What a check of something finds, or that it cannot even be looked at."""
     try:
-        return _settle_one(rows, row, returned, phase)
+        return check(row, value, phase)
     except Exception as error:  # noqa: BLE001 - what was returned may do anything when it is looked at
-        found = f"{type(error).__name__}: {error}"
-        return broken_contract(phase, f"what {phase}() returned", "plain numbers, arrays and a dict", found)
+        return broken_contract(phase, f"what {phase}() returned", "plain numbers, arrays and a dict", text_of(error))
 
 
 def _settle_one(rows: Rows, row: int, returned: Any, phase: str) -> Returned | Problem:
+    """The same as plain values, and instead of the observation, which is laid down, its parts that are no arrays."""
     if not isinstance(returned, tuple | list) or len(returned) != 5:
         expected = "observation, reward, terminated, truncated, info"
         return broken_contract(phase, "what step() returned", expected, _describe(returned))
@@ -356,7 +380,9 @@ def _settle_one(rows: Rows, row: int, returned: Any, phase: str) -> Returned | P
     if rows.finals and "final_obs" in info:
         problem, phase = rows.write(row, info["final_obs"], phase), "reset"
     problem = problem or rows.write(row, observation, phase)
-    return problem if problem is not None else (observation, number, ends[0], ends[1], dict(info))
+    if problem is not None:
+        return problem
+    return [part.of(observation) for part in rows.layout.objects], number, ends[0], ends[1], dict(info)
 
 
 def _number(value: Any) -> float | None:

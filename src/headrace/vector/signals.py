@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import threading
 from collections.abc import Mapping
 from typing import Self
 
@@ -100,10 +99,3 @@ class Waiter:
     def wait(self, timeout_s: float) -> list[tuple[int, int]]:
         """Descriptors that are readable, or whose other end is gone, with the events seen; also none, after a day."""
         return self._poller.poll(max(0.0, min(timeout_s, LONGEST_S)) * 1000.0)
-
-
-def fence() -> None:
-    """Order memory: what was written before is visible to other processes before anything that is read after."""
-    lock = threading.Lock()  # a new one, so never held: taking it is one atomic instruction
-    lock.acquire(blocking=False)
-    lock.release()

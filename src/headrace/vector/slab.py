@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.ipc.fences import WEAKLY_ORDERED, fence
 from headrace.ipc.shm import SharedBlock
 from headrace.vector.rest import Rest
-from headrace.vector.signals import fence
 from headrace.vector.spaces import Layout
 
 _ALIGN = 64
@@ -171,6 +171,8 @@ class Mailbox:
         """Ask these, in this order; the questions themselves are in the slab. Whether the worker has to be woken."""
         ordered = self._numbers[_ORDERED]
         _put(self._orders, ordered, ids)
+        if WEAKLY_ORDERED:  # here and where it is read: whoever has seen the number sees the questions
+            fence()
         self._numbers[_ORDERED] = ordered + len(ids)
         return self.rest.needs_waking()
 
@@ -207,7 +209,9 @@ class Mailbox:
         return self._numbers[_COMPLETED]
 
     def answers(self, start: int, end: int) -> NDArray[np.int64]:
-        """Who gave the answers from ``start`` on, before ``end``, counted from 0."""
+        """Who gave the answers from ``start`` on, before ``end``, counted from 0; ``end`` was read from `completed`."""
+        if WEAKLY_ORDERED:  # as in `order`
+            fence()
         return _get(self._answers, start, end)
 
     def interrupt(self, number: int) -> None:
@@ -218,12 +222,17 @@ class Mailbox:
 
     def orders(self, start: int) -> NDArray[np.int64]:
         """Who is asked, from question ``start`` on, counted from 0."""
-        return _get(self._orders, start, self._numbers[_ORDERED])
+        ordered = self._numbers[_ORDERED]
+        if WEAKLY_ORDERED:
+            fence()
+        return _get(self._orders, start, ordered)
 
     def answer(self, ids: Sequence[int]) -> bool:
         """These have answered; whether the parent is to be woken."""
         completed = self._numbers[_COMPLETED]
         _put(self._answers, completed, ids)
+        if WEAKLY_ORDERED:
+            fence()
         self._numbers[_COMPLETED] = completed + len(ids)
         fence()
         return completed < self._numbers[_WAKE_AT] <= completed + len(ids)
@@ -232,6 +241,8 @@ class Mailbox:
         """The same for one environment."""
         completed = self._numbers[_COMPLETED]
         self._answer_numbers[completed % self.room] = env
+        if WEAKLY_ORDERED:
+            fence()
         self._numbers[_COMPLETED] = completed + 1
         fence()
         return completed + 1 == self._numbers[_WAKE_AT]
@@ -248,19 +259,22 @@ class Mailbox:
 
     def note_heard(self) -> None:
         """One more `Abandon` was heard, and done if there was something to do."""
+        fence()  # whoever sees the number sees what was done
         self._numbers[_HEARD] += 1
 
     @property
     def heard(self) -> int:
-        """How many were heard."""
-        return self._numbers[_HEARD]
+        """How many were heard; what was done for them may be looked at."""
+        heard = self._numbers[_HEARD]
+        fence()
+        return heard
 
     def close(self) -> None:
-        """Give the memory back. Views that somebody else has keep it alive."""
+        """Give the memory back; again is harmless. Views that somebody else has keep it alive."""
         self.rest.close()
         for view in (self._numbers, self.marks, self.phases, self.left_alone, self._answer_numbers):
             view.release()
-        del self._orders, self._answers
+        self._orders = self._answers = np.zeros(0, np.int64)
         self._block.close()
 
 

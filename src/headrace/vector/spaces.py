@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 
-from headrace.core.errors import VectorMisused
+from headrace.core.errors import HeadraceError, VectorMisused
 
 Space = spaces.Space[Any]
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -147,14 +147,16 @@ class ActionCodec:
         Raises:
             VectorMisused: The number, a shape or a dtype does not fit.
         """
-        if self.as_objects:
-            items = self._items(actions)
-            if len(items) != count:
-                raise _wrong_count(len(items), count)
-            return [], items
         try:
+            if self.as_objects:
+                items = self._items(actions)
+                if len(items) != count:
+                    raise _wrong_count(len(items), count)
+                return [], items
             columns = [self._column(part, part.of(actions), count) for part in self.layout.arrays]
-        except (KeyError, IndexError, TypeError) as error:
+        except HeadraceError:
+            raise
+        except Exception as error:  # noqa: BLE001 - what was given may do anything when it is looked at
             raise VectorMisused(
                 "the actions have not the structure of the action space",
                 expected=self._batched,

@@ -67,7 +67,8 @@ class Split:
 
     def close(self, timeout_s: float) -> None:
         """See `Backend.close`."""
-        del self.slab, self.serial.slab
+        for holder in (self, self.serial):
+            vars(holder).pop("slab", None)  # it is gone already if an interrupt has broken off the last attempt
         try:
             self.pool.close(timeout_s)
         finally:

@@ -17,6 +17,7 @@ from headrace.ipc.child import ChildContext
 from headrace.vector.confined import Confined
 from headrace.vector.desk import Batch, Desk, copy_facts
 from headrace.vector.faults import Interrupted, Problem, from_exception
+from headrace.vector.instances import twice
 from headrace.vector.messages import (
     Abandon,
     Assignment,
@@ -240,6 +241,10 @@ class _Worker:
             self._seats.send(NotBuilt(*problem))
             return False
         made: list[Any] = [body.env for body in bodies.values()]
+        found_twice = twice(dict(zip(bodies, made, strict=True)))
+        if found_twice is not None:
+            self._seats.send(NotBuilt(*found_twice))
+            return False
         groups: list[tuple[Any, Any, list[int]]] = []
         for index, env in zip(bodies, made, strict=True):
             for observation, action, ids in groups:

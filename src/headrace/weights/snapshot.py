@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from headrace.core.arrays import CACHE_LINE, aligned
 from headrace.core.errors import SnapshotCorrupt
+from headrace.ipc.fences import fence
 
 PLACES = 4
 _HEADER_BYTES = 64
@@ -105,14 +106,17 @@ class Snapshots:
         place = version % PLACES
         mark = self._marks[place]
         mark[0] = -1
+        fence()  # here and below: whoever sees a number sees what was written before it
         for name, view in self._views[place].items():
             np.copyto(view, arrays[name], casting="no")
         mark[1] = zlib.crc32(self._payloads[place].data)
+        fence()
         mark[0] = version
         return version, int(mark[1])
 
     def show(self, version: int) -> None:
         """Make a version that is prepared the newest one."""
+        fence()
         self._latest[0] = version
 
     def newest(self) -> tuple[dict[str, NDArray[Any]], int]:
@@ -168,8 +172,10 @@ class SnapshotReader:
         for _ in range(_RETRIES):
             wanted = source.version
             place = wanted % PLACES
+            fence()
             before = source.mark(place)
             source.copy_payload(place, self._spare)
+            fence()
             if before[0] == wanted and source.mark(place) == before and zlib.crc32(self._spare.data) == before[1]:
                 self._payload, self._spare = self._spare, self._payload
                 self.arrays = source.layout.views(self._payload)
