@@ -157,7 +157,9 @@ def test_whoever_ends_the_command_ends_what_it_has_started(
     (tmp_path / "scratch").mkdir()
     config = LanguageRun.open(tmp_path / "run").read_rl_config()
     env = config.env.model_copy(update={"name": None, "factory": "hanging_game:Hangs"})
-    (tmp_path / "run" / "config.toml").write_text(dump_toml(config.model_copy(update={"env": env})))
+    deadlines = config.deadlines.model_copy(update={"env_s": 1000.0})  # or it would end itself
+    told = dump_toml(config.model_copy(update={"env": env, "deadlines": deadlines}))
+    (tmp_path / "run" / "config.toml").write_text(told)
     command = [sys.executable, Path(sys.executable).with_name("headrace"), "eval", "run"]
     output, environ = tmp_path / "output", {**os.environ, "TMPDIR": str(tmp_path / "scratch")}
     with output.open("wb") as file:
