@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,15 @@ class Launches:
     path: Path = Path()
     """Of the last run."""
 
-    def run(self, *, cast: Cast | None = None, steps: int = 3, on_line: Any = None, **told: Any) -> dict[str, Any]:
+    def run(
+        self,
+        *,
+        cast: Cast | None = None,
+        steps: int = 3,
+        on_line: Any = None,
+        on_turn: Callable[[], None] = lambda: None,
+        **told: Any,
+    ) -> dict[str, Any]:
         """A run in which ``who`` does ``fault`` ``at`` a step; other keys are settings, with ``__`` for the dot."""
         kwargs = {name: told.pop(name) for name in ("who", "fault", "at", "once") if name in told}
         settings = {name.replace("__", "."): value for name, value in told.items()}
@@ -59,7 +67,7 @@ class Launches:
                 if on_line is not None:
                     on_line(line)
 
-            return launch(what, see)
+            return launch(what, see, on_turn)
 
     def texts(self, weight: str | None = None) -> list[str]:
         """What was shown of the last run, with the component before each."""

@@ -101,6 +101,7 @@ class Part:
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def _leave(self) -> None:
+        os.write(1, b"last words")  # and no line break
         os._exit(0)
 
     def _fail(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import select
 import signal
 import subprocess
@@ -188,3 +189,62 @@ def test_interrupt_at_the_prompt_of_a_replay_ends_the_line_and_not_the_session(t
         out, err = process.communicate("print('still at', learner.updates)\n", timeout=LIMIT_S)
         assert "still at 2" in out, err
         assert process.returncode == 0
+
+
+TWICE = """
+import signal, sys
+sys.argv = ["headrace", "list"]
+import headrace.cli.early as early
+from headrace.cli import main, unheard
+
+def command(commands, ctx):
+    early.hand_over()
+    {command}
+
+def meddled(*told):
+    if not left:
+        setattr(unheard, "{where}", former)
+        signal.raise_signal(signal.SIGINT)
+    else:
+        left.pop()
+    former(*told)
+
+left = [None] * {after}
+former = unheard.{where}
+unheard.{where} = meddled
+main.Commands.invoke = command
+main.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "where", "after"),
+    [("raise KeyboardInterrupt", "complain", 0), ("raise KeyboardInterrupt", "hurry", 0), ("return 0", "finish", 1)],
+    ids=["as it is told", "before it is told", "when all is done"],
+)
+def test_no_traceback_where_it_is_interrupted_at_its_very_end(command, where, after):
+    program = TWICE.format(command=command, where=where, after=after)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "interrupted")
+
+
+def test_a_bar_that_is_left_at_once_gives_the_cursor_back(monkeypatch):
+    program = (
+        "import signal, sys; sys.argv[0] = 'headrace'; import headrace.cli.early\n"
+        "from headrace.cli.bars import bar\n"
+        "with bar() as drawn:\n"
+        "    drawn.add_task('replaying', total=9); drawn.refresh()\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+    )
+    monkeypatch.setenv("TERM", "xterm")
+    master, slave = pty.openpty()
+    try:
+        done = subprocess.run([sys.executable, "-c", program], stderr=slave, timeout=LIMIT_S, check=False)
+        drawn = os.read(master, 1 << 16)
+        assert (done.returncode, drawn[-13:]) == (130, b"interrupted\r\n")
+        assert drawn.rindex(b"\x1b[?25h") > drawn.rindex(b"\x1b[?25l")
+    finally:
+        os.close(slave)
+        os.close(master)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.envs.text.building import build_text_environment
+from headrace.ipc.channel import Deadline, poll_fds
 from headrace.llm import evaluating
 from headrace.llm.config import RLConfig
 from headrace.llm.evaluating import chosen, evaluate_run
@@ -21,6 +26,7 @@ from headrace.llm.payloads import TwinPayload
 from headrace.llm.twin import twin
 from headrace.runtime.config import dump_toml
 from language_support import RUN_ID, child, prepare, tiny_config
+from supervise_support import LIMIT_S, wait_until_gone
 
 pytestmark = pytest.mark.process
 
@@ -126,6 +132,66 @@ def test_an_environment_that_does_not_come_back_ends_it_by_name(
     assert told.startswith("[SUP-002] the evaluation was ended: step of hanging_game:Hangs for problem ")
     assert "did not come back within 5 s; stuck in: hanging_game.py:8 in step" in told
     assert "\n  fix: " in told
+
+
+HANGS_WITH_A_HELPER = """
+import os, subprocess
+from pathlib import Path
+from headrace.envs.text.wordle import WordleEnvironment
+
+class Hangs(WordleEnvironment):
+    def step(self, problem, transcript):
+        helper = subprocess.Popen(["sleep", "1000"])
+        Path("pids").write_text(f"{os.getpid()} {helper.pid}\\n")
+        reader, writer = os.pipe()  # nobody writes
+        return os.read(reader, 1)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.table)])
+def test_whoever_ends_the_command_ends_what_it_has_started(
+    played: tuple[Path, dict[int, dict[str, float]]], tmp_path: Path, number: signal.Signals
+) -> None:
+    shutil.copytree(played[0], tmp_path / "run")
+    (tmp_path / "hanging_game.py").write_text(HANGS_WITH_A_HELPER)
+    (tmp_path / "scratch").mkdir()
+    config = LanguageRun.open(tmp_path / "run").read_rl_config()
+    env = config.env.model_copy(update={"name": None, "factory": "hanging_game:Hangs"})
+    deadlines = config.deadlines.model_copy(update={"env_s": 1000.0})  # or it would end itself
+    told = dump_toml(config.model_copy(update={"env": env, "deadlines": deadlines}))
+    (tmp_path / "run" / "config.toml").write_text(told)
+    command = [sys.executable, Path(sys.executable).with_name("headrace"), "eval", "run"]
+    output, environ = tmp_path / "output", {**os.environ, "TMPDIR": str(tmp_path / "scratch")}
+    with output.open("wb") as file:
+        process = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=file, stderr=file)
+    evaluating, helper = pids_in(tmp_path / "pids", process)
+    process.send_signal(number)
+    assert process.wait(LIMIT_S) == (130 if number == signal.SIGINT else -number), output.read_text()
+    if number == signal.SIGINT:
+        assert output.read_text().strip() == "interrupted"
+        assert list((tmp_path / "scratch").iterdir()) == []
+        wait_until_gone([evaluating, helper])
+    else:  # nobody is left who could end what the environment has started, nor tidy up
+        os.kill(helper, signal.SIGKILL)
+        wait_until_gone([evaluating])
+
+
+def pids_in(file: Path, process: subprocess.Popen[bytes]) -> list[int]:
+    """What the environment has written, once it hangs."""
+    deadline = Deadline(LIMIT_S)
+    while not (file.exists() and file.read_text().endswith("\n")):
+        assert not deadline.passed
+        assert process.poll() is None
+        poll_fds({}, 0.02)
+    return [int(pid) for pid in file.read_text().split()]
+
+
+@pytest.mark.parametrize("module", ["trying", pytest.param("evaluating", marks=pytest.mark.table)])
+def test_a_guarded_program_does_not_outlive_who_has_started_it(module: str, tmp_path: Path) -> None:
+    nobody = "0"
+    command = [sys.executable, "-m", f"headrace.llm.{module}", "none", str(tmp_path), "{}", nobody]
+    ended = subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False)
+    assert (ended.returncode, ended.stderr) == (1, b"")
 
 
 def test_it_tells_rate_and_interval(

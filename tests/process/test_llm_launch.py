@@ -19,6 +19,7 @@ from headrace.llm.launch.launcher import launch
 from headrace.llm.launch.place import read_endpoints
 from headrace.llm.launch.starting import begin
 from headrace.llm.loading import load_rl_config
+from headrace.runtime.rundir import RunDirectory
 from headrace.supervision.supervisor import Supervisor
 from llm_launch_support import Launches, launches, llm_server
 from llm_stand_ins import SAVING, TARGETS
@@ -125,6 +126,9 @@ def test_whoever_cannot_be_replaced_ends_the_run_by_name(launches, who, fault, a
     assert words in summary["error"]
     repeats = fault == "refuse"  # its last lines are that very error
     assert (f"\n  last lines of {who}: \n    " in summary["error"]) is not repeats
+    if fault == "leave":
+        shown = launches.texts()
+        assert shown.index(f"{who}: last words") < shown.index(f"{who}: {who} exit code 0")
     assert_left_in_order(launches, summary)
 
 
@@ -168,6 +172,21 @@ def test_output_without_end_holds_nobody_up(launches):
     assert summary["outcome"] == "completed"
     assert "line 19999 " in (launches.path / "logs" / "inference.log").read_text()
     assert any("more than can be shown here" in text for text in launches.texts("log"))
+
+
+def test_an_interrupt_after_its_end_does_not_cost_a_run_its_summary(launches, monkeypatch):
+    written = RunDirectory.write_summary
+
+    def write(place, summary):
+        signal.raise_signal(signal.SIGINT)
+        written(place, summary)
+
+    monkeypatch.setattr(RunDirectory, "write_summary", write)
+    turns = []
+    summary = launches.run(steps=1, on_turn=lambda: turns.append(len(launches.lines)))
+    assert (summary["outcome"], summary["exit_code"]) == ("completed", 0)
+    assert_left_in_order(launches, summary)
+    assert turns[0] < turns[-1], "while it goes on, and not only before or after it"
 
 
 def test_an_interrupt_ends_in_order_and_the_trainer_saves(launches):

@@ -18,6 +18,7 @@ import headrace
 from headrace.core.clock import MonotonicClock
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.runtime.progress import Progress
+from headrace.runtime.rundir import RunDirectory
 from headrace.supervision.spec import BecameReady, Event, Reported, Started
 from headrace.supervision.supervisor import Supervisor
 from run_support import assert_books, assert_gapless, events, summary
@@ -141,12 +142,20 @@ def test_interrupted_in_the_final_evaluation(runs, interruption):
     assert run.summary["weights_sha256"]
 
 
-def test_interrupted_twice_ends_at_once(runs, interruption):
+def test_interrupted_twice_ends_at_once_and_a_third_time_costs_no_summary(runs, interruption, monkeypatch):
+    written = RunDirectory.write_summary
+
+    def write(place, told):
+        signal.raise_signal(signal.SIGINT)
+        written(place, told)
+
+    monkeypatch.setattr(RunDirectory, "write_summary", write)
     interruption.at(is_report("metrics"), signal.SIGINT)
     interruption.at(lambda _: True, signal.SIGINT)
     run = runs.train(ENV, **FOR_EVER)
     assert interruption.since_s < SOON_S
     assert run.summary["exit_code"] == 130
+    assert summary(run.path)["exit_code"] == 130
     assert_books(run)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli.main import main
 from headrace.ipc.channel import Deadline, poll_fds
+from headrace.monitor.logsession import LogSession
 from headrace.monitor.reader import read_run
 from headrace.runtime.rundir import RunDirectory
 from resume_support import PastRun
@@ -113,6 +116,34 @@ def test_what_is_lost_on_a_full_disk_is_told(past, tmp_path):
     assert (found.returncode, found.stderr) == (1, "what was to be printed is lost: No space left on device\n")
 
 
+@pytest.mark.parametrize(
+    "words", ["{run}", "{run} --once", "{run} --json", "--log-file log --once", "--log-file log --once --json"]
+)
+def test_what_a_watch_loses_on_a_full_disk_is_told(past, tmp_path, monkeypatch, capsys, words):
+    """It has the signals, as a run has, and goes on for nobody."""
+    monkeypatch.chdir(tmp_path)
+    Path("log").write_text("step 1 loss 0.5\n")
+    with Path("/dev/full").open("r+b", buffering=0) as file:
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file, "utf-8", write_through=True))
+        with pytest.raises(SystemExit) as left:
+            main(["monitor", *words.format(run=past).split()])
+    assert left.value.code == 1
+    assert capsys.readouterr().err == "what was to be printed is lost: No space left on device\n"
+
+
+def test_a_watch_that_is_interrupted_waits_for_nobody(tmp_path, monkeypatch):
+    def follow(*_):
+        signal.raise_signal(signal.SIGINT)
+        return iter(())
+
+    monkeypatch.setattr(LogSession, "follow", follow)
+    with full() as stdout, os.fdopen(os.dup(stdout), "wb", buffering=0) as file:
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file, "utf-8", write_through=True))
+        with pytest.raises(SystemExit) as left:
+            main(["monitor", "--log-file", str(tmp_path / "log")])
+    assert left.value.code == 130
+
+
 @pytest.mark.parametrize("quiet", [(), ("--quiet",)])
 def test_a_reader_who_stands_still_holds_no_supervisor_up(tmp_path, quiet):
     """Ctrl-S, a pager that waits for a key, a connection that is stuck."""
@@ -125,12 +156,15 @@ def test_a_reader_who_stands_still_holds_no_supervisor_up(tmp_path, quiet):
 
 def test_an_interrupt_ends_a_command_that_waits_for_its_end_to_be_read(tmp_path):
     with full() as stdout, Command(tmp_path, FAILS, stdout=stdout) as command:
-        command.until("ended", "supervisor")
         deadline = Deadline(LIMIT_S)
-        while command.process.poll() is None and not deadline.passed:
-            command.process.send_signal(signal.SIGINT)  # the first ones may still be counted by the run
+        while "exited with code 4" not in command.output():  # what went wrong is told before anybody reads how it ended
+            assert not deadline.passed
+            poll_fds({}, 0.02)
+        while "interrupted\n" not in command.output() and not deadline.passed:
+            command.process.send_signal(signal.SIGINT)
             poll_fds({}, 0.05)
-        assert command.ended() in {130, -signal.SIGINT}, "the latter where one comes as Python itself is leaving"
+        assert command.ended() == 130
+        assert "Traceback" not in command.output()
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])

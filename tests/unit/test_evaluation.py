@@ -130,6 +130,20 @@ def test_what_is_drawn_first_makes_its_folder(tmp_path):
             assert drawn.n_frames == 2
 
 
+def test_what_was_drawn_before_stays_until_all_of_the_new_is_there(tmp_path, monkeypatch):
+    place = tmp_path / "newest.gif"
+    place.write_bytes(b"before")
+
+    def leave(*_):
+        assert place.read_bytes() == b"before"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("headrace.core.files.os.fsync", leave)
+    with pytest.raises(KeyboardInterrupt):
+        _write_gif([np.zeros((4, 4, 3), np.uint8)], place)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"before"]
+
+
 def test_what_is_drawn_and_cannot_be_written_is_told(tmp_path):
     (tmp_path / "renders").write_bytes(b"no folder")
     with pytest.raises(RunDirectoryError, match="cannot be written to"):

@@ -93,6 +93,26 @@ def test_what_is_told_of_a_component_is_in_its_log_and_is_not_read_from_there(tm
     assert tail(log, 0) == ["printed", "hal", "f"]  # the last words of a component are its own
 
 
+def test_the_last_words_of_a_component_are_shown_though_it_has_not_ended_the_line(tmp_path):
+    log = tmp_path / "a.log"
+    follower = LogFollower({"a": log})
+    log.write_text("last words")
+    follower.write("a", "it is late")  # which ends the line in the file, and not in what is shown
+    assert list(follower.lines()) == []
+    assert list(follower.lines("a", "supervisor")) == [("a", "last words")]
+    follower.write("a", "it has died, and begins again")
+    with log.open("a") as file:
+        file.write("of another one\n")
+    assert list(follower.lines("a")) == [("a", "of another one")]
+
+
+def test_the_last_words_after_a_flood_are_shown_too(tmp_path):
+    log = tmp_path / "a.log"
+    follower = LogFollower({"a": log})
+    log.write_text(f"{'x' * 99}\n" * 4_000 + "last words")
+    assert list(follower.lines("a"))[-1] == ("a", "last words")
+
+
 def test_what_was_written_within_a_stretch_that_is_skipped_or_read_in_turns_is_not_shown(tmp_path):
     log = tmp_path / "a.log"
     follower = LogFollower({"a": log})

@@ -92,6 +92,25 @@ def test_no_step_is_tried_on_a_server_that_others_may_use(tmp_path, monkeypatch)
     assert list(tmp_path.iterdir()) == []
 
 
+def ended(outcome):
+    """The summary of a run that made no step."""
+    return {"outcome": outcome, "error": None, "steps": 0, "books": None, "policy_version": None}
+
+
+def test_whoever_interrupts_the_one_step_means_the_check(tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.llm.preflight.launch", lambda *_: ended("interrupted"))
+    with pytest.raises(KeyboardInterrupt):
+        tried("one step", lambda: check_step(config(), tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_has_made_no_step_is_no_sign_that_it_can_be_started(tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.llm.preflight.launch", lambda *_: ended("completed"))
+    (found,) = check_step(config(), tmp_path)
+    assert found.verdict is Verdict.FAILED
+    assert found.text.startswith("the run ended without a step of the trainer: completed after ")
+
+
 def need(**settings):
     made = config(**settings)
     return memory_of(made, ModelSize.of(made.model))

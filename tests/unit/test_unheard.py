@@ -10,16 +10,19 @@ import select
 import signal
 import sys
 import termios
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import click
 import pytest
 
-from headrace.cli.unheard import Outlet, conclude, going_on, never_waiting, nobody_reads, outlets
+from headrace.cli.drawing import showing
+from headrace.cli.unheard import Outlet, conclude, finish, going_on, never_waiting, nobody_reads, outlets, pass_on
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.runtime.interrupts import Interrupts
+from headrace.runtime.progress import Progress
 
 LINE = b"x" * 99 + b"\n"
 
@@ -122,6 +125,28 @@ def test_what_is_kept_is_bounded_and_what_was_left_out_is_said_where_it_is_missi
     assert pipe.read() == LINE * count + b"(7 lines were left out here: nobody read on)\nlast\n"
 
 
+class Handover:
+    """A lock of which somebody takes advantage in the moment before it is let go."""
+
+    def __init__(self, before: Callable[[], None]) -> None:
+        self._lock, self._before = threading.Lock(), [before]
+
+    def acquire(self, *, blocking: bool) -> bool:
+        return self._lock.acquire(blocking=blocking)
+
+    def release(self) -> None:
+        if self._before:
+            self._before.pop()()
+        self._lock.release()
+
+
+def test_what_another_thread_could_only_keep_is_handed_over_at_once(make):
+    pipe = make()
+    pipe.outlet._at_it = Handover(lambda: pipe.outlet.write(b"another\n"))
+    pipe.outlet.write(b"one\n")
+    assert pipe.read() == b"one\nanother\n"
+
+
 def test_what_was_left_out_at_the_very_end_is_said_too(make):
     pipe = make()
     pipe.outlet._left_out = 1
@@ -192,9 +217,25 @@ def shown(master: int, count: int) -> bytes:
     return found
 
 
-def test_a_terminal_whose_output_is_stopped_holds_nobody_up():
+OPENS = pytest.mark.parametrize("opens", [True, False], ids=["opened once more", "only the shell's"])
+
+
+def outlet_of(slave: int, *, opens: bool) -> Outlet:
+    """That of a terminal, which somebody else may own (su), or which may have no name here (a container)."""
+    with pytest.MonkeyPatch.context() as patched:
+        if not opens:
+            patched.setattr(os, "open", refused)
+        return Outlet(slave)
+
+
+def refused(*_: object) -> int:
+    raise PermissionError
+
+
+@OPENS
+def test_a_terminal_whose_output_is_stopped_holds_nobody_up(opens):
     master, slave = pty.openpty()
-    outlet = Outlet(slave)
+    outlet = outlet_of(slave, opens=opens)
     try:
         assert os.get_blocking(slave), "its flags are also the shell's"
         outlet.write(b"seen")
@@ -211,14 +252,16 @@ def test_a_terminal_whose_output_is_stopped_holds_nobody_up():
         os.close(master)
 
 
-def test_a_terminal_that_nobody_reads_from_holds_nobody_up():
+@OPENS
+def test_a_terminal_that_nobody_reads_from_holds_nobody_up(opens):
     master, slave = pty.openpty()
-    outlet = Outlet(slave)
+    outlet = outlet_of(slave, opens=opens)
     try:
         with Interrupts():
             for _ in range(100):
                 outlet.write(LINE * 100)
         assert outlet._kept
+        assert os.get_blocking(slave), "its flags are also the shell's"
     finally:
         outlet.close()
         os.close(slave)
@@ -265,17 +308,53 @@ def test_the_view_of_a_run_waits_for_nobody_before_and_after_the_run_either(monk
     assert pipe.read() == b"one\ntwo\n"
 
 
-@pytest.mark.parametrize(("code", "kept"), [(130, False), (3, True)])
-def test_who_interrupted_a_run_is_not_kept_waiting_for_its_end_to_be_read(monkeypatch, make, code, kept, capsys):
+def test_what_found_no_room_is_shown_though_the_view_has_nothing_to_say_for_a_while(monkeypatch, make):
+    pipe, progress = make(), Progress(wall_s=1.0, env_steps=10, env_steps_target=None)
+    with os.fdopen(os.dup(pipe.writing), "wb", buffering=0) as file:
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file, "utf-8", write_through=True))
+        with outlets(), showing() as show, Interrupts():
+            show(progress)
+            pipe.fill()
+            click.echo("later")
+            pipe.read()
+            show(progress)
+            assert pipe.read().endswith(b"later\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "interrupted", "kept"), [(130, False, False), (3, False, True), (3, True, False)], ids=str
+)
+def test_who_interrupted_a_run_is_not_kept_waiting_for_its_end_to_be_read(monkeypatch, make, code, interrupted, kept):
+    """Also where it failed in the meantime."""
     pipe = make(reads_at=6)
     with os.fdopen(os.dup(pipe.writing), "wb", buffering=0) as file:
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file, "utf-8", write_through=True))
         pipe.fill()
         with outlets():
             sys.stdout.buffer._look = pipe.look
+            with Interrupts():
+                if interrupted:
+                    signal.raise_signal(signal.SIGINT)
+                pass_on()
             assert conclude("the end", {"exit_code": code, "error": "why"}) == code
+            finish()
     assert (pipe.read() == b"the end\n") is kept
-    assert capsys.readouterr().err == "why\n"
+
+
+def test_what_went_wrong_is_told_though_nobody_reads_the_end(monkeypatch, make, capsys):
+    pipe = make(reads_at=40)
+    with os.fdopen(os.dup(pipe.writing), "wb", buffering=0) as file:
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file, "utf-8", write_through=True))
+        pipe.fill()
+        with outlets():
+            sys.stdout.buffer._look = pipe.look
+            with Interrupts():
+                click.echo("x" * (1 << 18))
+            conclude("the end", {"exit_code": 3, "error": "why"})
+            assert capsys.readouterr().err == "why\n"
+            assert pipe.taken == b""
+            finish()
+    assert pipe.read().endswith(b"x\nthe end\n"), "however much was kept before it"
 
 
 def test_characters_that_the_locale_lacks_are_escaped(monkeypatch, tmp_path):

@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.unheard import going_on, never_waiting
+from headrace.cli.unheard import going_on, never_waiting, pass_on
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.runtime.progress import EvaluationPoint, Progress
 from headrace.telemetry.wording import amount
@@ -51,7 +51,13 @@ def make_view(*, terminal: bool | None = None) -> View:
 def showing() -> Iterator[Callable[[Progress], None]]:
     """Show the progress of a run while the block lasts, to whoever looks on; neither ends the run nor holds it up."""
     with never_waiting(), make_view() as view:
-        yield going_on(view.show)
+        show = going_on(view.show)
+
+        def shown(progress: Progress) -> None:
+            pass_on()  # what found no room before; the view may have nothing to say for a while
+            show(progress)
+
+        yield shown
 
 
 class LiveView:

@@ -15,10 +15,15 @@ import sys
 # Nothing else may be imported at run time: until the last line of this module Python would print a traceback.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType, TracebackType
+
+    Handler = Callable[[int, FrameType | None], None]
 
 INTERRUPTED = 130
 LINE = "interrupted"
+_WITHOUT_BAR = "\r\x1b[2K\x1b[?25h"
+"""Erases a line of a terminal, and shows the cursor."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -42,11 +47,20 @@ def is_the_command() -> bool:
 
 def leave_at_once(number: int, frame: FrameType | None) -> None:
     """Signal handler: say so, where somebody reads it, and leave; nothing in between can fail or wait."""
+    _leave(f"{LINE}\n")
+
+
+def leave_without_bar(number: int, frame: FrameType | None) -> None:
+    """Signal handler: as `leave_at_once`; nobody else would erase the bar, and show the cursor that it hides."""
+    _leave(f"{_WITHOUT_BAR}{LINE}\n")
+
+
+def _leave(text: str) -> None:
     try:
         waits = os.get_blocking(2)
         os.set_blocking(2, False)
         try:
-            os.write(2, f"{LINE}\n".encode())
+            os.write(2, text.encode())
         finally:
             os.set_blocking(2, waits)  # the terminal is also the shell's
     finally:
@@ -58,6 +72,9 @@ def raise_interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+_OURS = (leave_at_once, leave_without_bar, raise_interrupt)
+
+
 def guard() -> None:
     """Let both signals end the process at once from here on. Whoever ignores them (nohup) goes on ignoring them."""
     for number in _SIGNALS:
@@ -67,7 +84,13 @@ def guard() -> None:
 
 def guarded() -> bool:
     """Whether this process is the command: its signals are handled by this module."""
-    return any(signal.getsignal(number) in (leave_at_once, raise_interrupt) for number in _SIGNALS)
+    return any(signal.getsignal(number) in _OURS for number in _SIGNALS)
+
+
+def leave_from_here() -> None:
+    """What had to be ended in order has ended: where this process is the command, both signals end it at once again."""
+    if guarded():
+        guard()
 
 
 def hand_over() -> None:
@@ -77,19 +100,34 @@ def hand_over() -> None:
             signal.signal(number, raise_interrupt)
 
 
-class importing:  # noqa: N801 - reads like a verb where it is used, and contextlib would be an import
-    """While nothing is begun yet, and modules are imported that take long: as before `hand_over`."""
+class _Exchanged:
+    """While the block lasts, another handler in the place of one of ours."""
+
+    _exchange: tuple[Handler, Handler]
 
     def __enter__(self) -> None:
-        self._handed_over = [number for number in _SIGNALS if signal.getsignal(number) is raise_interrupt]
-        for number in self._handed_over:
-            signal.signal(number, leave_at_once)
+        ours, other = self._exchange
+        self._numbers = [number for number in _SIGNALS if signal.getsignal(number) is ours]
+        for number in self._numbers:
+            signal.signal(number, other)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number in self._handed_over:
-            signal.signal(number, raise_interrupt)
+        for number in self._numbers:
+            signal.signal(number, self._exchange[0])
+
+
+class importing(_Exchanged):  # noqa: N801 - reads like a verb where it is used, and contextlib would be an import
+    """While nothing is begun yet, and modules are imported that take long: as before `hand_over`."""
+
+    _exchange = raise_interrupt, leave_at_once
+
+
+class drawing_a_bar(_Exchanged):  # noqa: N801 - see `importing`
+    """While there is one on the terminal of standard error, and it hides the cursor: whoever leaves at once puts that right."""
+
+    _exchange = leave_at_once, leave_without_bar
 
 
 if is_the_command():

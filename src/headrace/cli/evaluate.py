@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from headrace.cli import early
 from headrace.cli.drawing import mean
 from headrace.cli.train import import_from_here
 from headrace.core.errors import ConfigError
@@ -45,7 +46,9 @@ def _evaluate_language_model(run: Path, episodes: int | None, version: int | Non
     from headrace.llm.evaluatingapart import evaluate_apart
     from headrace.llm.launch.place import LanguageRun
 
-    found = evaluate_apart(LanguageRun.open(run), episodes, version, lambda text: click.echo(text, err=True))
+    place = LanguageRun.open(run)
+    early.hand_over()  # a process is begun, and a folder
+    found = evaluate_apart(place, episodes, version, lambda text: click.echo(text, err=True))
     facts = found.facts()
     click.echo(
         f"policy version {found.version}: {found.win_rate:.1%} won ({facts['low']:.1%} to {facts['high']:.1%}), "

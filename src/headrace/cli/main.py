@@ -42,7 +42,7 @@ _COMMANDS = {
 }
 """Where each command is. It is imported when it is asked for: the others would only make it slow to answer."""
 _NOTHING_TO_END = frozenset({"eval", "list", "replay", "verify"})
-"""Commands that may be left at any moment, and import much while they run."""
+"""Commands that may be left at any moment, and import much while they run. Where `eval` begins a process it hands over itself."""
 
 
 class Commands(click.Group):
@@ -101,8 +101,6 @@ class Commands(click.Group):
             return run()
         with unheard.outlets():
             code = _exit_code(run)
-        if early.guarded():
-            early.guard()  # what is left to do is Python's own, and would print a traceback when it is interrupted
         sys.exit(code)
 
 
@@ -121,8 +119,16 @@ def _spell_out_what_cannot_be_shown() -> None:
 def _exit_code(command: Callable[[], Any]) -> int:
     try:
         code = _told(command)
+        if code == INTERRUPTED:
+            unheard.hurry()
         unheard.finish()
+        lost = unheard.untold_loss()
+        if lost is not None:
+            unheard.complain(f"what was to be printed is lost: {lost.strerror}")
+            code = code or LOST
+        early.leave_from_here()  # what is left to do is Python's own, and would print a traceback when it is interrupted
     except (KeyboardInterrupt, click.Abort):
+        early.leave_from_here()  # first of all: there are people who press Ctrl-C twice
         unheard.hurry()
         unheard.complain(early.LINE)
         return INTERRUPTED
@@ -146,8 +152,7 @@ def _told(command: Callable[[], Any]) -> int:
     except OSError as error:
         if not unheard.is_lost_output(error):
             raise
-        unheard.complain(f"what was to be printed is lost: {error.strerror}")
-        return LOST
+        return LOST  # `untold_loss` has why
     return code if isinstance(code, int) else 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from headrace.cli.given import given
-from headrace.cli.unheard import nobody_reads
+from headrace.cli.unheard import nobody_reads, pass_on
 from headrace.cli.watching import watch_run
 from headrace.core.errors import ConfigError
 from headrace.monitor.logfindings import Change, Spell, WatchLimits, duration
@@ -86,6 +86,7 @@ def monitor(
     with Interrupts() as interrupts, LogSession(log_file, pids, limits, plot) as session:
 
         def over() -> bool:
+            pass_on()
             return interrupts.count > 0 or nobody_reads()
 
         looks = iter([session.judge_once()]) if once else session.follow(over, run_duration)

@@ -117,12 +117,13 @@ def _progress(replayer: Replayer, *, shown: bool) -> Iterator[Callable[[Moment],
     if not (shown and sys.stderr.isatty()):
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+
+    from headrace.cli.bars import bar
 
     columns = TextColumn("replaying"), BarColumn(), TextColumn("{task.fields[at]}"), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True) as bar:
-        task = bar.add_task("replaying", total=replayer.record_bytes, at="")
+    with bar(*columns) as drawn:
+        task = drawn.add_task("replaying", total=replayer.record_bytes, at="")
         shown_event = 0
 
         def show(moment: Moment) -> None:
@@ -130,6 +131,6 @@ def _progress(replayer: Replayer, *, shown: bool) -> Iterator[Callable[[Moment],
             if moment.event >= shown_event + 20 or (moment.update is not None and moment.update % 100 == 0):
                 shown_event = moment.event
                 at = f"event {moment.event:,}, update {replayer.learner.updates:,}"
-                bar.update(task, completed=moment.position, at=at, refresh=True)
+                drawn.update(task, completed=moment.position, at=at, refresh=True)
 
         yield show

@@ -13,7 +13,7 @@ from headrace.cli import early
 from headrace.cli.rlargs import FLAGS, overrides_of, parse
 from headrace.cli.rlview import ending, make_printer, opening
 from headrace.cli.train import import_from_here
-from headrace.cli.unheard import conclude, going_on, never_waiting
+from headrace.cli.unheard import conclude, going_on, never_waiting, pass_on
 from headrace.core.errors import ConfigError, RunDirectoryError
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def _launch(what: Launch, *, quiet: bool, is_new: bool) -> int:
             with never_waiting():
                 if not quiet:
                     going_on(click.echo)(opening(what))
-                summary = launch(what, show)
+                summary = launch(what, show, pass_on)
         except BaseException:  # passed on; but what the run has left is told first
             found = None
             with contextlib.suppress(Exception):

@@ -13,7 +13,7 @@ import click
 from headrace.cli import early
 from headrace.cli.drawing import showing
 from headrace.cli.ending import ending
-from headrace.cli.unheard import conclude, going_on
+from headrace.cli.unheard import conclude, going_on, pass_on
 from headrace.core.errors import ConfigError
 from headrace.runtime.config import load_config
 from headrace.runtime.progress import Progress
@@ -128,9 +128,7 @@ def _run(session: Session, *, quiet: bool) -> dict[str, Any]:
         from headrace.runtime.experiment import run_experiment
 
         with contextlib.ExitStack() as stack:
-            show: Callable[[Progress], None] | None = None
-            if not quiet:
-                show = stack.enter_context(showing())
+            show: Callable[[Progress], None] = stack.enter_context(showing()) if not quiet else lambda _: pass_on()
             return dict(run_experiment(session.config, place, show, resume=session.resume))
     except BaseException:  # passed on; but what the run has left is told first
         summary = place.read_summary()

@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MOST_BYTES = 1 << 18
-"""Text that is kept for a reader who takes none."""
+"""Text that is kept for a reader who takes none while a run goes on; before and after it there is little."""
 _IDLE_S = 0.05
 """Without a byte taken for so long, a reader stands still, and is waited for no more until it takes something."""
 _PATIENCE_S = 1.0
 """One who takes little at a time is waited for so long at each line."""
 _LOOK_S = 1.0
+_FLAGS = threading.Lock()
+"""Held while a description that is not ours alone does not wait. Nobody waits for it."""
 
 
 class Outlet(io.RawIOBase):
@@ -49,6 +51,8 @@ class Outlet(io.RawIOBase):
         super().__init__()
         self._fd, self._look = fd, look
         self._own = _own_description(fd)
+        self._shared = self._own == fd and os.isatty(fd)
+        """Whether it is a terminal that could not be opened once more (after su; in another container)."""
         self._kept = bytearray()
         self._left_out = 0
         self._still = False
@@ -61,6 +65,8 @@ class Outlet(io.RawIOBase):
         self.may_wait = True
         self.hurried = False
         """Whether somebody has asked to end; also one who stood still is given a moment then."""
+        self.saw_interrupt = False
+        """Whether somebody has asked to end a run while it had the signals."""
 
     def write(self, data: ReadableBuffer) -> int:
         """Hand over, or keep, all of it.
@@ -81,9 +87,12 @@ class Outlet(io.RawIOBase):
         Raises:
             OSError: See `write`.
         """
-        if self._at_it.acquire(blocking=False):  # else another thread hands over, and finds what was kept meanwhile
+        self.saw_interrupt = self.saw_interrupt or interrupts.asked()
+        goes_on = True
+        # Whoever hands over looks once more after he let go: what another thread could only keep is not left for later.
+        while goes_on and self._kept and self._at_it.acquire(blocking=False):
             try:
-                self._hand_over()
+                goes_on = self._hand_over()
             finally:
                 self._at_it.release()
 
@@ -112,7 +121,7 @@ class Outlet(io.RawIOBase):
         super().close()
 
     def _keep(self, piece: bytes) -> None:
-        if self._kept and len(self._kept) + len(piece) > _MOST_BYTES:
+        if self._kept and len(self._kept) + len(piece) > _MOST_BYTES and interrupts.held():
             self._left_out += max(1, piece.count(b"\n"))
             return
         self._note_left_out()
@@ -124,7 +133,8 @@ class Outlet(io.RawIOBase):
             self._kept.extend(f"({lines} left out here: nobody read on)\n".encode())
             self._left_out = 0
 
-    def _hand_over(self) -> None:
+    def _hand_over(self) -> bool:
+        """Whether all was taken."""
         waits = self.may_wait and not (self.hurried or interrupts.held())
         patience = Deadline(_PATIENCE_S)
         while self._kept and self.failure is None:
@@ -134,13 +144,14 @@ class Outlet(io.RawIOBase):
                 self._still = False
             elif not waits:
                 self._still = True
-                return
+                return False
+        return self.failure is None
 
     def _take(self, *, waits: bool) -> bool:
         """Write one piece; whether any of it was taken."""
         try:
-            # A pipe that is not full takes so much without waiting. A terminal may not, and has a description of its own.
-            del self._kept[: os.write(self._own, self._kept[: select.PIPE_BUF])]
+            # A pipe that is not full takes so much without waiting. A terminal may not.
+            del self._kept[: self._write(self._kept[: select.PIPE_BUF])]
         except BlockingIOError:  # less room than the terminal asks for
             self._look({}, _IDLE_S if waits else 0.0)
             return False
@@ -150,6 +161,26 @@ class Outlet(io.RawIOBase):
             if waits and error.errno != errno.EPIPE:
                 raise
         return True
+
+    def _write(self, piece: bytearray) -> int:
+        """Write what fits; a terminal has a description of its own, or is asked each time not to wait, as it is also the shell's.
+
+        Raises:
+            BlockingIOError: It has no room, or another thread writes to it.
+        """
+        if not self._shared:
+            return os.write(self._own, piece)
+        if not _FLAGS.acquire(blocking=False):
+            raise BlockingIOError
+        try:
+            waits = os.get_blocking(self._own)
+            os.set_blocking(self._own, False)
+            try:
+                return os.write(self._own, piece)
+            finally:
+                os.set_blocking(self._own, waits)
+        finally:
+            _FLAGS.release()
 
 
 def _own_description(fd: int) -> int:
@@ -199,7 +230,7 @@ def _both() -> list[Outlet]:
 
 
 def pass_on() -> None:
-    """Hand over what found no room before; only while a run goes on."""
+    """Hand over what found no room before; called many times a second while a run goes on, and only then."""
     for outlet in _both():
         outlet.pass_on()
 
@@ -233,6 +264,14 @@ def nobody_reads() -> bool:
     """Whether standard output has failed: whoever only shows something may leave."""
     outlet = _outlet(sys.stdout)
     return outlet is not None and outlet.failure is not None
+
+
+def untold_loss() -> OSError | None:
+    """Why standard output takes no more, where that is not for want of a reader and has not been told."""
+    outlet = _outlet(sys.stdout)
+    if outlet is None or outlet.told or outlet.failure is None or outlet.failure.errno == errno.EPIPE:
+        return None
+    return outlet.failure
 
 
 def is_lost_output(error: OSError) -> bool:
@@ -274,9 +313,10 @@ def conclude(text: str, summary: Mapping[str, Any]) -> int:
         The exit code.
     """
     code = int(summary.get("exit_code", 0))
-    if code == INTERRUPTED:
+    if code == INTERRUPTED or any(outlet.saw_interrupt for outlet in _both()):  # and has failed then, maybe
         hurry()
-    going_on(click.echo)(text)
+    with never_waiting():  # `finish` does: nobody has to read how a run ended to be told what went wrong
+        going_on(click.echo)(text)
     if summary.get("error"):
         complain(str(summary["error"]))
     return code

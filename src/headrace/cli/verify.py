@@ -110,13 +110,12 @@ def _progress(*, shown: bool) -> Iterator[Callable[[int, int], None] | None]:
     if not (shown and sys.stderr.isatty()):
         yield None
         return
-    from rich.console import Console
-    from rich.progress import Progress
+    from headrace.cli.bars import bar
 
-    with Progress(console=Console(stderr=True), auto_refresh=False, transient=True) as bar:
-        task = bar.add_task("verifying", total=None)
+    with bar() as drawn:
+        task = drawn.add_task("verifying", total=None)
 
         def show(done: int, of: int) -> None:
-            bar.update(task, completed=done, total=of, refresh=True)
+            drawn.update(task, completed=done, total=of, refresh=True)
 
         yield show

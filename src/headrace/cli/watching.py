@@ -18,7 +18,7 @@ from rich.text import Text
 from headrace.cli import ending, rlview, supervise
 from headrace.cli.doctor import in_words
 from headrace.cli.drawing import number
-from headrace.cli.unheard import hurry, nobody_reads
+from headrace.cli.unheard import hurry, nobody_reads, pass_on
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.monitor.doctor import diagnose
 from headrace.monitor.reader import places, read_numbers, read_run, read_table
@@ -101,6 +101,7 @@ def watch_run(run: Path, *, once: bool, run_duration: float | None, as_json: boo
             due = Deadline(screen.every_s)
             while not (due.passed or limit.passed or interrupts.count):
                 poll_fds({}, _TICK_S)
+                pass_on()
             if limit.passed or interrupts.count:
                 break
         interrupted = interrupts.count > 0

@@ -1,6 +1,6 @@
 """Evaluates a version of a language-model run again, in this process: the same problems and random streams as in the run.
 
-``python -m headrace.llm.evaluating RUN FOLDER WHAT`` does so with a limit for each call of the environment; see
+``python -m headrace.llm.evaluating RUN FOLDER WHAT PARENT`` does so with a limit for each call of the environment; see
 `headrace.llm.evaluatingapart`.
 """
 
@@ -32,7 +32,7 @@ from headrace.llm.engine.building import build_engine
 from headrace.llm.engine.engine import Engine
 from headrace.llm.engine.local import LocalGenerator
 from headrace.llm.evaluatingapart import FOUND, lacking, limit_of, require_weights
-from headrace.llm.guarding import Guard
+from headrace.llm.guarding import Guard, end_with
 from headrace.llm.launch.place import LanguageRun
 from headrace.llm.launch.starting import run_id_of
 from headrace.llm.messages import Failure
@@ -197,6 +197,7 @@ def main(run: Path, folder: Path, episodes: int | None, version: int | None) -> 
 
 
 if __name__ == "__main__":
+    end_with(sys.argv[-1])
     main(Path(sys.argv[1]), Path(sys.argv[2]), **json.loads(sys.argv[3]))
     # The answer is written; a thread of the environment that does not end would keep the interpreter from leaving.
     os._exit(0)

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from headrace.ipc.channel import Deadline
+from headrace.ipc.child import die_with_parent
 from headrace.ipc.stacks import innermost_frame
 from headrace.llm.finding import Finding, Verdict
+from headrace.runtime.interrupts import Interrupts
 
 _CALL, _STACKS = "call.json", "stacks"
 _METHODS = ("dataset", "step", "reward", "demonstration", "attempt")
@@ -122,22 +124,33 @@ def run_apart(command: Sequence[str], output: Path, limit_s: float) -> int | Non
     """Run a program and end all that it started; its exit status, or None if it had to be ended.
 
     Args:
-        command: Of the program.
+        command: Of the program. Its last argument is put behind it: the number of this process, for `end_with`.
         output: File for what it prints as errors; the rest is thrown away.
         limit_s: Seconds after which it is ended.
     """
     with output.open("wb") as file:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True
-        )
+            [*command, str(os.getpid())], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file,
+            start_new_session=True,
+        )  # fmt: skip
         try:
             return process.wait(limit_s)
         except subprocess.TimeoutExpired:
             return None
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(_KILLED_S)
+            with Interrupts():  # a second Ctrl-C comes too early to leave anything running
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait(_KILLED_S)
+
+
+def end_with(parent: str) -> None:
+    """Have this process end with the one that runs it by `run_apart`, also where that is killed; at once if it is gone.
+
+    Args:
+        parent: Its number, the last argument.
+    """
+    die_with_parent(signal.SIGKILL, int(parent))
 
 
 def last_line(output: Path) -> str:

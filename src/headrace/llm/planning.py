@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def warm_start(config: RLConfig, folder: Path) -> WarmStart:
     what = begin(config, folder / "warm-start", "plan", only_warm_start=True)
     with what.place:
         summary = launch(what)
-    _require_heard(summary)
+    require_heard(summary)
     took_s = MonotonicClock().now() - began_s
     return WarmStart(str(what.place.path), config.sft.steps, took_s, summary["error"], int(summary["exit_code"]))
 
@@ -111,7 +112,7 @@ def try_way(config: RLConfig, way: Way, steps: int, start: WarmStart, folder: Pa
             summary = launch(what)
     except HeadraceError as error:
         return Tried(way, why_not=error.what)
-    _require_heard(summary)
+    require_heard(summary)
     others = Load.now().others_since(before)
     if summary["error"] is not None:
         return Tried(way, why_not=str(summary["error"]).splitlines()[0], busy_cores=others)
@@ -146,7 +147,11 @@ class Shares:
         return {name: count / self._counts.total() for name, count in self._counts.most_common()}
 
 
-def _require_heard(summary: dict[str, Any]) -> None:
-    """Whoever interrupts a run means the command."""
+def require_heard(summary: Mapping[str, Any]) -> None:
+    """Whoever interrupts a run means the command.
+
+    Raises:
+        KeyboardInterrupt: The run was interrupted, and has ended in order.
+    """
     if summary["outcome"] == "interrupted":
         raise KeyboardInterrupt

@@ -25,7 +25,7 @@ from headrace.llm.guarding import IMPORT_S, found_dead, last_line, run_apart
 from headrace.llm.launch.children import Targets, listen
 from headrace.llm.launch.launcher import Launch, launch
 from headrace.llm.launch.starting import begin
-from headrace.llm.planning import refuse
+from headrace.llm.planning import refuse, require_heard
 from headrace.llm.trying import ANSWER, NONCE, TRIED, limit_of, tried
 from headrace.runtime.config import dump_toml
 
@@ -269,6 +269,9 @@ def check_step(config: RLConfig, folder: Path, targets: Targets | None = None) -
     """Run all components for one step: warm start, rollouts, training, new weights, evaluation.
 
     It is left out, and that is told, where it would load its weights into a server that others may be using.
+
+    Raises:
+        KeyboardInterrupt: It was interrupted, and has ended in order.
     """
     try:
         refuse(config, "headrace check")
@@ -286,9 +289,13 @@ def check_step(config: RLConfig, folder: Path, targets: Targets | None = None) -
                 summary = launch(what, lambda line: lines.append(f"{line.component}: {line.text}"))
             except HeadraceError as error:
                 return [Finding("one step", Verdict.FAILED, str(error), error.fix)]
+    require_heard(summary)
     took_s = time.monotonic() - began_s
     if summary["error"] is not None:
         return [Finding("one step", Verdict.FAILED, str(summary["error"]), "see the lines of that component above")]
+    if summary["steps"] < 1:
+        text = f"the run ended without a step of the trainer: {summary['outcome']} after {took_s:.1f} s"
+        return [Finding("one step", Verdict.FAILED, text, "file a bug: a run that ends so should say why")]
     books = summary["books"] or {}
     text = (
         f"all components made one step of {books.get('trained', 0):,} rollouts in {took_s:.1f} s, "

@@ -1,6 +1,6 @@
 """A program of its own that tries what a component would do: environment, texts, shared folder; without a network.
 
-``python -m headrace.llm.trying CONFIG FOLDER`` reads a configuration and writes ``FOLDER/tried.json``, a list of findings.
+``python -m headrace.llm.trying CONFIG FOLDER PARENT`` reads a configuration and writes ``FOLDER/tried.json``, a list of findings.
 A fresh interpreter, because what the launcher has imported already would hide what is missing.
 """
 
@@ -22,7 +22,7 @@ from headrace.envs.text.building import build_text_environment, check_environmen
 from headrace.envs.text.protocol import Split
 from headrace.llm.config import RLConfig
 from headrace.llm.finding import Finding, Verdict
-from headrace.llm.guarding import Guard, Guarded
+from headrace.llm.guarding import Guard, Guarded, end_with
 from headrace.llm.loading import Source, load_rl_config
 
 NONCE, ANSWER, TRIED = "nonce", "answer", "tried.json"
@@ -148,6 +148,7 @@ def main(config_file: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    end_with(sys.argv[-1])
     main(sys.argv[1], Path(sys.argv[2]))
     # The answer is written; a thread of the environment that does not end would keep the interpreter from leaving.
     os._exit(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from headrace.algorithms.registry import build_actor, build_random_actor
 from headrace.collectors.stepping import raised
 from headrace.core import seeding
 from headrace.core.errors import ConfigError, NonFiniteValue, RunDirectoryError
+from headrace.core.files import write_whole
 from headrace.core.specs import Leaf, assemble, handed_over, leaves
 from headrace.envs.agents import ParallelCopy
 from headrace.envs.building import environment_name
@@ -281,9 +283,11 @@ def _camera(
 
 def _write_gif(frames: Sequence[NDArray[np.uint8]], path: Path) -> None:
     images = [Image.fromarray(frame).quantize(64) for frame in frames]
+    drawn = io.BytesIO()
+    images[0].save(drawn, "GIF", save_all=True, append_images=images[1:], duration=_FRAME_MS, loop=0)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)  # a run has no such folder before something of it is drawn
-        images[0].save(path, save_all=True, append_images=images[1:], duration=_FRAME_MS, loop=0)
+        write_whole(path, [drawn.getbuffer()])  # whoever ends this now keeps what was drawn before
     except OSError as error:
         raise RunDirectoryError(
             f"what was drawn cannot be written to {path}",

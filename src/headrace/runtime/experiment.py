@@ -79,7 +79,7 @@ def run_experiment(
         beginning_of(config)  # or a learner would find out that there is none
     clock = MonotonicClock()
     history = history_for(run_dir.events_file, resume)
-    with ExitStack() as stack:
+    with Interrupts() as interrupts, ExitStack() as stack:  # until all is written: whoever asks once more loses nothing
         board = stack.enter_context(Board.create(run_dir.board_file, components(config)))
         board.slot("supervisor").set_state(State.RUNNING)
         events = stack.enter_context(EventLog(run_dir.events_file, clock, clock.now() - history.last_s))
@@ -96,7 +96,7 @@ def run_experiment(
         incidents = Incidents(basics, resources, observer, chronicle, run_dir.path, clock)
         experiment = Experiment(basics, chronicle, resources, observer, evaluations, incidents, clock)
         specs = child_specs(basics, resources, run_dir.checkpoints_dir.absolute(), learner_target)
-        _supervise(experiment, run_dir, _supervisor(config, run_dir, board, specs, clock))
+        _supervise(experiment, run_dir, _supervisor(config, run_dir, board, specs, clock), interrupts)
         summary = experiment.summary()
         board.slot("supervisor").set_state(State.FAILED if summary["error"] else State.ENDED)
         run_dir.write_summary(summary)
@@ -104,20 +104,24 @@ def run_experiment(
         return summary
 
 
-def _supervise(experiment: Experiment, run_dir: RunDirectory, supervised: AbstractContextManager[Supervisor]) -> None:
+def _supervise(
+    experiment: Experiment,
+    run_dir: RunDirectory,
+    supervised: AbstractContextManager[Supervisor],
+    interrupts: Interrupts,
+) -> None:
     """Follow a run to its end; what is its own failure is noted, anything else goes on to the caller."""
     premises = Premises(run_dir.path, run_dir.lock_file, (run_dir.record_dir, run_dir.checkpoints_dir))
-    with Interrupts() as interrupts:
-        try:
-            with supervised as supervisor:
-                experiment.run(supervisor, interrupts, premises.require_there)
-        except HeadraceError as error:
-            experiment.fail(error)
-        except BaseException as error:
-            # Not of the run itself: a bug, or whoever looks on has raised.
-            experiment.fail(_own_failure(error), "supervisor")
-            run_dir.write_summary(experiment.summary())
-            raise
+    try:
+        with supervised as supervisor:
+            experiment.run(supervisor, interrupts, premises.require_there)
+    except HeadraceError as error:
+        experiment.fail(error)
+    except BaseException as error:
+        # Not of the run itself: a bug, or whoever looks on has raised.
+        experiment.fail(_own_failure(error), "supervisor")
+        run_dir.write_summary(experiment.summary())
+        raise
 
 
 @contextmanager

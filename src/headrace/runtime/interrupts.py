@@ -40,4 +40,18 @@ class Interrupts:
 
 def held() -> bool:
     """Whether `Interrupts` count at present, so that Ctrl-C and SIGTERM end no wait by themselves."""
-    return any(isinstance(getattr(signal.getsignal(number), "__self__", None), Interrupts) for number in _SIGNALS)
+    return _counting() is not None
+
+
+def asked() -> bool:
+    """Whether somebody has asked to end what has the signals at present."""
+    counting = _counting()
+    return counting is not None and counting.count > 0
+
+
+def _counting() -> Interrupts | None:
+    for number in _SIGNALS:
+        found = getattr(signal.getsignal(number), "__self__", None)
+        if isinstance(found, Interrupts):
+            return found
+    return None

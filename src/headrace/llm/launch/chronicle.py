@@ -88,11 +88,11 @@ class Chronicle:
         if self._on_line is not None:
             self._on_line(Line(self.wall_s, component, text, weight))
 
-    def follow(self) -> None:
-        """Show what the components have printed since the last call."""
+    def follow(self, *ended: str) -> None:
+        """Show what the components have printed since the last call; of those that have ended also an unfinished last line."""
         if self._on_line is None:
             return
-        for component, text in self._follower.lines():
+        for component, text in self._follower.lines(*ended):
             self.show(component, text)
 
     def report(self, component: str, kind: str, facts: Mapping[str, Any]) -> None:

@@ -54,10 +54,19 @@ class LogFollower:
             begin = own.pop()[0]
         own.append((begin, end))
 
-    def lines(self) -> Iterator[tuple[str, str]]:
-        """Component and line, of all lines that were completed since the last turn."""
+    def lines(self, *ended: str) -> Iterator[tuple[str, str]]:
+        """Component and line, of all lines that were completed since the last turn.
+
+        Args:
+            ended: Components that print no more: what they have not completed is a line as well, their last words.
+        """
         for name, path in self._logs.items():
-            for line in self._new(name, path):
+            lines = self._new(name, path)
+            if name in ended:
+                lines += self._new(name, path)  # what one turn did not get to
+                lines += [_text(self._rest[name])] if self._rest[name] else []
+                self._rest[name] = b""
+            for line in lines:
                 yield name, line
 
     def _new(self, name: str, path: Path) -> list[str]:

@@ -103,12 +103,13 @@ class Launch:
         return Basics(config=self.config, run=run, run_id=self.run_id, own=None if own == run else own)
 
 
-def launch(what: Launch, on_line: OnLine | None = None) -> dict[str, Any]:
+def launch(what: Launch, on_line: OnLine | None = None, on_turn: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Run it to its end, whatever the end. Where it goes on and learns nothing, a result of before stays.
 
     Args:
         what: See there.
         on_line: Called with every line that a component prints, and every one that the launcher has to say.
+        on_turn: Called several times a second, whether or not there is a line; it must not wait.
 
     Returns:
         What ``summary.json`` holds, which is written as well, unless one of before stays; ``exit_code`` says how the run ended.
@@ -116,14 +117,17 @@ def launch(what: Launch, on_line: OnLine | None = None) -> dict[str, Any]:
     Raises:
         ConfigError: The server's port is taken.
     """
-    try:
-        return _launch(what, on_line)
-    finally:
-        if what.aside is not None:
-            what.aside.settle()
+    with Interrupts() as interrupts:  # until all is written: whoever asks once more does not lose how the run ended
+        try:
+            return _launch(what, on_line, on_turn, interrupts)
+        finally:
+            if what.aside is not None:
+                what.aside.settle()
 
 
-def _launch(what: Launch, on_line: OnLine | None) -> dict[str, Any]:
+def _launch(
+    what: Launch, on_line: OnLine | None, on_turn: Callable[[], None], interrupts: Interrupts
+) -> dict[str, Any]:
     clock = MonotonicClock()
     place, config = what.place, what.config
     with ExitStack() as stack:
@@ -151,18 +155,17 @@ def _launch(what: Launch, on_line: OnLine | None) -> dict[str, Any]:
             chronicle.report("supervisor", "alarm", {"kind": "damaged", "text": text})
         launcher = Launcher(what, chronicle, board, clock)
         specs = child_specs(what.basics, what.cast, shared, what.targets, what.resume)
-        with Interrupts() as interrupts:
-            try:
-                with _fork_server(what) as server, _supervisor(what, server, board, specs, clock) as supervisor:
-                    launcher.run(supervisor, interrupts, lambda: server.awake or server.error is not None)
-            except HeadraceError as error:
-                launcher.fail(error, "supervisor")
-            except BaseException as error:
-                # Not of the run itself: a bug, or whoever looks on has raised.
-                launcher.fail(_own_failure(error), "supervisor")
-                place.write_summary(launcher.summary())
-                raise
-        chronicle.follow()
+        try:
+            with _fork_server(what) as server, _supervisor(what, server, board, specs, clock) as supervisor:
+                launcher.run(supervisor, interrupts, lambda: server.awake or server.error is not None, on_turn)
+        except HeadraceError as error:
+            launcher.fail(error, "supervisor")
+        except BaseException as error:
+            # Not of the run itself: a bug, or whoever looks on has raised.
+            launcher.fail(_own_failure(error), "supervisor")
+            place.write_summary(launcher.summary())
+            raise
+        chronicle.follow(*what.cast.ids)
         summary = launcher.summary()
         if what.aside is not None and what.aside.in_vain(summary):
             text = "nothing was learned since the run was gone on with: it stays as it was, with its earlier summary"
@@ -234,13 +237,20 @@ class Launcher:
         self._standstill = StandstillWatch(standstill_s(what.config.deadlines), self._plan, board.read_all)
         self._freezes = Freezes(what.config.deadlines.generate_s)
 
-    def run(self, supervisor: Supervisor, interrupts: Interrupts, imported: Callable[[], bool]) -> None:
+    def run(
+        self,
+        supervisor: Supervisor,
+        interrupts: Interrupts,
+        imported: Callable[[], bool],
+        on_turn: Callable[[], None],
+    ) -> None:
         """Start everything, follow it to its end.
 
         Args:
             supervisor: Of the children.
             interrupts: Heeded.
             imported: Whether children can be started at once, or no more.
+            on_turn: See `launch`.
         """
         self._supervisor = supervisor
         self._say("started", "supervisor", f"run started: {self._config.run.schedule}", run_id=self._what.run_id)
@@ -248,6 +258,7 @@ class Launcher:
         due_s = self._clock.now() + self._config.deadlines.start_s
         while not (imported() or interrupts.count) and self._clock.now() < due_s:
             supervisor.poll(_POLL_S)  # so that an interrupt need not wait for imports
+            on_turn()
         if interrupts.count:
             self._watch_interrupts(interrupts)
         else:
@@ -256,6 +267,7 @@ class Launcher:
             for event in supervisor.poll(_POLL_S):
                 self._on(event)
             self._chronicle.follow()
+            on_turn()
             self._watch(interrupts)
 
     def fail(self, error: HeadraceError, culprit: str) -> None:
@@ -317,7 +329,7 @@ class Launcher:
         self._follow(self._course.ready(child_id))
 
     def _on_exit(self, event: Exited) -> None:
-        self._chronicle.follow()  # its last words, before what follows from them
+        self._chronicle.follow(event.id)  # its last words, before what follows from them
         # Of a worker that was told to stop, only its own word tells that all it had was saved.
         unsaid = event.id in self._what.cast.workers and event.was_ready and not (event.done or event.dismissed)
         expected = event.expected and not unsaid
