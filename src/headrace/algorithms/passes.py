@@ -185,15 +185,16 @@ class Autocast:
 
     def __init__(self, network: nn.Module, device: str, dtype: torch.dtype) -> None:
         self._cast = functools.partial(torch.autocast, device, dtype=dtype)
-        self._rounded, self._exact = (
-            (network.rounded_part, network.exact_part) if isinstance(network, InTwo) else (network, nn.Identity())
-        )
+        self._rounded: Callable[[Tensor], Tensor] = network
+        self._exact: Callable[[Tensor], Tensor] = nn.Identity()
+        if isinstance(network, InTwo):
+            self._rounded, self._exact = network.rounded_part, network.exact_part
 
     def __call__(self, x: Tensor) -> Tensor:
         """What the network makes of ``x``, float32."""
         with self._cast():
-            inner: Tensor = self._rounded(x)
-        return self._exact(inner.float())  # type: ignore[no-any-return]
+            inner = self._rounded(x)
+        return self._exact(inner.float())
 
 
 def _convolves(network: nn.Module) -> bool:

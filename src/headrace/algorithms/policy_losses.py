@@ -41,8 +41,8 @@ def clipped_surrogate(advantage: Float32, ratio: Float32, clip: float) -> tuple[
     gain = advantage * ratio
     most = advantage * _between(ratio, 1.0 - clip, 1.0 + clip)
     # A ratio that is infinite gains no number where the advantage is 0: `fmin` and `where` take what is one.
-    loss = -mean(np.fmin(gain, most))
-    return loss, np.where(gain <= most, gain, _NOTHING) / np.float32(-len(gain))
+    pulls: Float32 = np.where(gain <= most, gain, _NOTHING)
+    return -mean(np.fmin(gain, most)), pulls / np.float32(-len(gain))
 
 
 def policy_gradient(advantage: Float32, logprob: Float32) -> tuple[float, Float32]:
