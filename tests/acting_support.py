@@ -81,7 +81,10 @@ def network(inputs: int, outputs: int) -> torch.nn.Module:
 
 def configuration(**settings: Any) -> ExperimentConfig:
     """A small run; keys with ``__`` for the dot."""
-    return load_config(None, {**SMALL, **{key.replace("__", "."): value for key, value in settings.items()}})
+    given = {**SMALL, **{key.replace("__", "."): value for key, value in settings.items()}}
+    if given.get("algorithm.exploration.kind") == "none":
+        del given["algorithm.exploration.scale"]  # nobody would read it
+    return load_config(None, given)
 
 
 @functools.cache

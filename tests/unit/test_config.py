@@ -278,6 +278,15 @@ def test_a_network_of_ones_own_takes_the_place_of_a_presets_layers():
     assert config.algorithm.network.critic.hidden == [256, 256]
 
 
+def test_a_kind_of_exploration_takes_the_place_of_what_a_preset_says_of_another():
+    exploration = load_config("hockey-td3", {"algorithm.exploration.kind": "none"}).algorithm.exploration
+    assert exploration == ExplorationConfig(kind="none")
+    exploration = load_config("hockey-td3", {"algorithm.exploration.kind": "gaussian"}).algorithm.exploration
+    assert exploration == ExplorationConfig(kind="gaussian", scale=0.2)
+    with pytest.raises(ConfigError, match=re.escape("algorithm.exploration.scale would be ignored")):
+        load_config("hockey-td3", {"algorithm.exploration.kind": "none", "algorithm.exploration.scale": 0.3})
+
+
 def test_sections_are_frozen():
     with pytest.raises(ValueError, match="frozen"):
         RunConfig().seed = 3

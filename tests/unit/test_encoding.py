@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from gymnasium import spaces
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from headrace.algorithms.encoding import (
@@ -116,6 +116,7 @@ def test_denormalised_actions_are_new_arrays():
     dtype=st.sampled_from([np.float32, np.float64]),
 )
 def test_no_action_ever_leaves_its_space(low, width, x, dtype):
+    assume(dtype(low + width) > low)
     space = spaces.Box(low, dtype(low + width), (1,), dtype)
     box, out = ActionBox(space), np.empty((1, 1), np.float32)
     for value in (x, 1.0, -1.0):
@@ -132,11 +133,14 @@ def test_what_leaves_the_range_by_rounding_or_noise_is_clipped(low, high, x):
     assert action.tolist() == [[low if x < 0 else high]]
 
 
-def test_dimension_that_cannot_move_is_zero_for_the_network():
-    box, out = ActionBox(spaces.Box(3.0, 3.0, (1,))), np.empty((1, 1), np.float32)
-    box.normalize(np.array([[3.0]], np.float32), out)
-    assert out.tolist() == [[0.0]]
-    assert box.denormalize(np.array([[1.0]], np.float32)).tolist() == [[3.0]]
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_an_action_with_a_number_that_cannot_move_is_refused(dtype):
+    """Stored it would be one number, proposed by an actor any: critics would value what they have never seen."""
+    low, high = np.array([[-1, 3], [0, 2]], dtype), np.array([[1, 3], [1, 2]], dtype)
+    with pytest.raises(UnsupportedSpace) as caught:
+        ActionBox(spaces.Box(low, high, dtype=dtype))
+    assert "found: low = high in number 1, 3 of 4 (from 0)\n" in str(caught.value)
+    assert "fix: wrap the environment so that its actions leave out what cannot move" in str(caught.value)
 
 
 def test_refused_action_space_says_what_was_expected_and_found():
@@ -145,7 +149,7 @@ def test_refused_action_space_says_what_was_expected_and_found():
     assert str(caught.value) == (
         "[ENV-005] action space cannot be used by an algorithm for continuous actions\n"
         "  field: action\n"
-        "  expected: one Box of floating-point numbers with finite low and high\n"
+        "  expected: one Box of floating-point numbers with finite low and high, low below high\n"
         "  found: Discrete: Discrete(4)\n"
         "  fix: choose an algorithm for this action space, or wrap it"
     )

@@ -72,7 +72,7 @@ def test_scale_falls_linearly_in_environment_steps_and_then_stays(steps, scale):
 
 def test_scale_without_final_value_is_constant_and_without_noise_zero():
     assert scale_at(ExplorationConfig(scale=0.3, decay_steps=10), 1000) == 0.3
-    assert scale_at(ExplorationConfig(kind="none", scale=0.3), 0) == 0.0
+    assert scale_at(ExplorationConfig(kind="none"), 0) == 0.0
     assert scale_at(ExplorationConfig(scale=0.3, final_scale=0.0, decay_steps=10), 10) == 0.0
 
 

@@ -174,6 +174,18 @@ def test_a_masked_token_has_no_part_in_the_gradient_also_where_its_ratio_overflo
     assert found.loss.tolist() == [0.0, -1.0]
 
 
+@pytest.mark.parametrize("kind", ["grpo", "gspo"])
+def test_an_infinite_ratio_that_gains_nothing_spoils_no_gradient(kind: Any) -> None:
+    tokens = tokens_of([([(-1.0, -2000.0)], 1.0), ([(-1.0, -2000.0)], 0.0), ([(-1.0, -1.0)], 1.0)])
+    low, high = BOUNDS[kind]
+    found = token_losses(kind, tokens, low, high)
+    found.loss.sum().backward()
+    assert tokens.logprob.grad is not None
+    assert tokens.logprob.grad.tolist() == [0.0, 0.0, -1.0]
+    assert found.loss.tolist() == pytest.approx([-1.0 - high, 0.0, -1.0])
+    assert math.isinf(token_losses(kind, tokens_of([([(-1.0, -2000.0)], -1.0)]), low, high).loss.item())
+
+
 def test_samples_without_a_free_token_are_counted() -> None:
     tokens = tokens_of([([(-1, -1), (-1, -1)], 1.0), ([(-1, -1)], 1.0), ([(-1, -1), (-1, -1)], 1.0)])
     assert fully_held(torch.tensor([True, True, False, True, False]), tokens) == 1

@@ -184,6 +184,96 @@ def test_buffers_that_are_constants_will_do(user_module):
     assert torch.equal(flat_of(network), flat_of(Scaled(3, 2)))
 
 
+class Functional(nn.Module):
+    """Draws in no layer that has a type."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.last = nn.Linear(inputs, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(self.last(x), 0.1, training=self.training)
+
+
+class Attending(nn.Module):
+    """Lets each number of an input look at all of them."""
+
+    def __init__(self, inputs: int, outputs: int, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(1, 4), nn.Linear(4 * inputs, outputs)
+        self.attention = nn.MultiheadAttention(4, 2, dropout=dropout, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.first(x.unsqueeze(2))
+        return self.last(self.attention(tokens, tokens, tokens, need_weights=False)[0].flatten(1))
+
+
+class Remembering(nn.Module):
+    """Reads an input number by number."""
+
+    def __init__(self, inputs: int, outputs: int, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.recurrent = nn.GRU(1, 4, num_layers=2, dropout=dropout, batch_first=True)
+        self.last = nn.Linear(4, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.recurrent(x.unsqueeze(2))[0][:, -1])
+
+
+def rectified_at_random(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.RReLU(), nn.Linear(inputs, outputs))
+
+
+class Noisy(nn.Linear):
+    """Draws in evaluation mode alone."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + (0.0 if self.training else torch.randn(()))
+
+
+@pytest.mark.parametrize("make", [Functional, Attending, Remembering, rectified_at_random, Noisy])
+def test_what_draws_when_it_is_asked_is_refused_whatever_layer_does(user_module, make):
+    user_module.make = make
+    with pytest.raises(ConfigError, match="expected: the same outputs whenever it is asked for the same inputs"):
+        build_network(FACTORY, 3, 2, generator())
+
+
+class Brightness(nn.Linear):
+    """Takes nothing below 0."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.min() < 0:
+            raise ValueError("no brightness")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda i, o: Attending(i, o, 0.0),
+        lambda i, o: Remembering(i, o, 0.0),
+        Brightness,
+        lambda i, o: nn.Linear(i, o).eval(),
+    ],
+    ids=["attention", "recurrent", "nothing below 0", "built in evaluation mode"],
+)
+def test_what_draws_nothing_is_taken_as_it_was_built(user_module, make):
+    user_module.make = make
+    network = build_network(FACTORY, 3, 2, generator())
+    torch.manual_seed(build_seed(0))
+    fresh = make(3, 2)
+    assert torch.equal(flat_of(network), flat_of(fresh))
+    assert [module.training for module in network.modules()] == [module.training for module in fresh.modules()]
+
+
+def test_a_network_for_batches_of_one_size_is_refused(user_module):
+    user_module.make = lambda inputs, outputs: nn.Sequential(
+        nn.Unflatten(0, (1, 2)), nn.Flatten(0, 1), nn.Linear(inputs, outputs)
+    )
+    with pytest.raises(ConfigError, match=r"expected: a network for inputs \[B, 3\]"):
+        build_network(FACTORY, 3, 2, generator())
+
+
 def build_seed(number: int) -> int:
     """What `build_network` seeds torch with, given a generator."""
     return int(torch.randint(2**31, (), generator=generator(number)))
@@ -205,6 +295,30 @@ def test_module_forward_acts_with_the_loaded_weights(user_module):
     x = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
     with torch.no_grad():
         np.testing.assert_array_equal(forward.forward(x), trained(torch.from_numpy(x)).numpy())
+
+
+class Constant(nn.Module):
+    """A network whose outputs do not depend on what it sees."""
+
+    def __init__(self, inputs: int, outputs: int, trained: bool = True) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.zeros(outputs), requires_grad=trained)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mean.expand(len(x), -1)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_an_actor_may_work_in_what_module_forward_returns(user_module, trained):
+    """In place, as they do; what the network returned is its own parameter, all rows in the same memory."""
+    user_module.make = lambda inputs, outputs: Constant(inputs, outputs, trained)
+    forward = ModuleForward(build_network(FACTORY, 3, 2, torch.Generator()))
+    forward.load(np.array([0.5, -1.0], np.float32))
+    for _ in range(2):
+        out = forward.forward(np.zeros((4, 3), np.float32))
+        np.testing.assert_array_equal(out, np.tile(np.array([0.5, -1.0], np.float32), (4, 1)))
+        out += 1.0
+        np.testing.assert_array_equal(out, np.tile(np.array([1.5, 0.0], np.float32), (4, 1)))
 
 
 def test_module_forward_refuses_weights_of_another_network(user_module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.algorithms.configs import TD3Config
 from headrace.algorithms.on_policy_configs import PolicyNetworkConfig, PPOConfig, VTraceConfig
 from headrace.core.errors import ConfigError
 
@@ -19,6 +20,14 @@ from headrace.core.errors import ConfigError
         (PPOConfig, {"batch_size": 0}, "batch_size"),
         (PPOConfig, {"clip": None}, "clip"),
         (VTraceConfig, {"actions": {"cells": 3}}, "chooses no cells"),
+        (TD3Config, {"exploration": {"theta": 0.3}}, "algorithm.exploration.theta would be ignored"),
+        (TD3Config, {"exploration": {"kind": "none", "theta": 0.3}}, "algorithm.exploration.theta would be ignored"),
+        (TD3Config, {"exploration": {"kind": "none", "scale": 0.3}}, "algorithm.exploration.scale would be ignored"),
+        (
+            TD3Config,
+            {"exploration": {"kind": "none", "final_scale": 0.1}},
+            "algorithm.exploration.final_scale would be ignored",
+        ),
         (
             VTraceConfig,
             {"schedule": {"final_clip": 0.1, "decay_steps": 10}},
@@ -37,6 +46,8 @@ def test_what_is_written_out_is_read_back():
         PPOConfig(advantage="return", normalize={"rewards": True, "reward_clip": 5.0}),
         PPOConfig(schedule={"final_lr": 0.0, "decay_steps": 5}),
         VTraceConfig(clip=0.2, schedule={"final_clip": 0.0, "decay_steps": 5}),
+        TD3Config(exploration={"kind": "none"}),
+        TD3Config(exploration={"kind": "ornstein-uhlenbeck", "theta": 0.3, "scale": 0.2}),
     ):
         assert type(config).model_validate(config.model_dump()) == config
 

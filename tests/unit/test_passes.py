@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from headrace.algorithms.configs import NetworkConfig
+from headrace.algorithms.configs import MapConfig, NetworkConfig
+from headrace.algorithms.encoding import MapPlace
 from headrace.algorithms.flat import FlatParameters
-from headrace.algorithms.networks import build_network
-from headrace.algorithms.passes import Memory, ModulePass, Pass, PerceptronPass, RoundedPass, RoundedProducts, pass_of
+from headrace.algorithms.networks import Perceptron, Squashed, build_network
+from headrace.algorithms.passes import (
+    Autocast,
+    Memory,
+    ModulePass,
+    Pass,
+    PerceptronPass,
+    RoundedPass,
+    RoundedProducts,
+    pass_of,
+)
+from headrace.algorithms.q_networks import MapNetwork
 
 ROWS, INPUTS, OUTPUTS = 32, 7, 3
 
@@ -168,7 +181,23 @@ def test_weights_that_move_in_their_vector_are_those_that_are_used() -> None:
     _near(ours(x), network(x).detach())
 
 
-@pytest.mark.parametrize("kind", ["written out", "by autograd"])
+able = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    reason="this processor has no instructions for it: nothing is rounded, and a run would be refused",
+)
+
+
+def _autocast(network: nn.Module) -> ModulePass:
+    """As on an accelerator."""
+    found = ModulePass(network)
+    found._forward = Autocast(network, "cpu", torch.bfloat16)
+    return found
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param("written out", marks=able), pytest.param("by autograd", marks=able), "on an accelerator"],
+)
 @pytest.mark.parametrize("tanh", [False, True], ids=["plain", "tanh"])
 def test_rounded_products_change_a_gradient_by_some_percent_and_no_weight(kind: str, tanh: bool) -> None:
     # Smooth: no unit is lost by rounding.
@@ -176,6 +205,8 @@ def test_rounded_products_change_a_gradient_by_some_percent_and_no_weight(kind: 
     flat = FlatParameters(network)
     exact, rounded = pass_of(network, Memory()), pass_of(network, Memory(torch.bfloat16))
     assert isinstance(rounded, RoundedPass if kind == "written out" else ModulePass)
+    if kind == "on an accelerator":
+        rounded = _autocast(network)
     x, grad = _drawn(1, ROWS, INPUTS), _drawn(2, ROWS, OUTPUTS)
     before = flat.value.clone()
 
@@ -196,6 +227,93 @@ def test_rounded_products_change_a_gradient_by_some_percent_and_no_weight(kind: 
     assert (
         float((rounded(x) - exact(x)).norm() / exact(x).norm()) < 0.05
     )  # weights that moved are those that are rounded
+
+
+on_every_device = pytest.mark.parametrize(
+    "rounded",
+    [lambda network: pass_of(network, Memory(torch.bfloat16)), _autocast],
+    ids=["CPU", "accelerator"],
+)
+
+
+def _map(dueling: bool) -> MapNetwork:
+    config = MapConfig(channels=[8, 8])
+    return MapNetwork(config, MapPlace(0, 75, 3, 5, 5), dueling=dueling, draw=torch.Generator().manual_seed(0))
+
+
+@on_every_device
+@pytest.mark.parametrize("activation", ["silu", "tanh"])
+def test_what_comes_out_of_rounded_products_is_not_rounded_itself(
+    rounded: Callable[[nn.Module], Pass], activation: str
+) -> None:
+    """1001 is no bfloat16: it would be 1000."""
+    network = build_network(
+        NetworkConfig(hidden=[64], activation=activation), INPUTS, 64, torch.Generator().manual_seed(0)
+    )
+    assert isinstance(network, Perceptron)
+    FlatParameters(network)
+    network.linear[-1].weight.data.zero_()
+    network.linear[-1].bias.data.fill_(1001.0)
+    assert (rounded(network)(_drawn(1, ROWS, INPUTS)) == 1001.0).all()
+    assert (rounded(network).traced(_drawn(1, ROWS, INPUTS)) == 1001.0).all()
+
+
+@on_every_device
+@pytest.mark.parametrize("dueling", [False, True])
+def test_values_of_a_map_are_not_rounded(rounded: Callable[[nn.Module], Pass], dueling: bool) -> None:
+    network = _map(dueling)
+    FlatParameters(network)
+    network.cells.weight.data.zero_()
+    last = network.cells if network.value is None else network.value
+    last.weight.data.zero_()
+    last.bias.data.fill_(1001.0)
+    assert (rounded(network)(_drawn(1, ROWS, 75)) == 1001.0).all()
+
+
+@on_every_device
+@pytest.mark.parametrize("own", [False, True], ids=["perceptron", "the user's own"])
+def test_a_tanh_behind_rounded_products_is_not_flat_too_early(rounded: Callable[[nn.Module], Pass], own: bool) -> None:
+    """Of 4 it is 0.9993; the next bfloat16 is 1, where nothing is learned."""
+    network = _network(tanh=True, activation="silu", hidden=[64])
+    if own:
+        network = Squashed(_network(activation="silu", hidden=[64]), nn.Tanh())
+    flat = FlatParameters(network)
+    last = network[0][-1] if own else network[-2]
+    last.weight.data.zero_()
+    last.bias.data.fill_(4.0)
+    ours = rounded(network)
+    assert (ours.traced(_drawn(1, ROWS, INPUTS)) < 0.9994).all()
+    ours.back(torch.ones(ROWS, OUTPUTS))
+    slope = ROWS * (1.0 - math.tanh(4.0) ** 2)
+    torch.testing.assert_close(flat.grad[-OUTPUTS:], torch.full((OUTPUTS,), slope), rtol=1e-2, atol=0.0)
+
+
+def test_what_a_network_of_the_users_own_returns_is_exact_on_the_cpu() -> None:
+    network = _Custom()
+    FlatParameters(network)
+    network.own.weight.data.zero_()
+    network.own.bias.data.fill_(1001.0)
+    assert (pass_of(network, Memory(torch.bfloat16))(_drawn(1, ROWS, INPUTS)) == 1001.0).all()
+
+
+@pytest.mark.parametrize("device", [pytest.param("CPU", marks=able), "accelerator"])
+def test_convolutions_are_rounded_too(device: str) -> None:
+    def rounded(network: nn.Module) -> Pass:
+        return _autocast(network) if device == "accelerator" else pass_of(network, Memory(torch.bfloat16))
+
+    network, x, grad = _map(dueling=True), _drawn(1, ROWS, 75), _drawn(2, ROWS, 25)
+    flat = FlatParameters(network)
+
+    def through(way: Pass) -> tuple[Tensor, Tensor]:
+        flat.grad.zero_()
+        out = way.traced(x).clone()
+        way.back(grad.clone())
+        return out, flat.grad.clone()
+
+    for right, found in zip(through(ModulePass(network)), through(rounded(network)), strict=True):
+        assert 1e-5 < float((found - right).norm() / right.norm()) < 0.05
+    for kind in (torch.backends.mkldnn.matmul, torch.backends.mkldnn.conv):
+        assert kind.fp32_precision != "bf16"
 
 
 def test_narrow_products_are_not_rounded() -> None:

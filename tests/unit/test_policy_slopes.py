@@ -70,6 +70,23 @@ def test_a_ratio_just_at_the_clip_still_learns() -> None:
     near(slope, advantage * edges / -4)
 
 
+@pytest.mark.parametrize(
+    ("advantage", "loss"), [(1.0, -1.2), (0.0, 0.0)], ids=["gains no more", "gains and loses nothing"]
+)
+def test_an_infinite_ratio_that_gains_nothing_pulls_at_nothing(advantage: float, loss: float) -> None:
+    with np.errstate(invalid="ignore"):  # as whoever learns has it
+        found, slope = clipped_surrogate(np.array([advantage], np.float32), np.array([np.inf], np.float32), 0.2)
+    assert found == pytest.approx(loss)
+    assert slope.tolist() == [0.0]
+    assert slope.dtype == np.float32
+
+
+def test_what_is_no_number_stays_none() -> None:
+    nan, one = np.array([np.nan], np.float32), np.ones(1, np.float32)
+    for advantage, ratio in ((nan, one), (one, nan), (-one, one * np.inf)):
+        assert not np.isfinite(clipped_surrogate(advantage, ratio, 0.2)[0])
+
+
 def test_the_policy_gradients_slope_is_autograds() -> None:
     advantage, logprob = drawn(0, ROWS), drawn(1, ROWS)
     loss, slope = policy_gradient(advantage, logprob)

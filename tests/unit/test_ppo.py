@@ -81,6 +81,32 @@ def test_advantages_are_scaled_and_one_alone_is_left():
     assert standardised(np.array([7.0], np.float32)).tolist() == [7.0]
 
 
+@pytest.mark.parametrize("rows", [5, 50, 64, 100, 1000])
+def test_advantages_that_are_all_equal_are_none(rows):
+    """Their mean, rounded, may be another number, and the distance to it is the whole deviation."""
+    rng = np.random.default_rng(0)
+    weight = rng.uniform(0.0, 3.0, rows).astype(np.float32)
+    for constant in rng.normal(0.0, 1.0, 200) * 10.0 ** rng.uniform(-6, 6, 200):
+        equal = np.full(rows, constant, np.float32)
+        assert not standardised(equal).any()
+        assert not standardised(equal, weight).any()
+
+
+def test_advantages_that_differ_little_are_scaled_all_the_same():
+    scaled = standardised(np.array([1000.0, 1000.5, 1001.0], np.float32))
+    np.testing.assert_allclose(scaled, [-1.0, 0.0, 1.0], atol=1e-3)
+
+
+def test_weighted_advantages_have_mean_0_once_they_are_weighted():
+    advantage, weight = np.array([1.0, 2.0, 6.0], np.float32), np.array([2.0, 1.0, 0.5], np.float32)
+    middle = (2 + 2 + 3) / 3.5
+    deviation = np.sqrt(sum((one - middle) ** 2 for one in (1, 2, 6)) / 2)
+    scaled = standardised(advantage, weight)
+    np.testing.assert_allclose(scaled, (advantage - middle) / deviation, rtol=1e-5)
+    assert float((scaled * weight).sum()) == pytest.approx(0.0, abs=1e-6)
+    np.testing.assert_allclose(standardised(advantage, np.zeros(3, np.float32)), advantage / np.sqrt(41 / 2), rtol=1e-6)
+
+
 # --- targets of a rollout: the cases of others, through everything that makes them
 
 
@@ -388,6 +414,16 @@ def test_an_empty_rollout_opens_nothing():
     algorithm.begin(told)
     assert not algorithm.pending
     assert algorithm.policy_arrays()["obs_mean"].all()
+
+
+def test_a_schedule_counts_no_steps_of_later_rollouts():
+    """With a lag, more or fewer of them are there when one is begun, as their collectors were fast or slow."""
+    algorithm = learner(lr=0.01, clip=0.2, schedule={"final_lr": 0.0, "final_clip": 0.1, "decay_steps": 100})
+    told = rollout(algorithm)
+    algorithm.observe({}, 60)
+    algorithm.begin(replace(told, waiting=20))
+    measured = algorithm.metrics()
+    assert (measured["train/learning_rate"], measured["train/clip_range"]) == pytest.approx((0.006, 0.16))
 
 
 def test_rate_and_clip_fall_with_environment_steps_and_stand_still_within_a_rollout():

@@ -174,6 +174,26 @@ def test_by_arrival_the_oldest_policies_come_first_and_of_those_the_first_that_c
     world.check_books()
 
 
+@pytest.mark.parametrize(("order", "waiting"), [("chunk", [5, 2, 0]), ("arrival", [10, 0])])
+def test_steps_that_wait_for_later_rollouts_are_counted(order, waiting):
+    """Rows are more: where an episode ends there is one that is no step."""
+    world = World(window=4, order=order)
+    for group, steps, version in ((0, "..t.", 3), (1, "....", 1), (1, ".t.", 2), (1, "..", 3)):
+        world.commit(group, steps, version)
+    found = []
+    while world.rollouts.arrived:
+        found.append(world.rollouts.gather().waiting)
+    assert found == waiting
+
+
+def test_what_is_kept_of_an_episode_is_no_later_chunks():
+    world = World(window=3, whole_episodes=True, kept_rows=20)
+    for steps in ("t..", "...", "..t"):
+        world.commit(1, steps)
+    first, second, third = (world.rollouts.gather() for _ in range(3))
+    assert (first.waiting, second, third.waiting) == (6, None, 0)
+
+
 def test_what_a_group_brings_later_never_goes_before_what_it_brought():
     """Whatever version or chunk it says: its rows end where the lane's do."""
     world = World(window=3, order="arrival")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -309,6 +310,15 @@ def test_masks_that_do_not_suit():
         check_spaces(PPOConfig(**MASK), MASKED, spaces.Discrete(5))
     with pytest.raises(UnsupportedSpace, match="continuous actions have no mask"):
         check_spaces(PPOConfig(**MASK), MASKED, BOX)
+
+
+@pytest.mark.parametrize("kind", [PPOConfig, VTraceConfig])
+def test_a_deviation_that_choices_do_not_have_is_refused(kind):
+    wide = kind(network={"log_std": -0.5})
+    check_spaces(wide, OBS, BOX)
+    for space in (DISCRETE, spaces.MultiBinary(3)):
+        with pytest.raises(ConfigError, match=re.escape("algorithm.network.log_std would be ignored")):
+            check_spaces(wide, OBS, space)
 
 
 def test_one_policy_is_learned():

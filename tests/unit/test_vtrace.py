@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.algorithms.base import Rollout
 from headrace.algorithms.distributions import likelihood
 from headrace.algorithms.on_policy_configs import CorrectionConfig
 from headrace.algorithms.policy_losses import policy_gradient
@@ -134,11 +136,51 @@ def test_targets_make_up_for_the_older_policy(action, clip):
     advantage, target = vtrace(
         told.reward, values[told.at], values[told.then], told.terminated, told.ended, weights, 0.9
     )
-    if clip is None:
-        advantage = advantage * weights[0]
+    rho = np.ones_like(ratio) if clip is not None else weights[0]
+    middle = np.average(advantage, weights=rho)
+    scaled = rho * (advantage - middle) / np.sqrt(np.square(advantage - middle).sum() / (advantage.size - 1))
     np.testing.assert_allclose(rows.numbers[1], advantage.ravel(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(rows.batch(None).advantage, scaled.ravel(), rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(rows.numbers[2], target.ravel(), rtol=1e-4, atol=1e-6)
     assert algorithm.metrics()["train/importance_weight"] == pytest.approx(ratio.mean(), rel=1e-4)
+
+
+def by_an_older_policy(reward: float) -> Rollout:
+    """Ten steps of one state, nine of one arm and one of the other, by a policy that chose the first nine times of ten."""
+    of_ten, ones = np.arange(10)[None], np.ones((1, 10), bool)
+    return Rollout(
+        obs={"obs": np.zeros((20, 3), np.float32)},
+        at=of_ten,
+        then=of_ten + 10,
+        action={"action": (of_ten == 9).astype(np.int64)},
+        told={"logprob": np.log(np.where(of_ten == 9, 0.1, 0.9)).astype(np.float32)},
+        reward=np.full((1, 10), reward),
+        terminated=ones,
+        ended=ones,
+        episode_ended=ones,
+        valid=ones,
+        version=np.zeros((1, 10), np.int64),
+        t=np.zeros((1, 10), np.int64),
+        lanes=np.arange(10),
+    )
+
+
+@pytest.mark.parametrize("rho_clip", [None, 1.0])
+@pytest.mark.parametrize("reward", [1.0, 0.1, -37.0])
+def test_where_all_actions_earn_alike_none_is_pulled_at_however_old_the_policy(reward, rho_clip):
+    """E_b[rho * A * grad log pi] is 0 there; centred after they were weighted, advantages pull at what is drawn too often."""
+    algorithm = corrector(spaces.Discrete(2), correction={"rho_clip": rho_clip}, **WHOLE)
+    algorithm._flat.value.zero_()  # both arms alike, and worth 0
+    algorithm.begin(by_an_older_policy(reward))
+    algorithm._policy_gradient(algorithm._rows.batch(None))
+    assert not algorithm._flat.grad.any()
+
+
+def test_without_scaling_advantages_are_weighted_as_they_are():
+    algorithm = corrector(spaces.Discrete(2), loss={"normalize_advantages": False}, **WHOLE)
+    algorithm._flat.value.zero_()
+    algorithm.begin(by_an_older_policy(3.0))
+    np.testing.assert_allclose(algorithm._rows.batch(None).advantage, [*[3 * 5 / 9] * 9, 3.0], rtol=1e-6)
 
 
 def test_of_ones_own_policy_every_weight_is_one():

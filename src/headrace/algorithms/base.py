@@ -52,6 +52,8 @@ class Rollout:
     version: NDArray[np.int64]  # [T, N]  of the policy that acted
     t: NDArray[np.int64]  # [T, N]  step in its episode
     lanes: NDArray[np.intp]  # [N]  lane of each stream; one may occur in more than one of them, in order
+    waiting: int = 0
+    """Steps that have been observed and are of later rollouts; schedules do not count them yet."""
 
 
 @dataclass(frozen=True, slots=True)

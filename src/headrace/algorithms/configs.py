@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -61,6 +63,16 @@ class NetworkConfig(Section):
         return self
 
 
+UNREAD: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "gaussian": ("theta",),
+        "ornstein-uhlenbeck": (),
+        "none": ("scale", "final_scale", "decay_steps", "theta"),
+    }
+)
+"""Keys of ``algorithm.exploration`` that its kinds do not read."""
+
+
 class ExplorationConfig(Section):
     """Noise added to actions, in units of half the action range."""
 
@@ -74,6 +86,21 @@ class ExplorationConfig(Section):
     """Environment steps, over all lanes, from ``scale`` to ``final_scale``, linear."""
     theta: float = Field(default=0.15, gt=0)
     """Ornstein-Uhlenbeck: pull to zero per step."""
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> Self:
+        refuse_ignored(
+            *(
+                (
+                    f"algorithm.exploration.{key}",
+                    getattr(self, key) != type(self).model_fields[key].default,
+                    f'exploration of kind "{self.kind}" does not read it',
+                    "remove it, or set algorithm.exploration.kind to another one",
+                )
+                for key in UNREAD[self.kind]
+            )
+        )
+        return self
 
 
 class TD3Config(Section):

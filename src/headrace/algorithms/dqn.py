@@ -95,7 +95,7 @@ class DQN:
         action_space: Discrete, or MultiBinary where ``config`` says how many cells are chosen.
         seed: The run's. Stream used: ``initialisation``.
         device: Where networks live and are trained.
-        precision: Of products inside networks, ``float32`` or ``bfloat16``; everything else is float32.
+        precision: Of products inside networks, ``float32`` or ``bfloat16``; what else on accelerators: `passes.Autocast`.
 
     Raises:
         UnsupportedSpace: For spaces it cannot use.

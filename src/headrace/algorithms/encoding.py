@@ -210,7 +210,7 @@ class ActionBox:
     """Actions in [-1, 1]^A for the network, in ``[low, high]`` for the environment.
 
     Args:
-        space: The action space: one Box of floating-point numbers with finite bounds.
+        space: The action space: one Box of floating-point numbers with finite bounds, low below high.
 
     Raises:
         UnsupportedSpace: Anything else; the message names what was found.
@@ -223,8 +223,8 @@ class ActionBox:
         low, high = self._low.astype(np.float64), self._high.astype(np.float64)
         self._middle = low + (high - low) / 2
         self._half = (high - low) / 2
-        # A dimension that cannot move says nothing: 0 for the network, whatever was stored.
-        self._inverse = np.divide(1.0, self._half, out=np.zeros_like(low), where=self._half > 0)
+        _require_room(self._half > 0)
+        self._inverse = 1.0 / self._half
         self._shape = tuple(box.shape)
         self._dtype = np.dtype(box.dtype)
         self.size = len(low)
@@ -261,11 +261,21 @@ def _finite_box(space: spaces.Space[Any]) -> spaces.Box:
     return space
 
 
+def _require_room(moves: NDArray[np.bool_]) -> None:
+    """Refuse numbers of an action that cannot move: whatever an actor proposes is the same one, and critics would value them all."""
+    stuck = np.flatnonzero(~moves).tolist()
+    if stuck:
+        raise _unsupported(
+            f"low = high in number {', '.join(map(str, stuck))} of {len(moves)} (from 0)",
+            "wrap the environment so that its actions leave out what cannot move, e.g. with gymnasium.wrappers.TransformAction",
+        )
+
+
 def _unsupported(found: str, fix: str) -> UnsupportedSpace:
     return UnsupportedSpace(
         "action space cannot be used by an algorithm for continuous actions",
         field="action",
-        expected="one Box of floating-point numbers with finite low and high",
+        expected="one Box of floating-point numbers with finite low and high, low below high",
         found=found,
         fix=fix,
     )

@@ -108,14 +108,14 @@ def token_losses(kind: LossKind, tokens: Tokens, clip_low: float, clip_high: flo
 
 def grpo_losses(tokens: Tokens, clip_low: float, clip_high: float) -> TokenLosses:
     """PPO's clip per token: nothing is gained by a ratio outside of [1 - clip_low, 1 + clip_high]."""
-    ratio = (tokens.logprob - tokens.behaviour).exp()
+    ratio = _ratio(tokens.logprob - tokens.behaviour)
     return _clipped(ratio, tokens.advantage, 1.0 - clip_low, 1.0 + clip_high)
 
 
 def gspo_losses(tokens: Tokens, clip_low: float, clip_high: float) -> TokenLosses:
     """The same with one ratio for all tokens of a sample: the geometric mean of theirs."""
     log_ratio = sample_means(tokens.logprob - tokens.behaviour, tokens)
-    return _clipped(log_ratio.exp()[tokens.sample], tokens.advantage, 1.0 - clip_low, 1.0 + clip_high)
+    return _clipped(_ratio(log_ratio)[tokens.sample], tokens.advantage, 1.0 - clip_low, 1.0 + clip_high)
 
 
 def cispo_losses(tokens: Tokens, clip_low: float, clip_high: float) -> TokenLosses:
@@ -143,10 +143,16 @@ _LOSSES: Mapping[str, Callable[[Tokens, float, float], TokenLosses]] = {
 }
 
 
+def _ratio(log_ratio: Tensor) -> Tensor:
+    """Its exponential. One that overflows has no gradient: 0 times that, where nothing is gained by it, would be no number."""
+    far = log_ratio.detach().exp().isinf()
+    return log_ratio.masked_fill(far, 0.0).exp().masked_fill(far, float("inf"))
+
+
 def _clipped(ratio: Tensor, advantage: Tensor, low: float, high: float) -> TokenLosses:
     loss = -(ratio * advantage).minimum(ratio.clamp(low, high) * advantage)
     held = ((ratio > high) & (advantage > 0)) | ((ratio < low) & (advantage < 0))
-    return TokenLosses(loss, ratio.detach(), held)
+    return TokenLosses(loss.masked_fill(advantage == 0, 0.0), ratio.detach(), held)  # also where the ratio is infinite
 
 
 def sample_means(values: Tensor, tokens: Tokens) -> Tensor:

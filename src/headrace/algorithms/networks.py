@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 # Batch statistics are no parameters, so a published policy would act without them; dropout draws from
 # torch's global generator, so no run could be repeated.
 _REFUSED = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)  # noqa: SLF001 - torch has no public base class
+_TRIED_ROWS = 8
+"""Rows that a network of the user's own is tried with: enough for a dropout to show itself."""
 
 
 class TwinCritic(nn.Module):
@@ -62,11 +64,38 @@ def build_network(
     if config.factory is None:
         return perceptron(config, inputs, outputs, generator, tanh=tanh)
     network = _from_factory(config.factory, inputs, outputs, generator)
-    return nn.Sequential(network, nn.Tanh()) if tanh else network
+    return Squashed(network, nn.Tanh()) if tanh else network
+
+
+@runtime_checkable
+class InTwo(Protocol):
+    """A network of ours of which the end can be asked alone; what it makes of x is ``exact_part(rounded_part(x))``."""
+
+    def rounded_part(self, x: Tensor) -> Tensor:
+        """All that may be computed in lower precision."""
+        ...
+
+    def exact_part(self, inner: Tensor) -> Tensor:
+        """What may not: it makes the numbers that are learned from."""
+        ...
+
+
+class Squashed(nn.Sequential):
+    """A network of the user's own, and a tanh; fulfils `InTwo`."""
+
+    def rounded_part(self, x: Tensor) -> Tensor:
+        """See `InTwo.rounded_part`."""
+        inner: Tensor = self[0](x)
+        return inner
+
+    def exact_part(self, inner: Tensor) -> Tensor:
+        """See `InTwo.exact_part`."""
+        out: Tensor = self[1](inner)
+        return out
 
 
 class Perceptron(nn.Sequential):
-    """Linear layers with, between them, an optional layer norm and the activation; at the end maybe tanh."""
+    """Linear layers with, between them, an optional layer norm and the activation; at the end maybe tanh. Fulfils `InTwo`."""
 
     def __init__(self, config: NetworkConfig, *layers: nn.Module) -> None:
         super().__init__(*layers)
@@ -75,6 +104,20 @@ class Perceptron(nn.Sequential):
         """Whether there is a tanh at the end."""
         self.written_out = not config.layer_norm and config.activation != "silu"
         """Whether `headrace.algorithms.passes.PerceptronPass` can do what it does."""
+        self._end = len(layers) - 1 - self.squashed
+        """Place of the last linear layer."""
+
+    def rounded_part(self, x: Tensor) -> Tensor:
+        """See `InTwo.rounded_part`."""
+        for layer in list(self)[: self._end]:
+            x = layer(x)
+        return x
+
+    def exact_part(self, inner: Tensor) -> Tensor:
+        """See `InTwo.exact_part`."""
+        for layer in list(self)[self._end :]:
+            inner = layer(inner)
+        return inner
 
     @property
     def linear(self) -> list[nn.Linear]:
@@ -152,10 +195,10 @@ class ModuleForward:
         np.copyto(self._flat.numpy(), flat)
 
     def forward(self, x: Float32) -> Float32:
-        """See `Network.forward`."""
+        """See `Network.forward`; a copy, because actors work in it, and what a module returns may be its own parameter."""
         with torch.inference_mode():
             out: Tensor = self._module(torch.from_numpy(x))
-        return out.numpy()
+        return out.detach().numpy().copy()
 
 
 def _from_factory(name: str, inputs: int, outputs: int, generator: torch.Generator) -> nn.Module:
@@ -166,6 +209,7 @@ def _from_factory(name: str, inputs: int, outputs: int, generator: torch.Generat
         _check(name, network, inputs, outputs)
         if built:
             _check_buffers(name, network, built, _called(name, inputs, outputs, seed + 1))
+        _check_repeats(name, network, inputs)
     return network
 
 
@@ -217,6 +261,31 @@ def _check(name: str, network: nn.Module, inputs: int, outputs: int) -> None:
     if not isinstance(out, Tensor) or out.shape != (2, outputs):
         found = f"shape {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
         raise _unsuitable(name, f"for an input of shape [2, {inputs}] an output of shape [2, {outputs}]", found)
+
+
+def _check_repeats(name: str, network: nn.Module, inputs: int, lowest: float = -0.9) -> None:
+    """Refuse what draws whenever it is asked, in whatever layer: no type says so of `functional.dropout`, or of one in an LSTM.
+
+    The learner asks it as it was built, actors in evaluation mode; they may take other ways to what is the same but for rounding.
+    """
+    modes = {module: module.training for module in network.modules()}
+    x = torch.linspace(lowest, 0.9, _TRIED_ROWS * inputs).reshape(_TRIED_ROWS, inputs)
+    try:
+        with torch.no_grad():
+            first, again, acting = network(x).clone(), network(x).clone(), network.eval()(x)
+    except Exception as error:  # the user's module may raise anything; its text is passed on
+        if lowest < 0.0:  # it may be for numbers from 0 on
+            _check_repeats(name, network, inputs, lowest=0.0)
+            return
+        raise _unsuitable(name, f"a network for inputs [B, {inputs}]", f"{type(error).__name__}: {error}") from error
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    wanted = "the same outputs whenever it is asked for the same inputs, in evaluation mode too"
+    if not torch.allclose(first, again, rtol=0.0, atol=0.0, equal_nan=True):
+        raise _unsuitable(name, wanted, "other ones when it was asked again (a dropout in it, or RReLU?)")
+    if not torch.allclose(first, acting, rtol=1e-4, atol=1e-5 * float(first.abs().max()), equal_nan=True):
+        raise _unsuitable(name, wanted, "other ones in evaluation mode (a dropout in it, or RReLU?)")
 
 
 def _check_buffers(name: str, network: nn.Module, built: Mapping[str, Tensor], other: nn.Module) -> None:

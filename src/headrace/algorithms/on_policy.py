@@ -37,8 +37,8 @@ class Rule(Protocol):
     corrects: bool
     """Whether `targets` needs to know how likely actions are now."""
 
-    def targets(self, steps: Steps) -> tuple[Float64, Float64]:
-        """Advantages and what values are pulled to, both [T, N]."""
+    def targets(self, steps: Steps) -> tuple[Float64, ...]:
+        """Advantages, what values are pulled to, and maybe what standardised advantages are multiplied by; all [T, N]."""
         ...
 
     def policy_loss(
@@ -102,7 +102,7 @@ class OnPolicy:
         """See `OnPolicyAlgorithm.begin`."""
         assert not self.pending, "an epoch set is open"
         require_finite_rollout(rollout, self.updates + 1)
-        self._rates_at = self._env_steps
+        self._rates_at = self._env_steps - rollout.waiting
         self._set_rates()
         steps = int(np.count_nonzero(rollout.valid))
         self._rows = self._rows_of(rollout) if steps else None
@@ -183,11 +183,11 @@ class OnPolicy:
             now = likelihood(self._inputs.head, outputs, self._network.spread_now(), action, allowed)
             log_ratio[valid] = now.logprob.astype(np.float64) - logprob
         steps = Steps.of(rollout, self._inputs.rewards.scaled(rollout), values, log_ratio)
-        advantage, target = self._rule.targets(steps)
+        advantage, target, *rho = self._rule.targets(steps)
         if self._rule.corrects:
             self._means.add("importance_weight", float(np.exp(log_ratio[valid]).mean()))
         self._measure(fit(target[valid], steps.value[valid]))
-        numbers = np.stack([logprob, advantage[valid], target[valid], steps.value[valid]])
+        numbers = np.stack([logprob, *(array[valid] for array in (advantage, target, steps.value, *rho))])
         return Rows(obs, legal, at, action, numbers.astype(np.float32), self._config.loss.normalize_advantages)
 
     def _close_if_done(self) -> None:

@@ -13,12 +13,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from headrace.algorithms.networks import Perceptron
+from headrace.algorithms.networks import InTwo, Perceptron
 
 _aten = torch.ops.aten
 
@@ -124,26 +125,30 @@ class ModulePass:
 
     Args:
         network: See `pass_of`.
-        dtype: Of products inside, where torch's autocast allows it.
+        dtype: Of products inside. On the CPU it is as in `RoundedPass`, for convolutions too; on an accelerator see `Autocast`.
     """
 
     def __init__(self, network: nn.Module, dtype: torch.dtype = torch.float32) -> None:
-        self._network = network
-        self._rounded = dtype != torch.float32
         device = next(network.parameters()).device.type
-        self._cast = functools.partial(torch.autocast, device, dtype=dtype, enabled=self._rounded)
+        self._forward: Callable[[Tensor], Tensor] = network
+        self._products: AbstractContextManager[object] = contextlib.nullcontext()
+        if dtype != torch.float32 and device == "cpu":
+            self._products = RoundedProducts(*(("matmul", "conv") if _convolves(network) else ()))
+        elif dtype != torch.float32:
+            self._forward = Autocast(network, device, dtype)
         self._trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
         self._x = self._out = torch.empty(0)
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         """See `Pass.__call__`."""
-        return self._forward(x)
+        with self._products:
+            return self._forward(x)
 
     def traced(self, x: Tensor) -> Tensor:
         """See `Pass.traced`."""
         self._x = x.detach().requires_grad_()
-        with torch.enable_grad():
+        with torch.enable_grad(), self._products:
             self._out = self._forward(self._x)
         return self._out.detach()
 
@@ -151,9 +156,10 @@ class ModulePass:
         """See `Pass.back`."""
         parameters = self._trained if weights else []
         wanted = [*parameters, *([self._x] if inputs else [])]
-        found: Sequence[Tensor | None] = (
-            torch.autograd.grad(self._out, wanted, grad, allow_unused=True) if wanted else [None]
-        )
+        with self._products:
+            found: Sequence[Tensor | None] = (
+                torch.autograd.grad(self._out, wanted, grad, allow_unused=True) if wanted else [None]
+            )
         for parameter, gradient in zip(parameters, found, strict=False):
             if gradient is not None:
                 _of(parameter).add_(gradient)
@@ -163,11 +169,36 @@ class ModulePass:
         self._x = self._out = torch.empty(0)
         return own if inputs else None
 
-    def _forward(self, x: Tensor) -> Tensor:
-        if not self._rounded:
-            return self._network(x)  # type: ignore[no-any-return]
+
+class Autocast:
+    """A network as torch's autocast has it on an accelerator: products of rounded factors, and rounded themselves.
+
+    So are biases and activations between them. What comes out is not, of networks of ours: their last layer, and a tanh behind
+    it, are float32 throughout. Rounded, values would be off by one of 256, and a tanh 1 and flat from 3.1 on. Of a network of
+    the user's own only the tanh that is put behind it is; what it returns itself is rounded.
+
+    Args:
+        network: See `pass_of`.
+        device: Type of the device it is on.
+        dtype: Rounded to.
+    """
+
+    def __init__(self, network: nn.Module, device: str, dtype: torch.dtype) -> None:
+        self._cast = functools.partial(torch.autocast, device, dtype=dtype)
+        self._rounded: Callable[[Tensor], Tensor] = network
+        self._exact: Callable[[Tensor], Tensor] = nn.Identity()
+        if isinstance(network, InTwo):
+            self._rounded, self._exact = network.rounded_part, network.exact_part
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """What the network makes of ``x``, float32."""
         with self._cast():
-            return self._network(x).float()  # type: ignore[no-any-return]
+            inner = self._rounded(x)
+        return self._exact(inner.float())
+
+
+def _convolves(network: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.conv._ConvNd) for module in network.modules())  # noqa: SLF001 - no public base
 
 
 def _relu_back(grad: Tensor, out: Tensor) -> None:
@@ -310,15 +341,29 @@ class RoundedPass(PerceptronPass):
 
 
 class RoundedProducts:
-    """Within it torch rounds the factors of products of float32 on the CPU to bfloat16. Not to be nested."""
+    """Within it torch rounds the factors of products of float32 on the CPU to bfloat16. Not to be nested.
 
-    def __init__(self) -> None:
-        self._setting: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # set by torch at run time
-        self._given = ""
+    Args:
+        kinds: ``matmul``, ``conv``; none: the first.
+    """
+
+    def __init__(self, *kinds: str) -> None:
+        first, *others = (
+            getattr(torch.backends.mkldnn, kind) for kind in kinds or ("matmul",)
+        )  # set by torch at run time
+        self._setting: Any = first
+        self._others: list[Any] = others
+        self._given, self._others_given = "", [""]
 
     def __enter__(self) -> None:
         self._given = self._setting.fp32_precision
         self._setting.fp32_precision = "bf16"
+        if self._others:
+            self._others_given = [other.fp32_precision for other in self._others]
+            for other in self._others:
+                other.fp32_precision = "bf16"
 
     def __exit__(self, *_: object) -> None:
         self._setting.fp32_precision = self._given
+        for other, given in zip(self._others, self._others_given, strict=False):
+            other.fp32_precision = given

@@ -10,6 +10,11 @@ import numpy as np
 
 from headrace.algorithms.encoding import Float32
 
+_ROUNDING = 2e-6
+"""Share of a mean by which it can be off, as float32 sums are made: 16 units in the last place."""
+_NOTHING = np.float32(0.0)
+_SMALLEST = float(np.finfo(np.float32).tiny)
+
 
 def mean(values: Float32) -> float:
     """Of values [B]; the method ``mean`` takes longer than the sum."""
@@ -35,7 +40,9 @@ def clipped_surrogate(advantage: Float32, ratio: Float32, clip: float) -> tuple[
     """
     gain = advantage * ratio
     most = advantage * _between(ratio, 1.0 - clip, 1.0 + clip)
-    return -mean(np.minimum(gain, most)), gain * (gain <= most) / np.float32(-len(gain))
+    # A ratio that is infinite gains no number where the advantage is 0: `fmin` and `where` take what is one.
+    pulls: Float32 = np.where(gain <= most, gain, _NOTHING)
+    return -mean(np.fmin(gain, most)), pulls / np.float32(-len(gain))
 
 
 def policy_gradient(advantage: Float32, logprob: Float32) -> tuple[float, Float32]:
@@ -73,12 +80,27 @@ def value_loss(value: Float32, target: Float32, before: Float32, clip: float | N
     return mean(np.maximum(squares, cut)), slope * ((np.abs(moved) <= clip) | (squares >= cut))
 
 
-def standardised(advantage: Float32) -> Float32:
-    """With mean 0 and deviation 1, [B]; one alone stays as it is."""
+def standardised(advantage: Float32, weight: Float32 | None = None) -> Float32:
+    """With mean 0 and deviation 1, [B]; one alone stays as it is, and where all are equal they are 0.
+
+    Args:
+        advantage: [B].
+        weight: [B] what each is multiplied by afterwards. Then the mean is weighted by it, so that the products have mean 0;
+            V-trace's values are those from which they have it anyway. The deviation is that of all alike: weights differ by
+            orders of magnitude, and it would be that of a few. None: there is no such thing.
+    """
     rows = len(advantage)
     if rows < 2:
         return advantage
-    centred: Float32 = advantage - np.float32(mean(advantage))
+    middle = mean(advantage) if weight is None else _weighted_mean(advantage, weight)
+    centred: Float32 = advantage - np.float32(middle)
     deviation = np.sqrt(np.add.reduce(centred * centred) / np.float32(rows - 1))
+    if deviation < _ROUNDING * abs(middle):  # equal ones differ from their mean by what it was rounded
+        return np.zeros_like(advantage)
     scaled: Float32 = centred / (deviation + np.float32(1e-8))
     return scaled
+
+
+def _weighted_mean(values: Float32, weight: Float32) -> float:
+    """Of values [B] with weights [B] of at least 0; 0 where those are all 0."""
+    return float(np.add.reduce(values * weight)) / max(float(np.add.reduce(weight)), _SMALLEST)

@@ -30,7 +30,7 @@ class PPORule:
     def __init__(self, config: PPOConfig) -> None:
         self._config = config
 
-    def targets(self, steps: Steps) -> tuple[Float64, Float64]:
+    def targets(self, steps: Steps) -> tuple[Float64, ...]:
         """See `Rule.targets`."""
         config = self._config
         if config.advantage == "return":

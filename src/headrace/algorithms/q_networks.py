@@ -121,11 +121,19 @@ class MapNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Q-values [B, H * W] of ``x`` [B, O]."""
+        return self.exact_part(self.rounded_part(x))
+
+    def rounded_part(self, x: Tensor) -> Tensor:
+        """[B, C, H, W]; see `headrace.algorithms.networks.InTwo`, which this fulfils."""
         place = self._place
         picture = x[:, place.start : place.stop].reshape(-1, place.channels, place.height, place.width)
-        features: Tensor = self.trunk(picture)  # [B, C, H, W]
-        cells: Tensor = self.cells(features).flatten(1)
-        return cells if self.value is None else dueling(self.value(features.mean(dim=(2, 3))), cells)
+        features: Tensor = self.trunk(picture)
+        return features
+
+    def exact_part(self, inner: Tensor) -> Tensor:
+        """See `headrace.algorithms.networks.InTwo.exact_part`."""
+        cells: Tensor = self.cells(inner).flatten(1)
+        return cells if self.value is None else dueling(self.value(inner.mean(dim=(2, 3))), cells)
 
 
 class Convolution(nn.Module):

@@ -17,12 +17,12 @@ from headrace.algorithms.acting import BoxActor, Network, PerceptronForward
 from headrace.algorithms.base import Actor, Algorithm, OnPolicyAlgorithm, PolicySpec
 from headrace.algorithms.choices import Choices, Mask
 from headrace.algorithms.choosing import DuelingForward, QActor, RandomActor
-from headrace.algorithms.configs import DQNConfig, IQNConfig, NetworkConfig, SACConfig, TD3Config
+from headrace.algorithms.configs import DQNConfig, IQNConfig, NetworkConfig, SACConfig, TD3Config, refuse_ignored
 from headrace.algorithms.encoding import ActionBox, ObservationEncoder, map_place
 from headrace.algorithms.exploration import carried_floats as carried_by_noise
 from headrace.algorithms.heads import CategoricalHead, head_of
 from headrace.algorithms.many_actors import ManyActors
-from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
+from headrace.algorithms.on_policy_configs import ActorCriticConfig, PPOConfig, VTraceConfig
 from headrace.algorithms.quantile_acting import QuantileForward
 from headrace.algorithms.sampling import SamplingActor, UniformActor, action_mask
 from headrace.algorithms.squashed import SquashedActor
@@ -66,7 +66,7 @@ def check_spaces(config: Section, observation_space: Space, action_space: Space)
 
     Raises:
         UnsupportedSpace: It cannot; the message names the field, what was expected and what was found.
-        ConfigError: ``config`` belongs to no algorithm.
+        ConfigError: ``config`` belongs to no algorithm, or says something that has no meaning for such actions.
     """
     _entry(config).check_spaces(config, observation_space, action_space)
 
@@ -338,8 +338,16 @@ def _iqn(
 
 
 def _check_sampled(config: Section, observation_space: Space, action_space: Space) -> None:
-    actions = cast("PPOConfig | VTraceConfig", config).actions
-    action_mask(actions, ObservationEncoder(observation_space), head_of(action_space))
+    sampled, head = cast("PPOConfig | VTraceConfig", config), head_of(action_space)
+    action_mask(sampled.actions, ObservationEncoder(observation_space), head)
+    refuse_ignored(
+        (
+            "algorithm.network.log_std",
+            isinstance(head, CategoricalHead) and sampled.network.log_std != ActorCriticConfig().log_std,
+            "choices have no standard deviation",
+            "remove it",
+        )
+    )
 
 
 def _sampling_actor(policy: PolicySpec) -> Actor:

@@ -62,7 +62,7 @@ class Rows:
     legal: Legal | None  # [R, n]  what can be chosen; None: everything
     at: NDArray[np.int64]  # [S]  place in obs
     action: NDArray[Any]  # int64 [S, k] or float32 [S, A]; see `headrace.algorithms.distributions.likelihood`
-    numbers: Float32  # [4, S]  logprob, advantage, target, value
+    numbers: Float32  # [4, S] or [5, S]  logprob, advantage, target, value, maybe the advantage's importance weight
     standardise: bool
     """Whether every batch's advantages are."""
     _whole: Batch | None = None
@@ -77,9 +77,11 @@ class Rows:
 
     def _batch(self, at: NDArray[np.int64], action: NDArray[Any], numbers: Float32) -> Batch:
         obs = self.obs.index_select(0, torch.from_numpy(at).to(self.obs.device))
-        logprob, advantage, target, value = numbers
+        logprob, advantage, target, value, *rho = numbers
         if self.standardise:
-            advantage = standardised(advantage)
+            advantage = standardised(advantage, *rho)
+        for weight in rho:  # after that: weighted first, it would be centred with its weight
+            advantage = advantage * weight
         legal = None if self.legal is None else self.legal.take(at, 0)
         return Batch(obs, legal, action, logprob, advantage, target, value)
 
@@ -92,7 +94,7 @@ class Batch:
     legal: Legal | None  # [B, n]
     action: NDArray[Any]  # [B, k] or [B, A]
     logprob: Float32  # [B]  when it was drawn
-    advantage: Float32  # [B]  standardised, if that is declared
+    advantage: Float32  # [B]  standardised, if that is declared, and then weighted, if it is
     target: Float32  # [B]  of the value
     value: Float32  # [B]  when the rollout was begun
 

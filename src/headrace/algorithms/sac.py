@@ -81,7 +81,7 @@ class SAC:
         action_space: A Box of floating-point numbers with finite bounds.
         seed: The run's. Streams used: ``initialisation``, ``policy-draws``.
         device: Where networks live and are trained.
-        precision: Of products inside networks, ``float32`` or ``bfloat16``; everything else is float32.
+        precision: Of products inside networks, ``float32`` or ``bfloat16``; what else on accelerators: `passes.Autocast`.
 
     Raises:
         UnsupportedSpace: For spaces it cannot use.

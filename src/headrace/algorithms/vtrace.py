@@ -31,8 +31,9 @@ def importance_weights(log_ratio: Float64, config: CorrectionConfig) -> tuple[Fl
 class VTraceRule:
     """Fulfils `headrace.algorithms.on_policy.Rule`.
 
-    Without ``clip``, advantages are those of the paper, times rho. With it the surrogate's ratio is the importance weight,
-    and they are not weighted twice.
+    Without ``clip``, advantages are those of the paper, times rho. Where they are standardised, that comes first: centred, a
+    product with rho would pull at actions that earned no more than others. With ``clip`` the surrogate's ratio is the importance
+    weight, and they are not weighted twice.
 
     Args:
         config: The algorithm's section.
@@ -43,14 +44,16 @@ class VTraceRule:
     def __init__(self, config: VTraceConfig) -> None:
         self._config = config
 
-    def targets(self, steps: Steps) -> tuple[Float64, Float64]:
+    def targets(self, steps: Steps) -> tuple[Float64, ...]:
         """See `Rule.targets`."""
         config = self._config
         rho, c = importance_weights(steps.log_ratio, config.correction)
         advantage, target = vtrace(
             steps.reward, steps.value, steps.next_value, steps.terminated, steps.ended, (rho, c), config.gamma
         )
-        return (rho * advantage if config.clip is None else advantage), target
+        if config.clip is not None:
+            return advantage, target
+        return (advantage, target, rho) if config.loss.normalize_advantages else (rho * advantage, target)
 
     def policy_loss(
         self, advantage: Float32, logprob: Float32, ratio: Float32, clip: float | None

@@ -202,7 +202,8 @@ class LearnConfig(Section):
     """torch device of the learner, e.g. ``cpu`` or ``cuda``."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of products inside networks that are trained; weights, gradients and optimisers are float32 in any case. Part of the
-    result. bfloat16: TD3, SAC and DQN, on processors made for it, where ``headrace plan`` says that it is faster."""
+    result. bfloat16: on the CPU nothing but factors of products is rounded, on accelerators also what is between layers, and what
+    a network of the user's own returns. TD3, SAC and DQN, on processors made for it, where ``headrace plan`` says that it is faster."""
     begin_from: str | None = None
     """On-policy algorithms only: a run directory, or a checkpoint in one (``RUN/checkpoints/VERSION``), whose networks and
     running statistics this run begins with; everything else begins anew. They are kept with the record. Not set: fresh ones."""

@@ -6,7 +6,7 @@ has not passed can be overwritten. Letters: R rows, T steps of the longest strea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -87,9 +87,7 @@ class Rollouts:
                 "a rollout was asked for, and nothing has arrived", fix="keep the run directory and file a bug"
             )
         taken = self._take()
-        stops = {
-            lane: stop for one in taken for lane, stop in zip(self._groups[one.group], one.stops, strict=True)
-        }  # of two chunks of a group the later one's
+        stops = dict(pair for one in taken for pair in self._stops(one))  # of two chunks of a group the later one's
         streams = []
         for lane, stop in sorted(stops.items()):
             start, end = int(self._replay.books.resident_from[lane]), self._end(lane, stop)
@@ -97,7 +95,22 @@ class Rollouts:
                 streams.append(_Stream.of(self._replay, lane, start, end))
                 self._replay.consume(lane, end)
         streams = [stream for stream in streams if len(stream.steps)]
-        return _rollout(self._replay, streams) if streams else None
+        return replace(_rollout(self._replay, streams), waiting=self._waiting(stops)) if streams else None
+
+    def _waiting(self, taken: Mapping[int, int]) -> int:
+        """Steps that have arrived and lie behind what was taken, up to these row numbers of lanes."""
+        steps = 0
+        for lane, stop in dict(pair for one in self._arrived for pair in self._stops(one)).items():
+            start = taken.get(lane, int(self._replay.books.resident_from[lane]))
+            if stop > start:
+                steps += sum(
+                    int((piece["kind"] == STEP).sum()) for piece in self._replay.block.pieces(lane, start, stop)
+                )
+        return steps
+
+    def _stops(self, one: Arrived) -> Iterator[tuple[int, int]]:
+        """Each of its lanes, with the row number after its last row."""
+        return zip(self._groups[one.group], one.stops, strict=True)
 
     def state(self) -> list[list[Any]]:
         """What has arrived, as JSON knows it."""

@@ -251,9 +251,7 @@ def _check_exploration(config: ExperimentConfig) -> None:
         raise ConfigError(
             "algorithm.exploration.decay_steps would be ignored: there is no scale to decay to",
             decay_steps=exploration.decay_steps,
-            fix="remove decay_steps"
-            if getattr(exploration, "kind", "") == "none"
-            else "set algorithm.exploration.final_scale, or remove decay_steps",
+            fix="set algorithm.exploration.final_scale, or remove decay_steps",
         )
     endless = isinstance(exploration, ExplorationConfig) and "decay_steps" not in exploration.model_fields_set
     if endless and exploration.final_scale is not None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from headrace.algorithms.configs import LAYERS, DQNConfig, IQNConfig, SACConfig, TD3Config
+from headrace.algorithms.configs import LAYERS, UNREAD, DQNConfig, IQNConfig, SACConfig, TD3Config
 from headrace.algorithms.on_policy_configs import ON_POLICY, PPOConfig, VTraceConfig
 from headrace.core import toml
 from headrace.core.agents import AgentsConfig
@@ -241,11 +241,18 @@ def _named(source: object) -> dict[str, object]:
 
 
 def _make_way(table: dict[str, Any], overrides: Mapping[str, object]) -> None:
-    """Whoever names another environment, or a network of their own, means it instead of the one in the file."""
+    """Whoever names another environment, a network of their own or a kind of exploration means it, not what the file has beside it."""
     for key in overrides:
         section, _, last = key.rpartition(".")
         if last == "factory" and section.startswith("algorithm."):
             _drop(table, section, [layer for layer in LAYERS if f"{section}.{layer}" not in overrides])
+        if key == "algorithm.exploration.kind":
+            unread = UNREAD.get(str(overrides[key]), ())
+            _drop(
+                table,
+                "algorithm.exploration",
+                [name for name in unread if f"algorithm.exploration.{name}" not in overrides],
+            )
     env = table.get("env")
     if not isinstance(env, dict):
         return
