@@ -144,6 +144,16 @@ def test_a_watch_that_is_interrupted_waits_for_nobody(tmp_path, monkeypatch):
     assert left.value.code == 130
 
 
+@pytest.mark.parametrize(("where", "words"), [("monitor", "--log-file log"), ("watching", "{run}")])
+def test_a_watch_hands_over_again_and_again_what_its_reader_had_no_room_for(past, tmp_path, monkeypatch, where, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(f"headrace.cli.{where}.pass_on", lambda: signal.raise_signal(signal.SIGINT))
+    (past / "summary.json").unlink()
+    with RunDirectory.resume(past), pytest.raises(SystemExit) as left:
+        main(["monitor", *words.format(run=past).split(), "--run-duration", "20"])
+    assert left.value.code == 130, "it was called, and that is all that ends it before its time"
+
+
 @pytest.mark.parametrize("quiet", [(), ("--quiet",)])
 def test_a_reader_who_stands_still_holds_no_supervisor_up(tmp_path, quiet):
     """Ctrl-S, a pager that waits for a key, a connection that is stuck."""

@@ -120,3 +120,18 @@ def test_a_dry_run_may_write_again_what_it_has_written(tmp_path, capsys):
         for name in ("config.toml", "configs/inference.toml", "configs/orchestrator.toml", "configs/trainer.toml")
     ]
     assert "lr = 0.0002" in (tmp_path / "dry" / "config.toml").read_text()
+
+
+@pytest.mark.parametrize("quiet", [(), ("--quiet",)])
+def test_a_run_hands_over_at_every_turn_what_its_reader_had_no_room_for(tmp_path, monkeypatch, quiet):
+    turns = []
+
+    def launch(what, on_line, on_turn):
+        on_turn()
+        return {"outcome": "completed", "exit_code": 0}
+
+    monkeypatch.setattr(launcher, "launch", launch)
+    monkeypatch.setattr("headrace.cli.rl.pass_on", lambda: turns.append("handed over"))
+    words = ["rl", "@", "wordle-grpo", "--run-dir", str(tmp_path / "run"), *quiet]
+    assert main(words, standalone_mode=False) == 0
+    assert turns == ["handed over"]
