@@ -18,6 +18,7 @@ from headrace.algorithms.dqn import DQN, action_value, best_value, td_loss, td_s
 from headrace.algorithms.registry import build_actor, build_random_actor, check_spaces
 from headrace.algorithms.sampled import SampledRows
 from headrace.core.errors import ConfigError, NonFiniteValue, UnsupportedSpace
+from precision_support import able
 
 OBS = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTION = spaces.Discrete(4, start=2)
@@ -562,6 +563,7 @@ def test_device_that_is_not_there(device):
         DQN(DQNConfig(), OBS, ACTION, 0, device)
 
 
+@able
 @pytest.mark.parametrize("dueling", [False, True], ids=["plain", "dueling"])
 def test_with_rounded_products_it_learns_alike_and_not_the_same(dueling: bool) -> None:
     given = DQNConfig.model_validate({"network": {"hidden": [64, 64]}, "batch_size": 8, "dueling": dueling})

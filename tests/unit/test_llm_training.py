@@ -439,7 +439,9 @@ def test_bfloat16_is_what_is_published_and_float32_what_is_trained(model: Any) -
     trainer.step(sampled_by(model, batch(0, 4)))
     assert {tensor.dtype for tensor in trainer.tensors().values()} == {torch.bfloat16}
     assert {parameter.dtype for parameter in trainer._parameters} == {torch.float32}
-    served = copy.deepcopy(model).to(torch.bfloat16)
+    served = copy.deepcopy(model)
+    for parameter in served.parameters():  # buffers stay as they are, see `served_copy`
+        parameter.data = parameter.data.to(torch.bfloat16)
     served.load_state_dict(trainer.tensors())
     with torch.no_grad():
         logits = served(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False).logits.float()

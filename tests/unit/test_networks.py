@@ -154,7 +154,7 @@ class Counting(nn.Linear):
         (
             lambda i, o: nn.utils.parametrizations.spectral_norm(nn.Linear(i, o)),
             "the same however often it is built",
-            "parametrizations.weight.0._u differs from one build to the next",
+            "parametrizations.weight.0._u ",  # differs between builds, or from use to use, as the matrix library has it
         ),
     ],
 )

@@ -25,6 +25,7 @@ from headrace.algorithms.passes import (
     pass_of,
 )
 from headrace.algorithms.q_networks import MapNetwork
+from precision_support import able
 
 ROWS, INPUTS, OUTPUTS = 32, 7, 3
 
@@ -179,12 +180,6 @@ def test_weights_that_move_in_their_vector_are_those_that_are_used() -> None:
     flat.value.data.mul_(1.5)
     assert not torch.equal(ours(x), before)
     _near(ours(x), network(x).detach())
-
-
-able = pytest.mark.skipif(
-    not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
-    reason="this processor has no instructions for it: nothing is rounded, and a run would be refused",
-)
 
 
 def _autocast(network: nn.Module) -> ModulePass:

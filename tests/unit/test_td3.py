@@ -18,6 +18,7 @@ from headrace.algorithms.registry import build_actor
 from headrace.algorithms.td3 import TD3, smoothed_action, td_target
 from headrace.core import seeding
 from headrace.core.errors import ConfigError, NonFiniteValue, UnsupportedSpace
+from precision_support import able
 
 
 def config(**changes) -> TD3Config:
@@ -433,6 +434,7 @@ def test_device_that_is_not_there(device):
 # --- precision
 
 
+@able
 def test_with_rounded_products_it_learns_alike_and_not_the_same():
     wide = NetworkConfig(hidden=[64, 64])
     given = config(actor=wide, critic=wide)
@@ -456,6 +458,7 @@ def test_a_processor_without_instructions_for_it_is_not_asked(monkeypatch):
 
 
 def test_a_torch_that_cannot_round_products_is_not_asked(monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     monkeypatch.setattr(torch.backends, "mkldnn", object())  # as before 2.9
     with pytest.raises(ConfigError, match="this torch cannot round") as caught:
         TD3(config(), OBS, ACTION, 0, precision="bfloat16")
