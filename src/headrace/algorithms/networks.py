@@ -273,6 +273,8 @@ def _check_repeats(name: str, network: nn.Module, inputs: int, lowest: float = -
     try:
         with torch.no_grad():
             first, again, acting = network(x).clone(), network(x).clone(), network.eval()(x)
+        if lowest < 0.0 and not first.isfinite().all():
+            raise ValueError("no finite outputs")
     except Exception as error:  # the user's module may raise anything; its text is passed on
         if lowest < 0.0:  # it may be for numbers from 0 on
             _check_repeats(name, network, inputs, lowest=0.0)
@@ -284,7 +286,8 @@ def _check_repeats(name: str, network: nn.Module, inputs: int, lowest: float = -
     wanted = "the same outputs whenever it is asked for the same inputs, in evaluation mode too"
     if not torch.allclose(first, again, rtol=0.0, atol=0.0, equal_nan=True):
         raise _unsuitable(name, wanted, "other ones when it was asked again (a dropout in it, or RReLU?)")
-    if not torch.allclose(first, acting, rtol=1e-4, atol=1e-5 * float(first.abs().max()), equal_nan=True):
+    largest = float(first.abs().nan_to_num(0.0, posinf=0.0).max())
+    if not torch.allclose(first, acting, rtol=1e-4, atol=1e-5 * largest, equal_nan=True):
         raise _unsuitable(name, wanted, "other ones in evaluation mode (a dropout in it, or RReLU?)")
 
 

@@ -6,12 +6,14 @@ Letters in shapes: B minibatch.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from headrace.algorithms.encoding import Float32
+from headrace.algorithms.encoding import Float32, Float64
 
-_ROUNDING = 2e-6
-"""Share of a mean by which it can be off, as float32 sums are made: 16 units in the last place."""
+_ROUNDING = 1e-12
+"""Share of a mean by which it can be off, as float64 sums of many are made."""
 _NOTHING = np.float32(0.0)
 _SMALLEST = float(np.finfo(np.float32).tiny)
 
@@ -92,15 +94,17 @@ def standardised(advantage: Float32, weight: Float32 | None = None) -> Float32:
     rows = len(advantage)
     if rows < 2:
         return advantage
-    middle = mean(advantage) if weight is None else _weighted_mean(advantage, weight)
-    centred: Float32 = advantage - np.float32(middle)
-    deviation = np.sqrt(np.add.reduce(centred * centred) / np.float32(rows - 1))
-    if deviation < _ROUNDING * abs(middle):  # equal ones differ from their mean by what it was rounded
+    exact = advantage.astype(np.float64)
+    middle = float(np.add.reduce(exact)) / rows if weight is None else _weighted_mean(exact, weight)
+    centred = exact - middle
+    deviation = math.sqrt(np.add.reduce(centred * centred) / (rows - 1))
+    if deviation < _ROUNDING * abs(middle):  # equal ones differ from their weighted mean by what it was rounded
         return np.zeros_like(advantage)
-    scaled: Float32 = centred / (deviation + np.float32(1e-8))
+    scaled: Float32 = (centred / (deviation + 1e-8)).astype(np.float32)
     return scaled
 
 
-def _weighted_mean(values: Float32, weight: Float32) -> float:
+def _weighted_mean(values: Float64, weight: Float32) -> float:
     """Of values [B] with weights [B] of at least 0; 0 where those are all 0."""
-    return float(np.add.reduce(values * weight)) / max(float(np.add.reduce(weight)), _SMALLEST)
+    exact = weight.astype(np.float64)
+    return float(np.add.reduce(values * exact)) / max(float(np.add.reduce(exact)), _SMALLEST)

@@ -6,7 +6,7 @@ has not passed can be overwritten. Letters: R rows, T steps of the longest strea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -95,18 +95,18 @@ class Rollouts:
                 streams.append(_Stream.of(self._replay, lane, start, end))
                 self._replay.consume(lane, end)
         streams = [stream for stream in streams if len(stream.steps)]
-        return replace(_rollout(self._replay, streams), waiting=self._waiting(stops)) if streams else None
+        return replace(_rollout(self._replay, streams), waiting=self._waiting()) if streams else None
 
-    def _waiting(self, taken: Mapping[int, int]) -> int:
-        """Steps that have arrived and lie behind what was taken, up to these row numbers of lanes."""
-        steps = 0
-        for lane, stop in dict(pair for one in self._arrived for pair in self._stops(one)).items():
-            start = taken.get(lane, int(self._replay.books.resident_from[lane]))
-            if stop > start:
-                steps += sum(
-                    int((piece["kind"] == STEP).sum()) for piece in self._replay.block.pieces(lane, start, stop)
-                )
-        return steps
+    def _waiting(self) -> int:
+        """Steps that have arrived and that no rollout had yet, those of episodes that are kept back among them."""
+        books, pieces = self._replay.books, self._replay.block.pieces
+        stretches = zip(books.resident_from.tolist(), books.row.tolist(), strict=True)
+        return sum(
+            int(np.count_nonzero(piece["kind"] == STEP))
+            for lane, (start, stop) in enumerate(stretches)
+            if stop > start
+            for piece in pieces(lane, start, stop)
+        )
 
     def _stops(self, one: Arrived) -> Iterator[tuple[int, int]]:
         """Each of its lanes, with the row number after its last row."""

@@ -199,9 +199,7 @@ def _laid_over(base: ExperimentConfig, source: str | Path | ExperimentConfig | N
     """The keys that ``source`` states, the others as in ``base``."""
     stated = source.model_dump(exclude_unset=True) if isinstance(source, ExperimentConfig) else _table(source)
     table = base.model_dump()
-    env = stated.get("env")
-    if isinstance(env, dict):
-        _make_way(table, {f"env.{key}": value for key, value in env.items()})
+    _make_way(table, dict(_dotted(stated)))
     _lay(table, stated)
     return table
 

@@ -78,9 +78,11 @@ def begin_alone(component: str, config: RLConfig, run: Path, *, url: str | None,
         if component == INFERENCE and not shared.alone(INFERENCE).is_live():
             # Nobody is to be sent to where an earlier one was, and whoever finds this one alive believes what it reads.
             write_endpoints(shared.endpoints_file, Endpoints(run_id))
+        # Whoever is refused leaves what its predecessor told where it is; while that one is alive, that is why.
+        found = None if shared.alone(component).is_live() else _going_on(component, shared, run_id, resume=resume)
         place = _own_place(component, config, shared)
         undone.callback(place.close)
-        checkpoint, damaged = _going_on(component, shared, run_id, resume=resume)
+        checkpoint, damaged = found or _going_on(component, shared, run_id, resume=resume)
         if component == ORCHESTRATOR or (component == TRAINER and not shared.alone(ORCHESTRATOR).is_live()):
             remove_leftovers(shared.rollouts_dir, run_id)  # whoever goes on makes those batches again
         what = Launch(
