@@ -228,6 +228,23 @@ def test_what_is_raised_while_workers_step_loses_no_row(backend: str, place: str
         assert not envs.faults
 
 
+@pytest.mark.parametrize("place", [(Handle, "order"), (Pool, "submit")], ids=["workers", "all-workers"])
+@pytest.mark.parametrize("backend", ["workers", "split", "threads"])
+def test_what_is_raised_while_workers_are_asked_gives_no_number_out_twice(backend: str, place: Any) -> None:
+    with counting(backend, budget=PLENTY) as envs:
+        watched = Watched(envs)
+        envs.reset(seed=1)
+        watched.last = dict.fromkeys(range(COUNT), (1, 0))
+        for _ in range(7):
+            with AtCall(*place, TimeoutError("as asked"), after=True), pytest.raises(TimeoutError):
+                envs.send([0] * COUNT)
+            with pytest.raises(VectorMisused, match=r"busy|not taken"):
+                envs.send([0] * COUNT)
+            watched.receive(COUNT)
+            watched.step()
+        assert not envs.faults
+
+
 class Signalling(Counting):
     """In its second step it sends a signal to whoever waits for it, and takes its time to answer."""
 

@@ -50,6 +50,7 @@ class Told:
         self.asked: list[tuple[int, int, Kind, Any]] = []
         self.events: list[Event] = []
         self.refuses: Exception | None = None
+        self.asks_rest = False
 
     def prepare(self, values: Any, _what: str) -> Any:
         return dict(values)
@@ -59,6 +60,12 @@ class Told:
             raise self.refuses
         for env, seq in zip(ids.tolist(), seqs.tolist(), strict=True):
             self.asked.append((env, seq, Kind(self.slab.kind[env]), resets.get(env)))
+
+    def ask_rest(self, *arguments: Any) -> bool:
+        if self.asks_rest:
+            self.refuses = None
+            self.submit(*arguments)
+        return self.asks_rest
 
     def poll(self, _missing: int, _timeout_s: float) -> list[Event]:
         events, self.events = self.events, []
@@ -289,6 +296,23 @@ def test_questions_that_could_not_be_handed_out_can_be_asked_again(mode: Autores
     told.answer(2.0)
     if mode is AutoresetMode.NEXT_STEP:
         assert taken(engine)[0].observations[:, 0].tolist() == [1.0, 2.0, 2.0]
+
+
+def test_questions_of_which_one_was_handed_out_are_all_asked() -> None:
+    engine, told, _ = begun()
+    told.events.append(Failure(1, -1, problem()))
+    for event in told.poll(0, 0.0):
+        engine.take_in(event)
+    told.refuses, told.asks_rest = TimeoutError("too long"), True
+    with pytest.raises(TimeoutError, match="too long"):
+        step(engine)
+    assert [env for env, *_ in told.asked] == [0, 2]
+    assert engine.slots.state.tolist() == [SlotState.BUSY, SlotState.READY, SlotState.BUSY]
+    assert engine.renewal.steps.tolist() == [1, 1, 1]
+    with pytest.raises(VectorMisused, match="is still busy"):
+        step(engine)
+    told.answer(1.0)
+    assert taken(engine)[1].tolist() == [True, False, True]
 
 
 def test_what_was_to_be_renewed_is_still_to_be_renewed_if_that_could_not_be_asked_for() -> None:

@@ -138,10 +138,10 @@ class Engine:
         if len(ids) == self._size and self.calm() is not None and not (self.any_ended and self._disabled):
             self.leave_calm()
             resets = self.ended if self._mode is AutoresetMode.NEXT_STEP else self._none
-            slots.send_all()
-            slots.is_step ^= resets
             for own, column in zip(slab.actions, columns, strict=True):
                 own[:] = column
+            slots.send_all()  # now: from here to where they are handed out no signal's handler finds room
+            slots.is_step ^= resets
             slab.seq[:] = slots.seq
             slab.kind[:] = resets  # a reset without a seed is kind 1, a step 0
             self._hand_out(ids, slab.seq, {}, by_env)
@@ -177,12 +177,15 @@ class Engine:
         gone = np.array([env in broken for env in now.tolist()], np.bool_) & stepped
         due = np.array([self.renewal.due(env) for env in now.tolist()], np.bool_) & ~stepped
         renewed = self._renewed(now[due], {}) if due.any() else {}
-        asked = now[~gone]
-        if len(asked):
-            self._hand_out(asked, slab.seq[asked], renewed, actions)
-        self.renewal.steps[ids] += steps
-        for env in now[gone].tolist():
-            self._fail(env, int(self.slots.seq[env]), broken[env])
+        asked, lost = now[~gone], now[gone]
+        try:
+            if len(asked):
+                self._hand_out(asked, slab.seq[asked], renewed, actions)
+                self.renewal.steps[asked] += self.slots.is_step[asked]
+        finally:
+            for env in lost[self.slots.state[lost] == SlotState.BUSY].tolist():  # unless nobody was asked
+                self.renewal.steps[env] += 1
+                self._fail(env, int(self.slots.seq[env]), broken[env])
 
     def gather(self, ids: Ids | None, enough: int, timeout_s: float | None = None) -> None:
         """Wait until enough environments are ready, or failed.
@@ -337,10 +340,16 @@ def _hand_out(
     resets: Mapping[int, Any],
     actions: Mapping[int, Any],
 ) -> None:
-    """Hand out the newest questions. If that fails, it is as if they had not been asked, and they can be again."""
+    """Hand out the newest questions. If that fails, it is as if they had not been asked, and they can be again.
+
+    Unless somebody had been asked already: its answer has the number of this question, and is that of no other one.
+    """
     try:
         backend.submit(ids, seqs, resets, actions)
     except BaseException as error:
+        if backend.ask_rest(ids, seqs, resets, actions):
+            renewal.steps[ids] += slots.is_step[ids]
+            raise
         slots.undo()
         renewal.settled(np.setdiff1d(np.arange(slots.num_envs), slots.asked()))
         for env in resets:

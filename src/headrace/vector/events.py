@@ -90,13 +90,28 @@ class Backend(Protocol):
     def submit(
         self, ids: Ids, seqs: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]
     ) -> None:
-        """Hand questions out that are in the slab. If it raises, nobody was asked anything.
+        """Hand questions out that are in the slab. If it raises, `ask_rest` tells whether anybody was asked.
 
         Args:
             ids: To whom, ascending.
             seqs: Their numbers.
             resets: Seed and prepared options of those of kind RESET and RENEW.
             actions: Prepared, where they are objects.
+        """
+        ...
+
+    def ask_rest(
+        self, ids: Ids, seqs: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]
+    ) -> bool:
+        """After an exception out of `submit`: whether anybody was asked. Then everybody is.
+
+        What was asked is answered with these numbers, which must not be given out a second time.
+
+        Args:
+            ids: As they were given to `submit`, and so are the others.
+            seqs: See there.
+            resets: See there.
+            actions: See there.
         """
         ...
 

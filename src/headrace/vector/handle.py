@@ -234,8 +234,9 @@ class Handle:
     def _set_wake(self, at: int) -> bool:
         if at == self._wake_at:
             return self.mailbox.completed < at
-        self._wake_at = at
-        return self.mailbox.wake_after(at)
+        waits = self.mailbox.wake_after(at)
+        self._wake_at = at  # now: where an exception comes in between, the worker is told again
+        return waits
 
 
 def _open(extras: Extras) -> None:

@@ -51,6 +51,10 @@ class Pool:
         self._limits = crew.options.limits
         self._clock = MonotonicClock()
         self._interrupted: dict[int, Late] = {}
+        self._orders: list[tuple[Handle, Ids, int]] = []
+        """The newest ones, with how many questions each worker had been asked before."""
+        self._newest: tuple[int, int] | None = None
+        """Environment and number of the first of them."""
         self._calls = 0
         self._eager = crew.options.template.eager
         self._patience = Patience(most_s=SPIN_S if self._eager else 0.0)
@@ -81,8 +85,25 @@ class Pool:
         for (handle, _), told in zip(groups, details, strict=True):
             if told is not None:
                 handle.tell(told, TELL_S)
-        for handle, part in groups:  # nothing is waited for any more: all of them are asked, or none is
+        self._orders = [(handle, part, handle.mailbox.ordered) for handle, part in groups]
+        self._newest = (ids[0], seqs[0]) if len(ids) else None
+        for handle, part in groups:  # nothing is waited for any more
             handle.order(part, now_s, wakes=not self._eager)
+
+    def ask_rest(
+        self, ids: Ids, seqs: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]
+    ) -> bool:
+        """See `Backend.ask_rest`."""
+        if not len(ids) or self._newest != (ids[0], seqs[0]):
+            return False  # it had not come to these
+        orders = self._orders
+        if all(handle.mailbox.ordered == before for handle, _, before in orders):
+            return False
+        for handle, part, before in orders:
+            if handle.mailbox.ordered == before:
+                handle.order(part, self._clock.now())
+            handle.ordered.set()  # also of one that was asked, and may not have been woken
+        return True
 
     def poll(self, missing: int, timeout_s: float) -> list[Event]:
         """See `Backend.poll`."""

@@ -103,9 +103,15 @@ class Serial:
         self, ids: Ids, seqs: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]
     ) -> None:
         """See `Backend.submit`."""
-        self._asked += zip(ids.tolist(), seqs.tolist(), strict=True)
         self._resets.update(resets)
         self._actions.update(actions)
+        self._asked = [*self._asked, *zip(ids.tolist(), seqs.tolist(), strict=True)]
+
+    def ask_rest(
+        self, ids: Ids, seqs: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]
+    ) -> bool:
+        """See `Backend.ask_rest`; here all of them are asked, or none is."""
+        return len(ids) > 0 and (int(ids[0]), int(seqs[0])) in self._asked
 
     def poll(self, missing: int, timeout_s: float) -> list[Event]:
         """See `Backend.poll`: here the work is done, all of it."""

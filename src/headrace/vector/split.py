@@ -43,6 +43,20 @@ class Split:
             self._asked = True
             self.serial.submit(ids[:mine], seqs[:mine], _only(resets, ids[:mine]), _only(actions, ids[:mine]))
 
+    def ask_rest(
+        self, ids: Ids, seqs: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]
+    ) -> bool:
+        """See `Backend.ask_rest`; workers are the first that are asked."""
+        mine = int(np.searchsorted(ids, self.here))
+        if mine == len(ids):
+            return self.serial.ask_rest(ids, seqs, resets, actions)
+        if not self.pool.ask_rest(ids[mine:], seqs[mine:], {}, {}):
+            return False
+        if mine and not self.serial.ask_rest(ids[:mine], seqs[:mine], {}, {}):
+            self._asked = True
+            self.serial.submit(ids[:mine], seqs[:mine], _only(resets, ids[:mine]), _only(actions, ids[:mine]))
+        return True
+
     def poll(self, missing: int, timeout_s: float) -> list[Event]:
         """See `Backend.poll`; what is asked of this process is done first."""
         if not self._asked:
