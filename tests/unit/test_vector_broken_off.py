@@ -37,11 +37,32 @@ class Handler:
         raise self.error
 
 
+def taken_away(error: BaseException) -> Any:
+    """As many do that end a program: whoever sends the signal again finds nobody."""
+
+    def stop(number: int, _frame: Any) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise error
+
+    return stop
+
+
+def forgetful(error: BaseException) -> Any:
+    def stop(number: int, frame: Any) -> None:
+        del number, frame
+        raise error
+
+    return stop
+
+
 HANDLERS: dict[str, Callable[[BaseException], Any]] = {
     "function": lambda error: lambda *_: Handler(error).method(0, None),
     "method": lambda error: Handler(error).method,
     "object": Handler,
     "partial": lambda error: functools.partial(Handler.method, Handler(error)),
+    "taken-away": taken_away,
+    "taken-away-partial": lambda error: functools.partial(taken_away(error)),
+    "forgetful": forgetful,
 }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections import UserDict
+from collections.abc import Callable, Iterator
 from typing import Any
 from warnings import catch_warnings
 
@@ -15,7 +18,8 @@ from hypothesis import strategies as st
 
 from headrace.core.errors import VectorMisused
 from headrace.vector.faults import FaultKind, from_exception
-from headrace.vector.infos import Infos, columns_of
+from headrace.vector.infos import Infos, columns_of, kept
+from headrace.vector.pool import _sealed
 from headrace.vector.rows import Rows, settle
 from headrace.vector.spaces import ActionCodec, Layout
 from vector_envs import SPACES, plain
@@ -428,3 +432,68 @@ def test_observations_without_numbers_fit(shape: tuple[int, ...], where: Any) ->
 def test_actions_that_cannot_be_read_are_refused_in_a_sentence(kind: str, wrong: Any) -> None:
     with pytest.raises(VectorMisused, match="action"):
         ActionCodec(SPACES[kind], batch_space(SPACES[kind], 3)).encode(wrong, 3)
+
+
+# What the program's own signals do while something is looked at
+
+
+def alarm(*_: Any) -> Any:
+    """A look that lasts so long that the program's alarm goes off."""
+    signal.raise_signal(signal.SIGUSR2)
+
+
+class LazyShape:
+    shape = property(alarm)
+
+
+class Lazy:
+    __array__ = __deepcopy__ = alarm
+
+    def __reduce__(self) -> Any:
+        return alarm()
+
+
+class LazyKeys(dict[str, Any]):
+    keys = alarm
+
+
+class LazyInfo(UserDict[str, Any]):
+    keys = alarm
+
+
+class LazyAnswer(tuple[Any, ...]):
+    __slots__ = ()
+    __len__ = alarm
+
+
+NAMED = spaces.Dict({"a": BOX, "name": spaces.Text(5)})
+LOOKS: dict[str, Callable[[], Any]] = {
+    "answer": lambda: settle(rows_of(), range(1), [LazyAnswer(good())]),
+    "observation": lambda: settle(rows_of(), range(1), [(LazyShape(), *good()[1:])]),
+    "array": lambda: settle(rows_of(), range(1), [(Lazy(), *good()[1:])]),
+    "objects": lambda: settle(rows_of(NAMED), range(1), [(LazyKeys(a=good()[0], name="x"), *good()[1:])]),
+    "info": lambda: settle(rows_of(), range(1), [(*good()[:4], LazyInfo(a=1))]),
+    "actions": lambda: ActionCodec(BOX, batch_space(BOX, 3)).encode(Lazy(), 3),
+    "pickled": lambda: _sealed(Lazy(), "an action", 0),
+    "copied": lambda: kept({"a": Lazy()}),
+}
+
+
+@pytest.fixture
+def times_out() -> Iterator[None]:
+    """A handler that goes off once."""
+
+    def handler(_number: int, _frame: Any) -> None:
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        raise TimeoutError("too long")
+
+    former = signal.signal(signal.SIGUSR2, handler)
+    yield
+    signal.signal(signal.SIGUSR2, former)
+
+
+@pytest.mark.usefixtures("times_out")
+@pytest.mark.parametrize("what", LOOKS)
+def test_what_a_signals_handler_raises_while_something_is_looked_at_is_the_programs(what: str) -> None:
+    with pytest.raises(TimeoutError, match="too long"):
+        LOOKS[what]()

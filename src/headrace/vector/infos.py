@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.vector.faults import Fault
+from headrace.vector.interrupts import is_programs
 from headrace.vector.rows import compact
 
 _PYTHONS_OWN = (bool, int, float)
@@ -202,5 +203,7 @@ def kept(info: Any) -> Any:
     """A copy of one info: its environment may go on with what it gave."""
     try:
         return copy.deepcopy(info)
-    except Exception:  # noqa: BLE001 - it may hold anything; then at least its entries stay
+    except Exception as error:  # it may hold anything; then at least its entries stay
+        if is_programs(error):
+            raise
         return dict(info) if isinstance(info, Mapping) else info

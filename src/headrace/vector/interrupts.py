@@ -16,7 +16,8 @@ import threading
 # Those of `signal` look every handler up in an enum, which takes longer than a step of a small environment.
 from _signal import NSIG, SIGINT, getsignal  # type: ignore[import-not-found]
 from _signal import signal as set_handler
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from inspect import CO_VARARGS
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Self
 
@@ -121,14 +122,36 @@ def is_programs(error: BaseException) -> bool:
 
 
 def _by_handler(error: BaseException) -> bool:
-    """Whether the traceback leads through one of the handlers that signals have now."""
-    codes = {_code_of(getsignal(number)) for number in range(1, NSIG)} - {None}
+    """Whether the traceback leads through the handler of a signal."""
     traceback = error.__traceback__
+    traceback = traceback and traceback.tb_next  # the first frame is that of who has caught it
+    frames = []
     while traceback is not None:
-        if traceback.tb_frame.f_code in codes:
-            return True
+        frames.append(traceback.tb_frame)
         traceback = traceback.tb_next
-    return False
+    return any(map(_interrupts_its_caller, frames)) or _is_handlers(frames)
+
+
+def _interrupts_its_caller(frame: FrameType) -> bool:
+    """Whether a function that is over was given its caller's frame, as the interpreter gives it to handlers.
+
+    Whatever has become of that handler since: many take themselves away before they raise.
+    """
+    caller, code = frame.f_back, frame.f_code
+    if caller is None:
+        return False
+    taken, values = code.co_varnames, frame.f_locals
+    if any(values.get(name) is caller for name in taken[: code.co_argcount]):
+        return True
+    rest = values.get(taken[code.co_argcount + code.co_kwonlyargcount]) if code.co_flags & CO_VARARGS else None
+    return isinstance(rest, tuple) and any(one is caller for one in rest)
+
+
+def _is_handlers(frames: Sequence[FrameType]) -> bool:
+    """Whether one of these is of a handler that a signal has now; it may have thrown away what it was given."""
+    handlers = [handler for handler in map(getsignal, range(1, NSIG)) if callable(handler)]
+    codes = {_code_of(handler) for handler in handlers} - {None}
+    return any(frame.f_code in codes for frame in frames)
 
 
 def _code_of(handler: Any) -> CodeType | None:

@@ -22,6 +22,7 @@ from headrace.vector.crew import TELL_S, Crew
 from headrace.vector.events import Answers, Event, Failure, Moves
 from headrace.vector.faults import FaultKind, Problem
 from headrace.vector.handle import Handle
+from headrace.vector.interrupts import is_programs
 from headrace.vector.messages import Call, Details, Packed, Returned, sealed, unpack
 from headrace.vector.patience import SPIN_S, Patience
 from headrace.vector.seats import Late
@@ -362,6 +363,8 @@ def _sealed(value: Any, what: str, env: int, seal: Callable[[Any], Any] = sealed
     try:
         return seal(value)
     except Exception as error:  # pickling runs code of others, which may raise anything
+        if is_programs(error):
+            raise
         raise VectorMisused(
             f"{what} for environment {env} cannot be pickled, and it runs in a worker",
             error=f"{type(error).__name__}: {error}",
@@ -375,7 +378,9 @@ def _read(reply: Returned, values: dict[int, Any]) -> list[tuple[int, Any]]:
     for env, value in reply.values.items():
         try:
             values[env] = unpack(value)
-        except Exception as error:  # noqa: BLE001 - to read it runs code of others, which may raise anything
+        except Exception as error:  # to read it runs code of others, which may raise anything
+            if is_programs(error):
+                raise
             problems.append((env, losses.unreadable_value(error)))
     return problems
 

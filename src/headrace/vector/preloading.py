@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 
 from headrace.core.errors import ConfigError
+from headrace.vector.interrupts import is_programs
 from headrace.vector.stepping import Factory
 
 _ALWAYS = ("headrace.vector.worker", "gymnasium.envs.registration")
@@ -43,6 +44,8 @@ def _pickle(env: int, factory: Factory) -> bytes:
     try:
         return bytes(cloudpickle.dumps(factory))
     except Exception as error:
+        if is_programs(error):
+            raise
         # Pickling runs the factory's own code, which may raise anything.
         raise ConfigError(
             f"factory for env {env} cannot be sent to a worker",

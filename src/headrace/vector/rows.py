@@ -17,6 +17,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from headrace.vector.faults import Problem, broken_contract, not_finite, text_of
+from headrace.vector.interrupts import is_programs
 from headrace.vector.spaces import Layout, Part
 
 _FLAGS = frozenset({bool, np.bool_})
@@ -97,7 +98,11 @@ class Rows:
                 self._check_nodes(values)
                 for place, part in enumerate(self.layout.arrays):
                     self._write_leaf(place, part, where, [part.of(value) for value in values])
-        except Exception:  # noqa: BLE001 - a value may do anything when it is looked at; one by one it has an owner
+        except (_Doubt, AttributeError):  # the latter for lists, which have no shape
+            return False
+        except Exception as error:  # a value may do anything when it is looked at; one by one it has an owner
+            if is_programs(error):
+                raise
             return False
         return True
 
@@ -188,7 +193,9 @@ class Rows:
             given = part.of(value)
             try:
                 found = np.asarray(given)
-            except Exception:  # noqa: BLE001 - a value may do anything when it is looked at
+            except Exception as error:  # a value may do anything when it is looked at
+                if is_programs(error):
+                    raise
                 found = np.array(None)
             fits = self._cast or _is_exact(part, given)
             if not fits or found.shape != part.shape or not np.can_cast(found.dtype, part.dtype, "same_kind"):
@@ -273,7 +280,11 @@ def settle(
     """
     try:
         settled, observations = _columns(rows, returned)
-    except Exception:  # noqa: BLE001 - what was returned may do anything when it is looked at
+    except _Doubt:
+        return _settle_each(rows, where, returned, resets)
+    except Exception as error:  # what was returned may do anything when it is looked at
+        if is_programs(error):
+            raise
         return _settle_each(rows, where, returned, resets)
     if rows.finals and settled.infos:
         returned = _check_finals(rows, where, settled.infos, returned)
@@ -282,19 +293,27 @@ def settle(
     if not rows.try_write(where, observations):
         return _settle_each(rows, where, returned, resets)
     if rows.layout.objects:
-        try:
-            settled.objects = _objects(rows.layout, observations)
-        except Exception:  # noqa: BLE001 - as above
+        objects = _objects(rows.layout, observations)
+        if objects is None:
             return _settle_each(rows, where, returned, resets)
+        settled.objects = objects
     return settled
 
 
-def _objects(layout: Layout, observations: Sequence[Any]) -> list[list[Any]]:
-    """Parts that are no arrays, a list per leaf. Nothing else tells whether what is found there is such a part at all."""
-    for path, keys, space in layout.nodes:
-        if any(_wrong_node(path, keys, space, observation, "") for observation in observations):
-            raise _Doubt
-    return [[part.of(observation) for observation in observations] for part in layout.objects]
+def _objects(layout: Layout, observations: Sequence[Any]) -> list[list[Any]] | None:
+    """Parts that are no arrays, a list per leaf; None if at least one may not fit.
+
+    Nothing else tells whether what is found there is such a part at all.
+    """
+    try:
+        for path, keys, space in layout.nodes:
+            if any(_wrong_node(path, keys, space, observation, "") for observation in observations):
+                return None
+        return [[part.of(observation) for observation in observations] for part in layout.objects]
+    except Exception as error:  # as above
+        if is_programs(error):
+            raise
+        return None
 
 
 def _columns(rows: Rows, returned: Sequence[Any]) -> tuple[Settled, Sequence[Any]]:
@@ -353,7 +372,9 @@ def _checked(check: Callable[[int, Any, str], _Found | Problem], row: int, value
     """What a check of something finds, or that it cannot even be looked at."""
     try:
         return check(row, value, phase)
-    except Exception as error:  # noqa: BLE001 - what was returned may do anything when it is looked at
+    except Exception as error:  # what was returned may do anything when it is looked at
+        if is_programs(error):
+            raise
         return broken_contract(phase, f"what {phase}() returned", "plain numbers, arrays and a dict", text_of(error))
 
 

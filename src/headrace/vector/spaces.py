@@ -16,6 +16,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 
 from headrace.core.errors import HeadraceError, VectorMisused
+from headrace.vector.interrupts import is_programs
 
 Space = spaces.Space[Any]
 _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -156,7 +157,9 @@ class ActionCodec:
             columns = [self._column(part, part.of(actions), count) for part in self.layout.arrays]
         except HeadraceError:
             raise
-        except Exception as error:  # noqa: BLE001 - what was given may do anything when it is looked at
+        except Exception as error:  # what was given may do anything when it is looked at
+            if is_programs(error):
+                raise
             raise VectorMisused(
                 "the actions have not the structure of the action space",
                 expected=self._batched,
