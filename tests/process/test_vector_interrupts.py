@@ -19,9 +19,11 @@ import pytest
 import headrace
 from headrace.core.errors import VectorMisused
 from headrace.vector.barrier import Barrier
+from headrace.vector.crew import Crew
 from headrace.vector.fastlane import FastLane
 from headrace.vector.handle import Handle
 from headrace.vector.pool import Pool
+from headrace.vector.slab import Mailbox
 from headrace.vector.slots import Slots
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lent_server"), pytest.mark.timeout(240)]
@@ -344,3 +346,25 @@ def test_ctrl_c_before_anything_was_stepped_breaks_nothing_off(backend: str, as_
             observations, valid = envs.step([0] * COUNT)[0], envs.valid
         assert observations[:, 2].tolist() == [1] * COUNT
         assert valid.all()
+
+
+GIVEN_BACK: dict[str, tuple[Any, str, bool]] = {
+    "before-anything-is-given-back": (Crew, "_release", False),
+    "when-one-worker-is-given-back": (Handle, "close", True),
+    "between-the-parts-of-one": (Mailbox, "close", False),
+}
+
+
+@pytest.mark.parametrize("place", GIVEN_BACK)
+@pytest.mark.parametrize("backend", ["workers", "split"])
+def test_what_breaks_off_close_while_things_are_given_back_hinders_no_second_one(backend: str, place: str) -> None:
+    """As by the handler of SIGTERM; Ctrl-C waits until it is done."""
+    owner, name, after = GIVEN_BACK[place]
+    envs = counting(backend)
+    envs.reset(seed=1)
+    pids = envs.worker_pids()
+    with AtCall(owner, name, SystemExit("as asked"), after=after), pytest.raises(SystemExit):
+        envs.close()
+    envs.close()
+    assert pids
+    assert not envs.worker_pids()

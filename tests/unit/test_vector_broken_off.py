@@ -16,6 +16,7 @@ import headrace
 from headrace.core.errors import EnvironmentRaised, NonFiniteValue, VectorMisused
 from headrace.vector import serial
 from headrace.vector.engine import Engine
+from headrace.vector.fastlane import FastLane
 from vector_envs import Failing, Faulty
 
 COUNT = 3
@@ -141,6 +142,74 @@ def test_what_an_environment_raises_is_its_own_although_there_are_handlers(handl
         envs.reset(seed=0)
         with pytest.raises(EnvironmentRaised, match=r"leave of environment 0: .*SystemExit"):
             envs.call("leave")
+
+
+@pytest.fixture
+def struck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C as the next step ends: it is noted, and done by a later call."""
+    real = Engine.went
+
+    def went(*arguments: Any) -> None:
+        monkeypatch.undo()
+        real(*arguments)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Engine, "went", went)
+
+
+class Told(Faulty):
+    """Remembers what became of it."""
+
+    said: ClassVar[list[str]]
+
+    def tell(self) -> str:
+        self.said.append("told")
+        return "heard"
+
+    def close(self) -> None:
+        self.said.append("closed")
+
+
+@pytest.mark.usefixtures("struck")
+def test_ctrl_c_that_was_noted_comes_before_a_call_and_not_instead_of_what_it_returns() -> None:
+    Told.said = []
+    with headrace.VectorEnv([Told], workers=0) as envs:
+        envs.reset(seed=0)
+        envs.step([1])
+        with pytest.raises(KeyboardInterrupt):
+            envs.call("tell")
+        assert Told.said == []
+        assert envs.call("tell") == ("heard",)
+
+
+@pytest.mark.usefixtures("struck")
+def test_ctrl_c_that_was_noted_is_not_lost_if_nothing_follows_but_close() -> None:
+    Told.said = []
+    envs = headrace.VectorEnv([Told], workers=0)
+    envs.reset(seed=0)
+    envs.step([1])
+    with pytest.raises(KeyboardInterrupt):
+        envs.close()
+    assert Told.said == ["closed"]
+    envs.close()
+    assert Told.said == ["closed"]
+
+
+def test_a_call_that_was_broken_off_before_makes_nobody_busy_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    def strikes(*arguments: Any) -> int:
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGINT)  # before anybody is stepped
+        return first(*arguments)
+
+    first = FastLane._first
+    with headrace.VectorEnv([functools.partial(Faulty, env) for env in range(COUNT)], workers=0) as envs:
+        envs.reset(seed=0)
+        envs._opened.backend.stopped = [1]  # type: ignore[attr-defined]  # and nobody could be told
+        monkeypatch.setattr(FastLane, "_first", strikes)
+        with pytest.raises(KeyboardInterrupt):
+            envs.step([1] * COUNT)
+        assert envs.step([1] * COUNT)[0][:, 1].tolist() == [1, 0, 1]
+        assert envs.valid.tolist() == [True, False, True]
 
 
 class Twice(Faulty):

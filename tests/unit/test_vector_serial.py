@@ -551,6 +551,13 @@ def test_one_environment_behind_two_factories_is_refused_and_closed(wrapped: boo
     assert closed == [0, 7, 7]
 
 
+def test_environments_whose_unwrapped_is_made_anew_each_time_are_not_the_same() -> None:
+    class Anew(Faulty):
+        unwrapped = property(lambda _: gym.Env())  # type: ignore[assignment]
+
+    headrace.VectorEnv([Anew] * COUNT, workers=0).close()
+
+
 def test_an_exception_without_a_text_is_one_environments_fault() -> None:
     class Mute(Exception):
         def __str__(self) -> str:

@@ -129,8 +129,8 @@ class Child:
     def close_pidfd(self) -> None:
         """Give that descriptor back; again is harmless."""
         if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
+            fd, self.pidfd = self.pidfd, -1  # first: what is interrupted here may be called again
+            os.close(fd)
 
     def close(self) -> None:
         """Give its descriptors back; does not end it. Again is harmless."""

@@ -127,8 +127,8 @@ class SharedBlock:
         """Give the descriptor back, and the memory unless views of it are alive; again is harmless."""
         if self.closed:
             return
-        os.close(self.fd)
-        self.fd = -1
+        fd, self.fd = self.fd, -1  # first: what is interrupted here may be called again
+        os.close(fd)
         try:
             self.buf.release()
             self._map.close()

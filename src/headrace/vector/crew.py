@@ -78,6 +78,8 @@ class Crew:
         """[N]; index of the worker that steps each environment."""
         self._count = sum(map(len, options.groups))
         self._next_index = 0
+        self._releasing = False
+        """Whether everything is being given back, or has been."""
         self._waiter = Waiter()
         self._launched = Deadline(0.0)
         self._whole: list[tuple[Handle, Ids]] = []
@@ -248,11 +250,15 @@ class Crew:
         """
         held = Held()
         try:
-            self._see_off(Deadline(timeout_s))
+            if not self._releasing:  # otherwise some cannot be told anything any more
+                self._see_off(Deadline(timeout_s))
         finally:
-            with held:
-                self._release()
-            held.catch_up()
+            self._releasing = True
+            try:
+                with held:
+                    self._release()
+            finally:
+                held.catch_up()
 
     def _see_off(self, deadline: Deadline) -> None:
         """Ask every worker to leave, and wait for it."""

@@ -308,7 +308,10 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """
         self.shut = self.shut or CLOSED
         self._engine.rows.forget()
-        self._opened.close(self._options.close_timeout_s if timeout_s is None else timeout_s)
+        try:
+            self._opened.close(self._options.close_timeout_s if timeout_s is None else timeout_s)
+        finally:
+            self._held.catch_up()  # there is no later call that would
 
     def __enter__(self) -> Self:
         return self
@@ -331,6 +334,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
 def _called(opened: Opened, held: Held, name: str, data: Any, ids: list[int], *, sets: bool) -> dict[int, Any]:
     """What a backend's `call` returns. What becomes of environments by it is known before they are asked anything else."""
     engine, backend = opened.engine, opened.backend
+    held.catch_up()  # not after it: what it returned would be lost
     engine.check_idle(name or "apply")
     try:
         return backend.call(name, data, ids, sets=sets)

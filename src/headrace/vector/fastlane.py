@@ -121,7 +121,8 @@ class FastLane:
                     infos,
                 )
         except BaseException:  # Ctrl-C, what another signal's handler raises, or a lack of memory
-            if settled is not None or self._serial.stopped:  # otherwise nobody has done anything
+            # Otherwise nobody has done anything. Others may have been stopped by an earlier call.
+            if settled is not None or self._serial.stopped is self._serial.everybody:
                 self._hand_over(resets, settled)
             self._engine.interrupted()
             raise

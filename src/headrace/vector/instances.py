@@ -15,8 +15,9 @@ def twice(made: Mapping[int, Any]) -> tuple[int, ConfigError] | None:
         made: By number, in order.
     """
     first: dict[int, int] = {}
+    kept = {env: one.unwrapped for env, one in made.items()}  # all at once: of two that are there no id is the same
     for env, one in made.items():
-        before = first.setdefault(id(one.unwrapped), env)
+        before = first.setdefault(id(kept[env]), env)
         if before != env:
             return env, ConfigError(
                 f"the factories of environments {before} and {env} returned the same object",

@@ -41,8 +41,8 @@ class Output:
         """Give it all back; again is harmless."""
         if self.fd < 0:
             return
-        os.close(self.fd)
-        self.fd = -1
+        fd, self.fd = self.fd, -1  # first: what is interrupted here may be called again
+        os.close(fd)
         if self._stacks_fd >= 0:
             os.close(self._stacks_fd)
         else:

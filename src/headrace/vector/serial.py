@@ -64,7 +64,7 @@ class Serial:
         self._steps: list[Any] | None = None
         """What steps each environment; None: it has to be looked up."""
         self.bodies = [Body(env, factory, mode, self._on_phase, wanted) for env, factory in enumerate(factories)]
-        self._everybody = range(len(self.bodies))
+        self.everybody = range(len(self.bodies))
         self._asked: list[tuple[int, int]] = []
         self._resets: dict[int, tuple[int | None, Any]] = {}
         self._actions: dict[int, Any] = {}
@@ -81,7 +81,7 @@ class Serial:
         self.watcher.start()
         env = 0
         try:
-            with self._watched(self._everybody, Phase.CONSTRUCT) as done:
+            with self._watched(self.everybody, Phase.CONSTRUCT) as done:
                 for env, body in enumerate(self.bodies):
                     body.build()
                     done.append(env)
@@ -198,7 +198,7 @@ class Serial:
         """See `Backend.close`; here nothing can be ended that does not return."""
         stopped: BaseException | None = None
         try:
-            with self._watched(self._everybody, Phase.CLOSE) as done:
+            with self._watched(self.everybody, Phase.CLOSE) as done:
                 for body in self.bodies:
                     try:
                         body.drop(close=True)
@@ -226,7 +226,7 @@ class Serial:
             actions: Actions, if they are objects.
         """
         bodies = self.bodies
-        self.asked = self._everybody
+        self.asked = self.everybody
         if self._steps is None:
             self._steps = [body.step for body in bodies]
         work: list[Any] = self._steps
@@ -243,7 +243,7 @@ class Serial:
             return settle(self._rows, range(first, first + len(bodies)), returned, resets)
         except BaseException:
             if begun:
-                self.stopped = self._everybody
+                self.stopped = self.everybody
             raise
 
     def _run(self, work: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:

@@ -76,9 +76,10 @@ class Signal:
 
     def close(self) -> None:
         """Give the descriptors back; again is harmless."""
-        for fd in {self.reader_fd, self.writer_fd} - {-1}:
+        fds = {self.reader_fd, self.writer_fd} - {-1}
+        self.reader_fd = self.writer_fd = -1  # first: what is interrupted here may be called again
+        for fd in fds:
             os.close(fd)
-        self.reader_fd = self.writer_fd = -1
 
 
 class Waiter:
