@@ -303,8 +303,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
     def close_extras(self, timeout_s: float | None = None, **_ignored: Any) -> None:
         """Close all environments and end all workers; takes at most about ``close_timeout_s``.
 
-        If it is interrupted (Ctrl-C), `close` can be called again, and goes on. In a fork of the process that made this,
-        workers are left alone.
+        If it is interrupted (Ctrl-C), `close` can be called again, and goes on. A fork leaves its parent's workers alone.
         """
         self.shut = self.shut or CLOSED
         self._engine.rows.forget()

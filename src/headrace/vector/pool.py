@@ -297,7 +297,7 @@ class Pool:
         events += self._collect()
         answered = {env for event in events if isinstance(event, Answers) for env in event.ids.tolist()}
         said = next((message.error for message in handle.replies if isinstance(message, Failed)), None)
-        guilty = self._guilty(handle, exit_code, said)
+        guilty = _guilty(handle, exit_code, said, self._is_busy)
         name, pid = handle.name, handle.child.pid
         housed = self.crew.housed(handle)
         for env in sorted(housed, key=lambda env: env not in guilty):  # who is to blame is told of first
@@ -311,19 +311,6 @@ class Pool:
             # If it cannot be started, each gets one when it is asked, and whoever asks is told why that fails.
             with contextlib.suppress(HeadraceError, OSError):
                 self.crew.spawn(others, build=False)
-
-    def _guilty(self, handle: Handle, exit_code: int, said: HeadraceError | None) -> dict[int, Problem]:
-        """Environments their worker was in when it ended, with what is wrong with each."""
-        name, pid, late = handle.name, handle.child.pid, handle.culprit
-        if late is not None:
-            if late.env is None or late.number <= 0:
-                return {}
-            stuck_in = None if handle.dump is None else handle.dump.where()
-            return {late.env: losses.culprit_ended(late.env, name, pid, late, stuck_in, stopped=handle.was_stopped)}
-        return {
-            env: losses.died(env, name, pid, exit_code, Phase(phase).label, said)
-            for env, phase in handle.seats.inside(self._is_busy)
-        }
 
     def _reply(self, index: int, own: list[int]) -> Returned | None:
         """What a worker returned from the newest call, or what has to stand for it."""
@@ -347,6 +334,22 @@ class Pool:
 def _given(crew: Crew) -> int:
     """How many answers are there. Until there are enough they are left lying: to take them in costs."""
     return sum(handle.given for handle in crew.handles.values())
+
+
+def _guilty(
+    handle: Handle, exit_code: int, said: HeadraceError | None, busy: Callable[[int], bool]
+) -> dict[int, Problem]:
+    """Environments their worker was in when it ended, with what is wrong with each."""
+    name, pid, late = handle.name, handle.child.pid, handle.culprit
+    if late is not None:
+        if late.env is None or late.number <= 0:
+            return {}
+        stuck_in = None if handle.dump is None else handle.dump.where()
+        return {late.env: losses.culprit_ended(late.env, name, pid, late, stuck_in, stopped=handle.was_stopped)}
+    return {
+        env: losses.died(env, name, pid, exit_code, Phase(phase).label, said)
+        for env, phase in handle.seats.inside(busy)
+    }
 
 
 def _details(part: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]) -> Packed | None:
