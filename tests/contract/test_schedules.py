@@ -31,6 +31,7 @@ def assert_same(runs: Runs, env: str, collectors: tuple[int, ...], **settings: A
     assert [weights(runs, env, "lockstep", number, **settings) for number in collectors] == [alone] * len(collectors)
 
 
+@pytest.mark.table
 def test_pendulum_learns_the_same_with_any_number_of_collectors(runs):
     assert_same(runs, "Pendulum-v1", (1, 3))
 
@@ -61,6 +62,7 @@ def test_eviction_correlated_noise_and_normaliser(runs):
     )  # fmt: skip
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     "settings",
     [
@@ -77,6 +79,7 @@ def test_environment_that_draws_from_global_generators(runs):
     assert_same(runs, "run_envs:gambler", (3,), env__group_size=2)
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("space", SPACES)
 def test_spaces(runs, space):
     assert_same(runs, "headrace.envs.toy:sampler", (2,), kwargs={"space": space}, run__steps=200)
@@ -103,6 +106,7 @@ CHOOSING: dict[str, tuple[str, Mapping[str, object]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("case", CHOOSING)
 def test_what_chooses_learns_the_same_with_any_number_of_collectors(runs, case):
     env, settings = CHOOSING[case]
@@ -148,5 +152,6 @@ HUNT: Mapping[str, Any] = {
 """The treasure hunt with two agents that learn apart, and all that IQN can."""
 
 
+@pytest.mark.table
 def test_agents_with_policies_of_their_own(runs):
     assert_same(runs, "headrace/TreasureHunt-v0", (2,), kwargs={"num_agents": 2}, **HUNT)

@@ -76,6 +76,7 @@ def play(sync: Any, ours: Any, *, seed: Any = 3, steps: int = 15, options: Any =
     assert not ours.faults
 
 
+@pytest.mark.thin(39)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", SPACES)

@@ -23,7 +23,7 @@ SAMPLE = Mutant(
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.thin(96)
+@pytest.mark.thin(384)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutant_is_caught(mutant: Mutant, tmp_path):
     outcome = run(copied(mutant, tmp_path), [mutant.test])

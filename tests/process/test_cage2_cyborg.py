@@ -180,6 +180,7 @@ def test_without_the_true_state_nobody_can_ask_for_it(built):
         env.compromised_types()
 
 
+@pytest.mark.table
 def test_it_does_not_outlive_a_parent_that_is_killed(tmp_path):
     """In the middle of a step."""
     program = (

@@ -108,6 +108,7 @@ def test_a005_a_hang_names_environment_phase_step_and_age(isolated, tmp_path):
     assert [seen.transitions for seen in follower.envs] == [60, 60, 58, 60]  # the cut row and the reset
 
 
+@pytest.mark.table
 def test_a010_one_that_never_comes_back_is_counted_and_the_rest_is_used(isolated, tmp_path):
     trouble = Trouble("loop", at=1, marker=str(tmp_path / "marker"))
     with headrace.VectorEnv(told(64, 17, trouble), step_timeout_s=2.0, **isolated) as envs:
@@ -197,6 +198,7 @@ def test_c039_a_factory_that_returns_none_is_told(backend):
 # Group D, the system
 
 
+@pytest.mark.table
 def test_d046_descriptors_do_not_grow_and_few_are_enough():
     done = script(
         "import os, resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"
@@ -281,6 +283,7 @@ def test_d053_a_closed_vector_says_that_it_is_closed(backend):
             use()
 
 
+@pytest.mark.table
 def test_d054_a_second_start_after_a_kill_works_at_once(isolated):
     text = (
         "import os, signal, headrace\nfrom vector_cases import Count\n"
@@ -295,6 +298,7 @@ def test_d054_a_second_start_after_a_kill_works_at_once(isolated):
 # Group L, what makes others slow, as counts
 
 
+@pytest.mark.table
 def test_l158_threads_of_numeric_libraries_are_capped_in_workers(isolated):
     with headrace.VectorEnv([Inherits] * 2, **isolated) as envs:
         assert envs.call("torch_threads") == (1, 1)

@@ -284,6 +284,7 @@ def test_k142_float64_observations_of_a_float32_space_work(backend):
     np.testing.assert_array_equal(then[1], np.array([0.3, 0.4], np.float32))
 
 
+@pytest.mark.thin(2)
 def test_k144_no_illegal_action_in_ten_thousand(backend):
     """Masks of observation and info belong to the environment and the step they come with, also right after a reset."""
     rng = np.random.default_rng(0)

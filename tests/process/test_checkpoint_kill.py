@@ -54,6 +54,7 @@ def in_a_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("version", [3, 4], ids=["the_same_version_again", "the_next_version"])
 def test_killed_at_every_call_that_changes_a_file(tmp_path, monkeypatch, version):
     """Run after run: each one writes the next checkpoint and prunes, and is killed one call later than the one before."""

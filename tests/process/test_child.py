@@ -157,6 +157,7 @@ def test_an_import_that_exits_is_one_that_fails(start, spawn, tmp_path, monkeypa
     assert server.failed_imports == {"exits_when_imported": "SystemExit: this machine has no screen"}
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize(
     "target", ["nonsense", "headrace.testing.faults:nobody", ":f", "headrace.testing.faults:caf\udce9"]
 )
@@ -172,6 +173,7 @@ def test_a_target_that_is_none_is_a_configuration_error(start, tmp_path, target)
 # --- how it ends -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thin(10)
 @pytest.mark.parametrize("after_ready", [False, True], ids=["before ready", "when ready"])
 @pytest.mark.parametrize(
     ("fault", "exit_code"),
@@ -358,6 +360,7 @@ select.select([], [], [], 600)
 """
 
 
+@pytest.mark.table
 def test_the_kernel_ends_a_server_that_is_importing_when_its_parent_is_killed(tmp_path):
     begun = tmp_path / "begun"
     source = f"import select\nopen({str(begun)!r}, 'w').close()\nselect.select([], [], [], 600)\n"

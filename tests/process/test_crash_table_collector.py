@@ -157,6 +157,7 @@ def is_started_again(cell: Cell) -> bool:
 GOES_ON = [cell for cell in CELLS if cell.row in provoke.ENDS and is_started_again(cell)]
 
 
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("cell", cells(GOES_ON))
 def test_a_collector_is_replaced_and_the_others_go_on(runs, tmp_path, cell):
     """Cases A005, C035, C036 of the public reports, at every place."""
@@ -200,6 +201,7 @@ BEFORE = [
 ]  # fmt: skip
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("cell", cells(BEFORE))
 def test_a_start_that_fails_ends_the_run_at_once_and_names_the_cause(runs, tmp_path, cell):
     """Cases A004, C037, C040 of the public reports, at every place."""
@@ -361,6 +363,7 @@ WHOLE = {
 """What a user reads, in full; N for numbers that differ from run to run."""
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize(("row", "column"), WHOLE)
 def test_the_whole_sentence_that_a_user_reads(runs, tmp_path, row, column):
     error = run_cell(runs, Cell(row, column), tmp_path / "marker").summary["error"]

@@ -53,6 +53,7 @@ LEARNER = {
 }  # fmt: skip
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize(
     ("row", "column"),
     [cell(row, column, LEARNER) for row in provoke.ENDS for column in ("import", "build", "update")]
@@ -132,6 +133,7 @@ def evaluated(runs: Any, row: str, column: str, marker: Path) -> Any:
     return run
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(("row", "column"), [cell(row, "step", EVALUATOR) for row in provoke.ENDS])
 def test_an_evaluator_that_fails_is_replaced_and_its_evaluation_repeated(runs, tmp_path, row, column):
     run = evaluated(runs, row, column, tmp_path / "marker")
@@ -242,6 +244,7 @@ def reached(run_dir: Path, kind: str, component: str) -> bool:
     return bool(events(run_dir, kind, component))
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("row", "column"),
     [cell(row, column, PARENT) for row in ("SIGKILL", "SIGSTOP", "SIGTERM", "SIGINT") for column in PHASES],

@@ -76,6 +76,7 @@ def consult(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., li
     return install
 
 
+@pytest.mark.table
 def test_a_queue_that_nobody_drains_because_the_learner_is_stopped(runs, consult):
     def stop(supervisor: Supervisor, run_dir: Path) -> None:
         os.kill(supervisor.pid("learner"), signal.SIGSTOP)
@@ -94,6 +95,7 @@ def test_a_queue_that_nobody_drains_because_the_learner_is_stopped(runs, consult
     assert {stage.component: stage.state for stage in told.stages}["learner"] == "stopped"
 
 
+@pytest.mark.table
 @pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("env", "fault", "clause"),

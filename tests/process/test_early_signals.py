@@ -176,6 +176,7 @@ def test_short_answers_load_no_more_than_they_need(arguments):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.table
 def test_interrupt_at_the_prompt_of_a_replay_ends_the_line_and_not_the_session(tmp_path):
     run = record_here(tmp_path / "run")
     command = [sys.executable, SCRIPT, "replay", run, "--until", "update:3"]

@@ -39,6 +39,7 @@ def test_every_example_is_tested():
     assert {path.name for path in EXAMPLES.glob("*.py") if f'run("{path.name}"' not in here} == elsewhere
 
 
+@pytest.mark.table
 def test_own_environment_trains_and_says_where(tmp_path):
     said = run("own_environment.py", "800", where=tmp_path)
 
@@ -47,6 +48,7 @@ def test_own_environment_trains_and_says_where(tmp_path):
     assert (folder / "summary.json").is_file()
 
 
+@pytest.mark.table
 def test_ppo_of_sb3_trains_and_is_evaluated(tmp_path):
     said = run("sb3_ppo.py", "2000", where=tmp_path)
 

@@ -52,6 +52,7 @@ def test_faults_are_provoked_and_judged_and_nothing_is_kept(tmp_path):
     assert list(tmp_path.glob("headrace-faults-*")) == []
 
 
+@pytest.mark.table
 def test_an_environment_that_fails_by_itself_is_told_and_its_run_kept(tmp_path):
     done = subprocess.run(
         line(tmp_path, "--set", "env.factory=run_envs:raises_when_built", "--kind", "step-loop"),
@@ -67,6 +68,7 @@ def test_an_environment_that_fails_by_itself_is_told_and_its_run_kept(tmp_path):
     assert "the map of the park is missing" in kept.read_text()
 
 
+@pytest.mark.table
 def test_ctrl_c_ends_it_in_order(tmp_path):
     with subprocess.Popen(
         line(tmp_path, "--kind", "step-loop"), cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -88,6 +90,7 @@ def test_ctrl_c_ends_it_in_order(tmp_path):
     assert list(tmp_path.glob("headrace-faults-*")) == []
 
 
+@pytest.mark.table
 def test_the_test_in_the_guide_passes_as_it_stands(tmp_path):
     guide = (HERE.parent / "docs" / "guides" / "faults.md").read_text()
     (program,) = re.findall(r"^```python\n(.*?)^```", guide, flags=re.MULTILINE | re.DOTALL)

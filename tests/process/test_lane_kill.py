@@ -197,6 +197,7 @@ def salvaged(replay: Replay) -> list[np.void]:
     return [row for rows in stretch.rows for row in rows]
 
 
+@pytest.mark.table
 def test_killed_between_any_two_stores() -> None:
     """The child kills itself at store 0, 1, 2, ... of its work; each replacement goes on in the same lane."""
     with shared_block() as block:
@@ -242,6 +243,7 @@ class Words(Store):
             super().__setitem__((lane, place), value)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("bad", [0, 4, 6, 7])
 @pytest.mark.parametrize("ended", [False, True])
 def test_learner_killed_between_any_two_stores_of_its_books(bad: int, ended: bool) -> None:

@@ -87,6 +87,7 @@ def test_a_run_that_goes_on_meanwhile_has_its_newest_version_played(
     assert built == [0, 2]
 
 
+@pytest.mark.table
 def test_a_newest_version_that_is_damaged_is_passed_over_aloud(
     played: tuple[Path, dict[int, dict[str, float]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +113,7 @@ class Hangs(WordleEnvironment):
 """
 
 
+@pytest.mark.table
 def test_an_environment_that_does_not_come_back_ends_it_by_name(
     played: tuple[Path, dict[int, dict[str, float]]],
     tmp_path: Path,
@@ -148,6 +150,7 @@ class Hangs(WordleEnvironment):
 """
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.table)])
 def test_whoever_ends_the_command_ends_what_it_has_started(
     played: tuple[Path, dict[int, dict[str, float]]], tmp_path: Path, number: signal.Signals
@@ -194,6 +197,7 @@ def test_a_guarded_program_does_not_outlive_who_has_started_it(module: str, tmp_
     assert (ended.returncode, ended.stderr) == (1, b"")
 
 
+@pytest.mark.table
 def test_it_tells_rate_and_interval(
     played: tuple[Path, dict[int, dict[str, float]]], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,7 @@ def test_an_environment_that_is_not_there_is_named_and_nothing_is_run(tmp_path):
     assert "one step" not in found
 
 
+@pytest.mark.table
 def test_a_reward_that_hangs_is_given_up_and_where_it_stood_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]))
     marker = tmp_path / "pid"

@@ -107,6 +107,7 @@ def place(tmp_path: Path, server: ForkServer) -> Any:
 REQUEST = {"id": "a", "prompt_ids": [7, 8, 9], "max_tokens": 5, "seed": 1}
 
 
+@pytest.mark.table
 def test_serves_until_it_is_told_to_stop_and_again_after_that(place: Place) -> None:
     published = place.publish(0)
     with contextlib.closing(place.spawn()) as child:

@@ -83,6 +83,7 @@ def run_twin(basics: Basics, resume: Path | None = None, says: tuple[object, ...
     return control.heard
 
 
+@pytest.mark.table
 def test_it_runs_and_over_http_the_batches_are_the_same_bit_for_bit(tmp_path: Path, shipped: list[Batch]) -> None:
     heard = run_twin(prepare(tiny_config(steps=3), tmp_path / "twin"))
     assert isinstance(heard[0], Ready)
@@ -104,6 +105,7 @@ def test_it_runs_and_over_http_the_batches_are_the_same_bit_for_bit(tmp_path: Pa
     assert heard[-1].facts["weights_sha256"] == other.training.published.sha256
 
 
+@pytest.mark.table
 def test_it_goes_on_from_a_checkpoint_to_the_same_weights(tmp_path: Path) -> None:
     whole = run_twin(prepare(tiny_config(steps=4), tmp_path / "whole"))[-1]
     basics = prepare(tiny_config(steps=2), tmp_path / "parts")

@@ -137,6 +137,7 @@ def line_with(process, words):
     raise AssertionError(f"nothing said {words!r} within {LIMIT_S} s")
 
 
+@pytest.mark.table
 def test_silence_is_told_while_it_lasts_and_when_it_is_over(tmp_path):
     log = tmp_path / "training.log"
     log.write_text("step=1\n")
@@ -166,6 +167,7 @@ def test_interrupted_it_sums_up_and_leaves_with_130(tmp_path):
         assert '  open    warning: error once (line 1): "RuntimeError: boom"' in out
 
 
+@pytest.mark.table
 def test_json_names_the_signal_that_ended_a_process(tmp_path):
     log = tmp_path / "training.log"
     log.write_text("step=1\n")

@@ -58,6 +58,7 @@ def assert_all_trained_on(run: Run) -> None:
 WAYS = [("lockstep", 2), ("async", 1), ("async", 2), ("async", 3)]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("settings", "ways"),
     [

@@ -50,6 +50,7 @@ class Mine(gymnasium.Env):
 """
 
 
+@pytest.mark.table
 def test_an_exception_in_the_main_script_leaves_nothing_running(tmp_path):
     """Case A002."""
     done = script(
@@ -91,6 +92,7 @@ def test_a_lock_that_the_parent_holds_is_not_inherited(runs):
     assert run.summary["faults"] == {}
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("fault", [None, "kill", "hang"])
 def test_what_an_environment_has_started_ends_with_it(runs, tmp_path, fault):
     """Case A011: a helper process that only ``close`` ends, also when nobody gets to call ``close``."""
@@ -157,6 +159,7 @@ def test_few_descriptors_are_enough_for_many_collectors(tmp_path):
     assert under_a_limit(tmp_path, 256) == ["True True", "None"]
 
 
+@pytest.mark.table
 def test_too_few_descriptors_are_told_with_the_limit(tmp_path):
     """Case D046: with fewer than it needs, the run ends with a reason and not with an exception."""
     completed, *error = under_a_limit(tmp_path, 96)
@@ -165,6 +168,7 @@ def test_too_few_descriptors_are_told_with_the_limit(tmp_path):
     assert error[-1].startswith("  fix: ")
 
 
+@pytest.mark.table
 def test_an_id_that_only_the_main_script_registered_is_explained(tmp_path):
     """Case D048."""
     done = script(
@@ -180,6 +184,7 @@ def test_an_id_that_only_the_main_script_registered_is_explained(tmp_path):
     assert "module:" in done.stdout.partition("fix: ")[2], "how an id is found everywhere"
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     "factory",
     [

@@ -58,6 +58,7 @@ def read(folder):
     return places
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize("said", [1, 2, 5, 11, 40])
 def test_a_killed_writer_leaves_a_record_that_is_read_and_goes_on(tmp_path, said):
     command = [sys.executable, __file__, str(tmp_path)]

@@ -42,6 +42,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(("fault", "kind", "now"), FAULTS, ids=[fault for fault, *_ in FAULTS])
 def test_what_took_a_collector_down_is_kept_and_comes_again(runs: Runs, capfd, fault, kind, now):
     # Step 13 of the environment, which is step 3 of its second episode and in the middle of a chunk.
@@ -70,6 +71,7 @@ def test_what_took_a_collector_down_is_kept_and_comes_again(runs: Runs, capfd, f
     assert ("burn map corrupt, tile 7" in err) == (fault == "fail")
 
 
+@pytest.mark.table
 def test_a_hang_is_kept_and_comes_again_with_its_place(runs: Runs, capfd):
     run = runs.train(
         "poison_envs:make", kwargs={"fault": "hang", "at": 3, "lanes": [1]}, deadlines__step_s=0.5,
@@ -111,6 +113,7 @@ def file(tmp_path):
     return write
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("changes", "now"),
     [
@@ -141,6 +144,7 @@ def test_an_exit_that_was_reported_comes_again(file):
     assert main([file(env=env, error="SystemExit: ")]) == 0
 
 
+@pytest.mark.table
 def test_global_generators_are_set_where_they_were(file, capfd):
     # The second step's draw is the first one after the seed of the chunk that begins with it.
     env = {"factory": "poison_envs:gambler", "kwargs": {"worst": random.Random(4).random()}}
@@ -148,6 +152,7 @@ def test_global_generators_are_set_where_they_were(file, capfd):
     assert main([file(env=env, error="Unlucky: drawn", global_seeds=[[-1, 3]])]) == 1
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("fault", ["hang", "fail", None])
 def test_no_program_of_the_environment_is_left(file, tmp_path, fault):
     pids = tmp_path / "pids"

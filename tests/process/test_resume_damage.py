@@ -82,6 +82,7 @@ def copied(past: Run, name: str) -> Run:
     return Run(Path(shutil.copytree(past.path, past.path.with_name(name))), past.summary)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("names", [SOME, pytest.param(sorted(CHECKPOINT.keys() - set(SOME)), marks=pytest.mark.table)])
 def test_newest_checkpoint_is_damaged(runs, past, names):
     """The one before it is used; the run learns the same once more."""
@@ -164,6 +165,7 @@ def test_edited_configuration_is_taken_and_told(past):
 # A full disk.
 
 
+@pytest.mark.table
 def test_disk_without_room_for_checkpoints(runs):
     """Only small files can be written: no checkpoint is, and the run comes to its end."""
     run = runs.train(
@@ -182,6 +184,7 @@ def test_disk_without_room_for_checkpoints(runs):
         go_on(run, run__steps=480)
 
 
+@pytest.mark.table
 def test_room_comes_back(runs):
     run = runs.train(
         "run_envs:tight", kwargs={"file_bytes": 200_000, "spared": os.getpid(), "until": 40}, checkpoint__every_steps=96,
@@ -224,6 +227,7 @@ def test_environment_that_is_not_deterministic(runs, schedule):
         headrace.replay(run.path)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("schedule", [INLINE, LOCKSTEP, ASYNC], ids=lambda schedule: schedule["run__schedule"])
 def test_episodes_that_are_not_to_be_brought_back(runs, schedule):
     sessions = [{**schedule, "run__steps": steps} for steps in (300, 450, 600)]
@@ -233,6 +237,7 @@ def test_episodes_that_are_not_to_be_brought_back(runs, schedule):
     assert_replays(run)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("schedule", [INLINE, LOCKSTEP], ids=lambda schedule: schedule["run__schedule"])
 def test_episodes_that_were_to_be_cut_when_the_checkpoint_was_made_are_cut(runs, schedule):
     """Their rows were not kept for it, so there is nothing to bring them back with."""
@@ -298,6 +303,7 @@ def test_an_episode_that_takes_long_to_repeat_is_no_stall(runs, tmp_path, schedu
     assert run.summary["episodes"]["cut"] == 0
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("schedule", [INLINE, ONE], ids=lambda schedule: schedule["run__schedule"])
 def test_interrupted_while_an_episode_is_repeated(runs, tmp_path, monkeypatch, schedule):
     """Nothing is changed by that, and the next session learns the same."""

@@ -72,6 +72,7 @@ def test_every_schedule_learns_the_same(runs: Runs, policies: Mapping[str, Any])
     assert found[0] == found[1]
 
 
+@pytest.mark.table
 def test_a_run_of_several_processes_replays_and_verifies(runs: Runs) -> None:
     run = runs.train("agent_envs:comers", **OWN, **ASYNC, evaluation__every_steps=150, evaluation__episodes=2)
     assert run.completed, run.summary["error"]
@@ -113,6 +114,7 @@ def test_one_that_takes_turns_is_trained(runs: Runs) -> None:
     assert {len(rows[rows["kind"] == STEP]) for rows in runs.rows} == {runs.rows[0]["transitions"].max()}
 
 
+@pytest.mark.table
 def test_a_killed_collector_is_replaced_and_nothing_is_lost_or_doubled(runs: Runs, blows: Blows) -> None:
     blows.plan([("collector-1", SIGKILL, 50)])
     run = runs.train(
@@ -177,6 +179,7 @@ def test_a_policy_whose_agents_never_come_is_named(runs: Runs, schedule: Mapping
     assert {len(rows[rows["kind"] == STEP]) for rows in runs.rows[2::3]} == {0}
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("schedule", [ASYNC, INLINE], ids=["async", "inline"])
 def test_a_policy_whose_steps_are_too_few_for_a_return_is_waited_for(runs: Runs, schedule: Mapping[str, Any]) -> None:
     """Twelve steps beyond the first eight are far fewer than twenty turns of two copies."""

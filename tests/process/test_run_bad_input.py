@@ -132,7 +132,7 @@ def assert_says(case: Case, done: subprocess.CompletedProcess[str]) -> None:
     assert facts[-1].startswith("  fix: ")
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(12)
 @pytest.mark.parametrize("name", [*BUILDING, *FIRST_OBSERVATION])
 def test_environment_that_cannot_be_used_at_all(tmp_path, name):
     case = (BUILDING | FIRST_OBSERVATION)[name]
@@ -190,6 +190,7 @@ LATER = {
 }
 
 
+@pytest.mark.thin(9)
 @pytest.mark.parametrize("schedule", ["async", "lockstep", "inline"])
 @pytest.mark.parametrize("name", LATER)
 def test_environment_that_breaks_its_contract_later(runs, name, schedule, tmp_path):

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.process, pytest.mark.thin(2)]
 DEGRADE = {"supervision__when_spent": "degrade", "supervision__backoff_s": 0.0}
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("schedule", ["async", "lockstep"])
 @pytest.mark.parametrize("fault", ["kill", "fail"])
 def test_a_poisonous_lane_is_left_out_alone(runs: Runs, schedule, fault):
@@ -45,6 +46,7 @@ def test_a_poisonous_lane_is_left_out_alone(runs: Runs, schedule, fault):
     assert max(line.get("headrace/rss_bytes/learner", 0.0) for line in lines) > 1e6  # the last one may be after its end
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("schedule", ["async", "lockstep"])
 def test_a_collector_whose_budget_is_spent_is_left_out(runs: Runs, schedule):
     run = runs.train(

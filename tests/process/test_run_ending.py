@@ -110,6 +110,7 @@ def test_interrupted_while_it_trains(runs, interruption, schedule, number):
     assert run.summary["faults"] == {}
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("schedule", ["async", "lockstep", "inline"])
 def test_interrupted_once_while_an_environment_hangs(runs, interruption, tmp_path, schedule):
     marker = tmp_path / "hangs"
@@ -159,6 +160,7 @@ def test_interrupted_twice_ends_at_once_and_a_third_time_costs_no_summary(runs, 
     assert_books(run)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("schedule", ["async", "lockstep"])
 def test_nobody_waits_for_an_environment_that_is_in_a_long_step(runs, interruption, tmp_path, schedule):
     interruption.at(lambda _: (tmp_path / "marker").exists(), signal.SIGINT)
@@ -225,6 +227,7 @@ def wait_for(run_dir: Path, kind: str, component: str, process: subprocess.Popen
         os.close(pidfd)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(("kind", "component"), [("started", "learner"), ("ready", "collector-1")])
 def test_ctrl_c_in_a_terminal(tmp_path, kind, component):
     run_dir = tmp_path / "run"
@@ -257,6 +260,7 @@ def test_parent_is_killed_and_another_run_starts_at_once(tmp_path):
     assert summary(second)["books"]["balanced"]
 
 
+@pytest.mark.table
 def test_a_run_goes_on_when_nobody_reads_what_it_prints(tmp_path):
     """``headrace train … | head -1``."""
     with command(tmp_path / "run", "--steps", "300") as process:
@@ -268,6 +272,7 @@ def test_a_run_goes_on_when_nobody_reads_what_it_prints(tmp_path):
     assert summary(tmp_path / "run")["env_steps"] >= 300
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("schedule", ["inline", "async"])
 def test_a_run_whose_directory_is_removed_ends_and_says_so(schedule: str, tmp_path: Path) -> None:
     place = tmp_path / "run"

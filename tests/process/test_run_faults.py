@@ -65,6 +65,7 @@ def assert_sound(runs: Runs, run: Run) -> None:
         assert_gapless(rows, lane, restarts=run.summary["restarts"])
 
 
+@pytest.mark.thin(5)
 @pytest.mark.parametrize(
     ("fault", "how"),
     [
@@ -152,6 +153,7 @@ def test_broken_contract_ends_the_run_and_nothing_of_it_is_learned(runs, tmp_pat
     assert run.summary["restarts"] == 0
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("fault", ["hang", "freeze"])
 def test_collector_that_stands_still_is_replaced_while_the_others_go_on(runs, tmp_path, fault):
     kwargs = {"fault": fault, "at": 13, "marker": str(tmp_path / "marker"), "step_s": 0.001}
@@ -179,6 +181,7 @@ def test_collector_that_stands_still_is_replaced_while_the_others_go_on(runs, tm
     assert sum(produced) - sum(produced[lane] for lane in mine) > sum(produced[lane] for lane in mine)
 
 
+@pytest.mark.table
 def test_frozen_while_it_waits_for_credit(runs, strike, gate):
     frozen = False
 
@@ -273,6 +276,7 @@ def test_learner_that_dies_tells_what_it_leaves(runs, strike, gate):
     assert_books(run)
 
 
+@pytest.mark.table
 def test_fork_server_is_killed(tmp_path, strike):
     def kill(supervisor, event):
         if not is_metrics(event):

@@ -57,7 +57,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     return seen
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize("slack", [8, None])
 def test_ratio_is_kept_whatever_it_is_and_however_small_the_slack(runs, watch, ratio, slack):

@@ -47,6 +47,7 @@ def kill_learner(monkeypatch):
     return install
 
 
+@pytest.mark.table
 @pytest.mark.thin(3)
 @pytest.mark.parametrize("schedule", ["async", "lockstep", "inline"])
 def test_another_learner_goes_on_with_the_same_experience(runs: Runs, kill_learner, schedule):
@@ -100,6 +101,7 @@ def test_without_a_saved_state_it_starts_from_fresh_weights_with_all_experience(
     assert_books(run)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("schedule", ["async", "inline"])
 def test_a_learner_that_dies_before_it_is_ready_is_simply_started_again(runs: Runs, monkeypatch, schedule):
     poll, killed = Supervisor.poll, []
@@ -126,7 +128,7 @@ ENDED_BY = {
 }
 
 
-@pytest.mark.thin(3)
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("cause", ENDED_BY)
 @pytest.mark.parametrize("schedule", ["async", "lockstep", "inline"])
 def test_a_learner_that_dies_when_it_is_to_stop_is_succeeded_by_one_that_ends_the_run(

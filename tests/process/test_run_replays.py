@@ -158,6 +158,7 @@ def trained(runs: Runs, blows: Blows, case: Case, marker: Path) -> Any:
     return run
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     "case",
     [
@@ -225,6 +226,7 @@ def test_the_command_says_so_to_a_program(finished: Path):
     }  # fmt: skip
 
 
+@pytest.mark.table
 def test_the_command_stops_with_a_prompt_that_reads_from_standard_input(finished: Path):
     lines = [
         "print('updates', learner.updates, len(batch.reward) if 'batch' in dir() else 'no batch')",

@@ -103,6 +103,7 @@ def beyond(names: Iterable[str], *first: str) -> list[Any]:
     return [pytest.param(name, marks=[] if name in first else pytest.mark.table) for name in names]
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("chain", beyond(CHAINS, "inline_then_lockstep_then_inline"))
 def test_stopped_and_resumed_it_learns_the_same(runs, chain):
     assert_the_same(runs, "Pendulum-v1", CHAINS[chain])

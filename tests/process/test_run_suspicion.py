@@ -53,6 +53,7 @@ def test_short_run_is_judged_at_its_end_and_notes_are_not_printed(runs):
     assert "suspicious" not in ending(run.summary, run.path)
 
 
+@pytest.mark.table
 def test_task_that_goes_on_for_ever_says_so_in_its_configuration(runs):
     # In rounds both lanes make as many steps as each other; asynchronously, one may not come to the 5,000 it takes.
     never = {"run__steps": 12_000, "run__schedule": "lockstep", "env__lanes": 2, "collect__chunk_steps": 32,

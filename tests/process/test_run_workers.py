@@ -88,6 +88,7 @@ def test_one_environment_costs_its_own_episode(runs, tmp_path, fault, counted):
         assert "run_envs.py" in event["error"]
 
 
+@pytest.mark.table
 def test_the_others_go_on_while_one_hangs(runs, tmp_path):
     kwargs = {"fault": "hang", "at": 13, "marker": str(tmp_path / "marker"), **SLOW}
     run = runs.train(
@@ -133,6 +134,7 @@ def test_an_environment_that_always_fails_ends_the_run_in_its_own_words(runs):
     assert run.summary["restarts"] == 0
 
 
+@pytest.mark.table
 def test_a_lane_that_always_fails_is_left_out(runs):
     run = runs.train(
         "poison_envs:make", kwargs={"fault": "fail", "at": 3, "lanes": [3]}, supervision__when_spent="degrade",
@@ -178,6 +180,7 @@ def test_a_worker_is_killed_from_outside(runs, tmp_path, blows):
     assert all(kind.startswith("environment_") for kind in run.summary["faults"])
 
 
+@pytest.mark.table
 def test_the_collector_is_killed_with_all_its_workers(runs, tmp_path, blows):
     blows.plan([("collector-0", signal.SIGKILL, 30)])
     kwargs = {"fault": "fail", "at": 9, "marker": str(tmp_path / "marker")}

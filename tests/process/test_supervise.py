@@ -143,6 +143,7 @@ def zoo(tmp_path_factory):
         return run_file(folder, not_essential(ZOO).replace("{port}", str(port)), seen_enough)
 
 
+@pytest.mark.thin(13)
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -219,6 +220,7 @@ def seen_together(monkeypatch, name):
     monkeypatch.setattr(Supervisor, "poll", polled)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("together", [False, True])
 def test_the_trainer_that_waits_for_ever_is_ended_and_the_orchestrator_named(tmp_path, monkeypatch, together):
     if together:
@@ -320,6 +322,7 @@ def example(folder, **changes):
     return text
 
 
+@pytest.mark.table
 def test_the_example_trains_to_its_end(tmp_path):
     run = run_file(tmp_path, example(tmp_path))
 

@@ -111,6 +111,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.thin(14)
 @pytest.mark.parametrize("when", ["before", "ready"])
 @pytest.mark.parametrize(("fault", "exit_code", "error"), FAULTS, ids=[fault for fault, *_ in FAULTS])
 def test_each_fault_is_told_once_and_decided(folder, fault, exit_code, error, when):
@@ -280,6 +281,7 @@ def test_ids_must_be_unique_and_have_slots(folder):
 # --- deadlines ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("fault", ["stops_itself", "loops", "holds_the_lock"])
 def test_a_stuck_child_is_dumped_killed_and_told_with_the_place(folder, fault):
     payload = Misbehaviour(after_ready=True, board=str(folder / "board"))

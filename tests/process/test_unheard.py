@@ -93,6 +93,7 @@ def past(tmp_path) -> Path:
     return run.end("completed")
 
 
+@pytest.mark.table
 def test_a_reader_who_leaves_changes_no_exit_code(past, tmp_path):
     """``headrace doctor RUN | head -1``."""
     assert ended("doctor", past, where=tmp_path).returncode == 0
@@ -102,6 +103,7 @@ def test_a_reader_who_leaves_changes_no_exit_code(past, tmp_path):
     assert found.returncode == 2
 
 
+@pytest.mark.table
 def test_nobody_is_left_to_watch_for(past, tmp_path):
     """``headrace monitor RUN | head -1`` of a run that goes on for days."""
     (past / "summary.json").unlink()
@@ -154,6 +156,7 @@ def test_a_watch_hands_over_again_and_again_what_its_reader_had_no_room_for(past
     assert left.value.code == 130, "it was called, and that is all that ends it before its time"
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("quiet", [(), ("--quiet",)])
 def test_a_reader_who_stands_still_holds_no_supervisor_up(tmp_path, quiet):
     """Ctrl-S, a pager that waits for a key, a connection that is stuck."""
@@ -177,6 +180,7 @@ def test_an_interrupt_ends_a_command_that_waits_for_its_end_to_be_read(tmp_path)
         assert "Traceback" not in command.output()
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_the_stream_that_fails_is_the_one_that_falls_silent(tmp_path, stream):
     """``headrace supervise FILE --json 2>&1 >out.json | head``."""
@@ -190,6 +194,7 @@ def test_the_stream_that_fails_is_the_one_that_falls_silent(tmp_path, stream):
         assert "standard output takes no more (Broken pipe); the run goes on\n" in found.stderr
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
 def test_characters_that_the_locale_lacks_end_nobody(tmp_path, monkeypatch, encoding):
     monkeypatch.setenv("PYTHONIOENCODING", encoding)

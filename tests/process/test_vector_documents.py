@@ -28,6 +28,7 @@ def programs() -> list[object]:
     return found
 
 
+@pytest.mark.thin(7)
 @pytest.mark.parametrize("program", programs())
 def test_program_runs(program, tmp_path):
     done = subprocess.run(

@@ -94,6 +94,7 @@ STEPPING = "while True: envs.step(np.zeros(envs.num_envs, int))\n"
 HUNG = "told(4, 1, Trouble('sleep', at=2))"
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("backend", ISOLATED)
 @pytest.mark.parametrize(
     ("factories", "rest"),
@@ -109,6 +110,7 @@ def test_a_killed_parent_leaves_no_worker_and_no_noise(backend, factories, rest)
         assert process.stderr.read() == b""
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("to", ["group", "parent"])
 @pytest.mark.parametrize("backend", ISOLATED)
 @pytest.mark.parametrize("rest", [STEPPING, IDLE], ids=["stepping", "idle"])
@@ -126,6 +128,7 @@ def test_an_interrupt_is_told_once(backend, rest, to):
     assert said.rstrip().endswith("KeyboardInterrupt")
 
 
+@pytest.mark.thin(7)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("rest", "code", "last"),
@@ -149,7 +152,7 @@ def test_a_program_that_never_closes_leaves_nothing(backend, rest, code, last):
     assert said.count("Traceback") == (1 if last else 0)
 
 
-@pytest.mark.thin(8)
+@pytest.mark.thin(16)
 @pytest.mark.parametrize("backend", ISOLATED)
 @pytest.mark.parametrize("what", ["sleep", "loop", "gil", "swallow", "sigstop"])
 def test_a_program_ends_while_an_environment_hangs(backend, what):

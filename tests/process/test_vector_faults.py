@@ -96,6 +96,7 @@ def lost_with(scene: Scene, what: str, backend: str) -> set[int]:
     return scene.housemates
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(("what", "backend", "mode"), cells(HANGS, ISOLATED))
 def test_a_hang_is_ended_and_named(tmp_path, what, backend, mode):
     with Scene(tmp_path, backend, mode, what) as scene:

@@ -214,6 +214,7 @@ SEAMS: dict[str, tuple[Any, str, bool, type[BaseException]]] = {
 }
 
 
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("place", SEAMS)
 @pytest.mark.parametrize("backend", ["workers", "split"])
 def test_what_is_raised_while_workers_step_loses_no_row(backend: str, place: str) -> None:

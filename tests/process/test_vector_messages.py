@@ -169,6 +169,7 @@ def test_what_cannot_be_sent_is_refused_and_nothing_was_sent(backend: str) -> No
 # From a worker
 
 
+@pytest.mark.thin(8)
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("what", ["generator", "awkward"])
 @pytest.mark.parametrize("backend", ["workers", "threads"])

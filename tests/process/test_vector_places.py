@@ -62,6 +62,7 @@ def test_a_constructor_that_ends_its_process_is_told(what, backend):
     assert str(CULPRIT) in str(caught.value)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("what", "backend"),
     [
@@ -125,6 +126,7 @@ def test_a_fault_in_a_later_reset_is_made_good_by_a_replacement(tmp_path, what, 
     assert len(follower.cuts) + len(follower.mended) == 1
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("backend", ISOLATED)
 @pytest.mark.parametrize("what", ["sleep", "loop", "gil", "sigstop", "sigkill", "exit-0"])
 def test_a_reset_that_hangs_or_dies_is_made_good_by_a_replacement(tmp_path, what, backend):
@@ -156,6 +158,7 @@ def test_a_first_reset_that_never_works_spends_the_budget(backend):
 # In closing
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("backend", ISOLATED)
 @pytest.mark.parametrize("what", [*HANGS, "raises", "sigkill", "exit-3"])
 def test_close_comes_back_whatever_close_does(what, backend):

@@ -84,7 +84,7 @@ def same(ours: Any, theirs: Any) -> None:
         assert np.asarray(ours).dtype == np.asarray(theirs).dtype
 
 
-@pytest.mark.thin(4)
+@pytest.mark.thin(12)
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_everything_is_as_from_dummy_vec_env(backend, name):
     make = ENVIRONMENTS[name]
@@ -140,6 +140,7 @@ def exactly(ours: Any, theirs: Any) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.table
 @pytest.mark.parametrize("how", BACKENDS)
 def test_infos_are_of_the_types_that_their_environments_gave_them(how):
     factories = [partial(Motley, env) for env in range(3)]
@@ -429,6 +430,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.table
 @pytest.mark.thin(4)
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("algorithm", [PPO, DQN])

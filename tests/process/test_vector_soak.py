@@ -68,6 +68,7 @@ def test_environments_that_hang(tmp_path: Path, mode: AutoresetMode, as_ready: b
     soak(tmp_path, Soak(rows=6_000, num_envs=8, mode=mode, rates=HANGING, as_ready=as_ready))
 
 
+@pytest.mark.table
 @pytest.mark.parametrize(
     ("mode", "as_ready"),
     [

@@ -97,6 +97,7 @@ def place(tmp_path: Path, server: ForkServer) -> Iterator[Place]:
         yield made
 
 
+@pytest.mark.table
 @pytest.mark.thin(4)
 @pytest.mark.parametrize("fault", ["ok", "deaf"])
 def test_ready_with_the_newest_version_and_gone_with_all_its_processes(place: Place, fault: str) -> None:
@@ -137,6 +138,7 @@ os.pidfd_open = refuse
 """
 
 
+@pytest.mark.table
 def test_one_that_ends_is_reported_also_where_no_descriptor_tells(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "no_pidfds.py").write_text(NO_PIDFDS)
     monkeypatch.syspath_prepend(tmp_path)

@@ -82,6 +82,7 @@ def test_edit_that_makes_no_difference_is_none_of_a_replays_business(run: Path, 
     assert replay(edited(hash_every=10_000)) == replay(run)
 
 
+@pytest.mark.table
 def test_replay_leaves_no_file_behind_even_if_it_is_killed(run: Path, tmp_path: Path):
     code = (
         "import os, sys; from headrace.runtime.replayer import Replayer\n"

@@ -108,6 +108,7 @@ def check_all(folder: Path) -> None:
     assert set(policy_versions(folder)) >= {2, 3, 5, 6}
 
 
+@pytest.mark.thin(11)
 @pytest.mark.parametrize(
     ("kind", "action"),
     [*((Disk, action) for action in ACTIONS), (DeadDisk, again), (DeadDisk, new_beside_its_policy), (DeadDisk, prune)],

@@ -270,6 +270,7 @@ def test_a_sampler_is_ready_when_its_own_lanes_hold_a_transition(bench):
     assert set(drawn["obs"][:, 0, 0].tolist()) == {0.0}
 
 
+@pytest.mark.table
 def test_errors_of_each_policy_are_priorities_of_its_own_lanes(bench):
     b = bench()
     for chunk in range(10):

@@ -185,6 +185,7 @@ def assert_equal(algorithm: DQN, plain: Plain, start: dict[str, np.ndarray]) -> 
         assert np.abs(expected - start[name]).max() > 1e-3  # there was something to get wrong
 
 
+@pytest.mark.thin(7)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -36,6 +36,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return made
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("case", CASES)
 def test_what_chooses_is_recorded_and_replayed_bit_for_bit(recorded: Callable[[str], Path], case: str) -> None:
     """The environments raise where what cannot be chosen is, or an action is no plain number."""

@@ -79,6 +79,7 @@ def test_a_commit_of_which_one_lane_is_in_the_books_is_completed(tmp_path: Path,
     assert isinstance(before_succession(events)[-1], ChunkCommitted)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("episode_steps", [None, CHUNK_STEPS], ids=["goes_on", "ends_its_episode"])
 def test_a_chunk_that_was_not_taken_over_is_committed_before_what_follows_it_is_salvaged(
     tmp_path: Path, moments: list[str], episode_steps: int | None
@@ -99,7 +100,7 @@ def salvage_of_life(moments: list[str]) -> int:
     return place(moments, "after Snapshots.show", "before LaneBooks.change")
 
 
-@pytest.mark.thin(8)
+@pytest.mark.thin(16)
 @pytest.mark.parametrize("later", [0, 2, 3, 4, 6, 7, 8, 9, 12], ids=lambda later: f"moment_{later}")
 def test_a_salvage_in_the_books_is_written_whole(tmp_path: Path, moments: list[str], later: int):
     first = salvage_of_life(moments)

@@ -83,6 +83,7 @@ def test_quantiles_are_those_of_what_was_chosen():
 # --- one update, whole
 
 
+@pytest.mark.thin(4)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -44,6 +44,7 @@ def quantiles(algorithm: IQN, states: int, taus: np.ndarray) -> np.ndarray:
         return algorithm._q(x, fractions, {}).numpy()
 
 
+@pytest.mark.table
 def test_distribution_of_a_bandit():
     """Action 0 pays 0 or 1, as often; action 1 pays 0.2 or 0.6, one time in four; action 2 pays 0.4."""
     rng = np.random.default_rng(0)

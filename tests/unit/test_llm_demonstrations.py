@@ -144,6 +144,7 @@ def test_an_environment_without_a_teacher_is_refused(renderer: Renderer) -> None
     Teaching(ReverseEnvironment(), renderer, 1.0, 48).check()
 
 
+@pytest.mark.table
 def test_the_loss_is_the_mean_over_what_the_teacher_said(tokenizer: Any) -> None:
     model = tiny.make_model(SMALL, len(tokenizer), 0)
     token_ids = np.array([[3, 6, 4, 9, 5, 0], [3, 7, 4, 8, 9, 5]])

@@ -58,6 +58,7 @@ def engine_of(model: object, slots: int = 16, *, kv_reuse: bool = True) -> Engin
     return Engine(model, slots=slots, context_tokens=CONTEXT, kv_reuse=kv_reuse)
 
 
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("kv_reuse", [True, False])
 def test_logprobs_are_those_of_a_plain_forward_pass(kind: str, kv_reuse: bool) -> None:
@@ -106,6 +107,7 @@ def test_the_same_calls_give_the_same_bits_whatever_ran_before() -> None:
     assert run(used, requests) == fresh
 
 
+@pytest.mark.table
 def test_a_request_draws_from_its_own_stream() -> None:
     """Whoever else is served: the same tokens, and log-probabilities equal up to rounding."""
     one = wanted(3, max_tokens=20)
@@ -202,6 +204,7 @@ def test_cancelled_requests_free_their_rows_and_tell_nobody() -> None:
     assert engine.counts.requests == engine.counts.completed + engine.counts.cancelled == 6
 
 
+@pytest.mark.table
 def test_what_a_row_says_does_not_change_when_its_neighbour_leaves() -> None:
     model = llama()
     engine = engine_of(model, 4)

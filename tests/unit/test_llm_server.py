@@ -284,6 +284,7 @@ def update(weights: PublishedWeights, **other: Any) -> dict[str, Any]:
     return {**facts, "run_id": weights.run_id, **other}
 
 
+@pytest.mark.table
 def test_an_update_is_served_and_proven(tmp_path: Path) -> None:
     weights = published(tmp_path, 7, 3)
 
@@ -320,6 +321,7 @@ def test_tokens_tell_which_version_chose_them(tmp_path: Path) -> None:
     assert answers[0].versions == (0, 0, 0, 3, 3, 3, 3, 3)
 
 
+@pytest.mark.table
 def test_weights_that_are_not_the_announced_are_refused(tmp_path: Path) -> None:
     weights = published(tmp_path, 7, 3)
 

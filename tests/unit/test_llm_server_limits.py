@@ -182,6 +182,7 @@ def test_a_text_that_is_much_too_long_is_refused_by_its_beginning(
     assert tokenizers[0].characters < 10 * CONTEXT
 
 
+@pytest.mark.thin(6)
 @pytest.mark.parametrize("make", [tokenizer, byte_level])
 @pytest.mark.parametrize("most", [8, 96, 1000])
 def test_a_text_that_fits_is_never_refused_and_has_the_tokens_it_has(make: Any, most: int) -> None:

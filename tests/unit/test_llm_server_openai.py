@@ -161,6 +161,7 @@ def test_a_text_that_ends_it_is_no_part_of_it(stream: bool) -> None:
     ask(work)
 
 
+@pytest.mark.thin(15)
 @pytest.mark.parametrize(
     ("settings", "kind", "param"),
     [
@@ -215,6 +216,7 @@ REFUSED: dict[str, Any] = {
 }
 
 
+@pytest.mark.thin(16)
 @pytest.mark.parametrize("name", REFUSED)
 def test_settings_that_we_do_not_have_are_refused(name: str) -> None:
     async def work(client: openai.AsyncOpenAI, driver: Driver) -> None:

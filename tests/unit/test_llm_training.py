@@ -164,6 +164,7 @@ def test_gradients_do_not_depend_on_how_samples_are_packed(model: Any, kind: str
 # --- a step
 
 
+@pytest.mark.table
 def test_with_a_rate_of_nothing_nothing_changes(model: Any) -> None:
     """Weights stay, sampler and trainer agree, and go on agreeing."""
     config = rl_config()
@@ -484,7 +485,7 @@ def rollouts_of(model: Any, step: int, wanted: int) -> Batch:
     return Batch(run_id="run", step=step, samples=samples)
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("kind", ["grpo", "gspo", "cispo", "icepop"])
 def test_each_loss_learns_what_is_rewarded(model: Any, kind: str) -> None:
     """From a token in 33 to two of three."""

@@ -77,7 +77,7 @@ def test_workers_do_not_change_what_is_learned(tmp_path, settings):
     assert not [event for event in events(there) if isinstance(event, StepsLost)]
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_a_run_with_losses_replays_bit_for_bit(tmp_path, settings):
     run = record_here(tmp_path / "run", lends(PLANNED), **settings)

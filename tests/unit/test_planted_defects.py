@@ -31,7 +31,7 @@ def planted(tmp_path, monkeypatch) -> Callable[..., Any]:
     return plant
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -116,6 +116,7 @@ def test_nothing_to_sample_is_told() -> None:
 # --- what becomes of priorities
 
 
+@pytest.mark.table
 def test_a_priority_is_the_size_of_the_error_and_the_floor_to_the_power_of_alpha() -> None:
     filled = Filled(1, 100)
     filled.add(0, 10, 20)

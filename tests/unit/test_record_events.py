@@ -35,6 +35,7 @@ def test_an_event_comes_back(event):
     assert back.pack() == event.pack()
 
 
+@pytest.mark.table
 @given(events)
 def test_any_event_comes_back(event):
     assert type(event).unpack(event.pack()) == event

@@ -150,6 +150,7 @@ def test_a_trace_cut_at_any_byte_is_sound_up_to_there_and_goes_on(path):
         assert read(path) == [*kept, ONE_OF_EACH[-1]]
 
 
+@pytest.mark.thin(9)
 @pytest.mark.parametrize("number", range(len(ONE_OF_EACH)))
 def test_every_flipped_bit_is_noticed(path, number):
     borders = write(path)

@@ -248,6 +248,7 @@ def test_every_sampleable_window_equals_the_model(sizes: dict[str, Any], data: s
         real.check()
 
 
+@pytest.mark.table
 @settings(max_examples=80, deadline=None)
 @given(GEOMETRIES, st.integers(0, 60), st.booleans())
 def test_a_collector_with_full_credits_changes_nothing_that_may_be_sampled(

@@ -20,7 +20,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_is_recorded_and_replayed_bit_for_bit(tmp_path: Path, case: str) -> None:
     run = record_here(tmp_path / "run", **CASES[case])

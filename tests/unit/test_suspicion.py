@@ -105,6 +105,7 @@ FABRICATIONS = {
 """What each makes up, and the warning that must name it."""
 
 
+@pytest.mark.thin(13)
 @pytest.mark.parametrize("name", FABRICATIONS)
 def test_fabrication_is_named(name):
     kind, *parts = FABRICATIONS[name]
@@ -115,6 +116,7 @@ def test_fabrication_is_named(name):
         assert part in found[kind].text
 
 
+@pytest.mark.thin(13)
 @pytest.mark.parametrize("name", FABRICATIONS)
 def test_nothing_else_is_warned_about(name):
     allowed = {FABRICATIONS[name][0], *({"same_seed"} if name == "Recording" else ())}
@@ -154,6 +156,7 @@ HONEST = {
 }  # fmt: skip
 
 
+@pytest.mark.thin(16)
 @pytest.mark.parametrize("push", [1.0, 3.0])
 @pytest.mark.parametrize("name", HONEST)
 def test_no_false_alarm(name, push):
@@ -261,6 +264,7 @@ class Anything(gymnasium.Env):
         return self.observation_space.sample(), next(self.rewards), late and self.end % 2 == 0, late, {}
 
 
+@pytest.mark.table
 @settings(max_examples=40, derandomize=True, deadline=None)
 @given(
     observation=st.sampled_from(SPACES),
@@ -315,6 +319,7 @@ class Picture(suspicious_envs.Honest):
         return picture
 
 
+@pytest.mark.table
 def test_large_observations_are_told_apart_as_a_whole():
     suspicious_envs.Honest.lanes = 0
     played = Bench([Picture() for _ in range(2)]).play(1_200)

@@ -51,6 +51,7 @@ def differs(run: SmallRun, **options) -> ReplayDiffers:
 # Sound runs.
 
 
+@pytest.mark.thin(24)
 @pytest.mark.parametrize("kind", ["gaussian", "ornstein-uhlenbeck", "none"])
 @pytest.mark.parametrize("frame_stack", [1, 3])
 @pytest.mark.parametrize("group_size", [1, 2])
