@@ -271,6 +271,7 @@ def test_an_orchestrator_that_would_begin_behind_the_trainer_is_refused_at_once(
             with pytest.raises(RunDirectoryError, match=f"from version 3, the orchestrator would from {2 * resumes}"):
                 begun("orchestrator", resume=resumes)
             assert left.exists()
+            assert not (begun.run / "alone" / "orchestrator").exists()  # nor would what one before it told be put away
             board.slot("trainer").count("version", 2 * resumes)
         begun("orchestrator", resume=resumes)
 

@@ -238,6 +238,26 @@ def test_what_draws_when_it_is_asked_is_refused_whatever_layer_does(user_module,
         build_network(FACTORY, 3, 2, generator())
 
 
+class Rooted(nn.Linear):
+    """No number for what is below 0."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.sqrt())
+
+
+class Logarithmic(nn.Linear):
+    """No number for what is below 0, and minus infinity for 0."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.log())
+
+
+@pytest.mark.parametrize("make", [Rooted, Logarithmic])
+def test_a_network_that_is_no_number_below_0_may_be_for_what_never_is(user_module, make):
+    user_module.make = make
+    assert isinstance(build_network(FACTORY, 3, 2, generator()), make)
+
+
 class Brightness(nn.Linear):
     """Takes nothing below 0."""
 

@@ -53,7 +53,7 @@ class Rollout:
     t: NDArray[np.int64]  # [T, N]  step in its episode
     lanes: NDArray[np.intp]  # [N]  lane of each stream; one may occur in more than one of them, in order
     waiting: int = 0
-    """Steps that have been observed and are of later rollouts; schedules do not count them yet."""
+    """Steps that have been observed and that no rollout had yet; schedules do not count them."""
 
 
 @dataclass(frozen=True, slots=True)
