@@ -17,6 +17,7 @@ from headrace.core.errors import EnvironmentRaised, NonFiniteValue, VectorMisuse
 from headrace.vector import serial
 from headrace.vector.engine import Engine
 from headrace.vector.fastlane import FastLane
+from headrace.vector.interrupts import is_programs
 from vector_envs import Failing, Faulty
 
 COUNT = 3
@@ -65,6 +66,20 @@ HANDLERS: dict[str, Callable[[BaseException], Any]] = {
     "taken-away-partial": lambda error: functools.partial(taken_away(error)),
     "forgetful": forgetful,
 }
+
+
+def test_what_a_function_of_settrace_raises_is_the_environments() -> None:
+    """As those who limit the steps of strange code do; it is given the frame of its caller, too."""
+
+    def limit(_frame: Any, _event: str, _argument: Any) -> None:
+        raise TimeoutError("as asked")
+
+    def traced() -> None:
+        limit(sys._getframe(), "line", None)
+
+    with pytest.raises(TimeoutError) as caught:
+        traced()
+    assert not is_programs(caught.value)
 
 
 class Signalled(Faulty):

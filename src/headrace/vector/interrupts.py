@@ -11,6 +11,7 @@ they raise is the program's, wherever it comes out; `is_programs` tells it from 
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 
 # Those of `signal` look every handler up in an enum, which takes longer than a step of a small environment.
@@ -133,7 +134,7 @@ def _by_handler(error: BaseException) -> bool:
 
 
 def _interrupts_its_caller(frame: FrameType) -> bool:
-    """Whether a function that is over was given its caller's frame, as the interpreter gives it to handlers.
+    """Whether a function that is over was given a signal's number and its caller's frame, as the interpreter gives them to handlers.
 
     Whatever has become of that handler since: many take themselves away before they raise.
     """
@@ -141,10 +142,13 @@ def _interrupts_its_caller(frame: FrameType) -> bool:
     if caller is None:
         return False
     taken, values = code.co_varnames, frame.f_locals
-    if any(values.get(name) is caller for name in taken[: code.co_argcount]):
-        return True
+    given = [values.get(name) for name in taken[: code.co_argcount]]
     rest = values.get(taken[code.co_argcount + code.co_kwonlyargcount]) if code.co_flags & CO_VARARGS else None
-    return isinstance(rest, tuple) and any(one is caller for one in rest)
+    given += rest if isinstance(rest, tuple) else ()
+    # A function of `sys.settrace` is given the frame as well, but no number before it.
+    return any(
+        second is caller and type(first) is int and 0 < first < NSIG for first, second in itertools.pairwise(given)
+    )
 
 
 def _is_handlers(frames: Sequence[FrameType]) -> bool:
