@@ -231,7 +231,14 @@ class Noisy(nn.Linear):
         return super().forward(x) + (0.0 if self.training else torch.randn(()))
 
 
-@pytest.mark.parametrize("make", [Functional, Attending, Remembering, rectified_at_random, Noisy])
+class RootedAtRandom(nn.Linear):
+    """As `Functional`, and no number for what is below 0."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(super().forward(x.sqrt()), 0.5, self.training)
+
+
+@pytest.mark.parametrize("make", [Functional, Attending, Remembering, rectified_at_random, Noisy, RootedAtRandom])
 def test_what_draws_when_it_is_asked_is_refused_whatever_layer_does(user_module, make):
     user_module.make = make
     with pytest.raises(ConfigError, match="expected: the same outputs whenever it is asked for the same inputs"):

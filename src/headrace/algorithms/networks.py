@@ -272,9 +272,10 @@ def _check_repeats(name: str, network: nn.Module, inputs: int, lowest: float = -
     x = torch.linspace(lowest, 0.9, _TRIED_ROWS * inputs).reshape(_TRIED_ROWS, inputs)
     try:
         with torch.no_grad():
-            first, again, acting = network(x).clone(), network(x).clone(), network.eval()(x)
-        if lowest < 0.0 and not first.isfinite().all():
-            raise ValueError("no finite outputs")
+            first, again = network(x).clone(), network(x).clone()
+            if lowest < 0.0 and not first.isfinite().all():
+                raise ValueError("no finite outputs")
+            acting = network.eval()(x)
     except Exception as error:  # the user's module may raise anything; its text is passed on
         if lowest < 0.0:  # it may be for numbers from 0 on
             _check_repeats(name, network, inputs, lowest=0.0)
