@@ -3,7 +3,7 @@
 
 help:
 	@echo 'make demo      train the hockey demo for a minute and a half'
-	@echo 'make test      the tests, without those that train for minutes'
+	@echo 'make test      the tests, without those that train for minutes or take seconds'
 	@echo 'make test-all  the tests, with those'
 	@echo 'make test-vllm VLLM=VENV   those against real vLLM (scripts/vllm-venv makes the VENV, 3.4 GB)'
 	@echo 'make test-verifiers VERIFIERS="VENV..."   those against real verifiers (scripts/verifiers-venv makes a VENV, 0.7 GB)'
