@@ -8,6 +8,7 @@ import numpy as np
 
 from headrace.core.clock import MonotonicClock
 from headrace.ipc.fences import WEAKLY_ORDERED, fence
+from headrace.vector.handle import ask_those_left
 from headrace.vector.infos import Columns, Form
 from headrace.vector.patience import SPIN_S, Patience
 from headrace.vector.pool import Pool
@@ -51,13 +52,7 @@ class Barrier:
     def ask_rest(self) -> bool:
         """After an exception: whether anybody was asked. Then everybody is, and woken."""
         groups = self._crew.grouped(self._everybody)
-        if not any(handle.open for handle, _ in groups):
-            return False
-        for handle, part in groups:
-            if not handle.open:
-                handle.order(part, self._clock.now())
-            handle.ordered.set()
-        return True
+        return ask_those_left([(handle, part, handle.open > 0) for handle, part in groups], self._clock.now())
 
     def answered(self) -> bool:
         """Wait for the answers; whether the slab holds all of them. Otherwise the pool says what there is."""

@@ -239,6 +239,22 @@ class Handle:
         return waits
 
 
+def ask_those_left(orders: Sequence[tuple[Handle, NDArray[np.int64], bool]], now_s: float) -> bool:
+    """After an exception among orders: whether anybody was asked. Then everybody is, and woken, so that no number is given out twice.
+
+    Args:
+        orders: Of whom, whose environments, and whether they were asked.
+        now_s: Monotonic.
+    """
+    if not any(asked for _, _, asked in orders):
+        return False
+    for handle, ids, asked in orders:
+        if not asked:
+            handle.order(ids, now_s)
+        handle.ordered.set()  # also of one that was asked, and may not have been woken
+    return True
+
+
 def _open(extras: Extras) -> None:
     """Read what each environment said. What cannot be read is a problem of that environment alone."""
     for env in extras.ids:

@@ -21,7 +21,7 @@ from headrace.vector import losses
 from headrace.vector.crew import TELL_S, Crew
 from headrace.vector.events import Answers, Event, Failure, Moves
 from headrace.vector.faults import FaultKind, Problem
-from headrace.vector.handle import Handle
+from headrace.vector.handle import Handle, ask_those_left
 from headrace.vector.interrupts import is_programs
 from headrace.vector.messages import Call, Details, Packed, Returned, sealed, unpack
 from headrace.vector.patience import SPIN_S, Patience
@@ -97,14 +97,8 @@ class Pool:
         """See `Backend.ask_rest`."""
         if not len(ids) or self._newest != (ids[0], seqs[0]):
             return False  # it had not come to these
-        orders = self._orders
-        if all(handle.mailbox.ordered == before for handle, _, before in orders):
-            return False
-        for handle, part, before in orders:
-            if handle.mailbox.ordered == before:
-                handle.order(part, self._clock.now())
-            handle.ordered.set()  # also of one that was asked, and may not have been woken
-        return True
+        orders = [(handle, part, handle.mailbox.ordered != before) for handle, part, before in self._orders]
+        return ask_those_left(orders, self._clock.now())
 
     def poll(self, missing: int, timeout_s: float) -> list[Event]:
         """See `Backend.poll`."""
