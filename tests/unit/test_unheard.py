@@ -321,39 +321,42 @@ def test_what_found_no_room_is_shown_though_the_view_has_nothing_to_say_for_a_wh
             assert pipe.read().endswith(b"later\n")
 
 
+@contextmanager
+def full(pipe, monkeypatch):
+    """Standard output is a pipe that has no room."""
+    with os.fdopen(os.dup(pipe.writing), "wb", buffering=0) as file:
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file, "utf-8", write_through=True))
+        pipe.fill()
+        with outlets():
+            sys.stdout.buffer._look = pipe.look
+            yield
+
+
 @pytest.mark.parametrize(
     ("code", "interrupted", "kept"), [(130, False, False), (3, False, True), (3, True, False)], ids=str
 )
 def test_who_interrupted_a_run_is_not_kept_waiting_for_its_end_to_be_read(monkeypatch, make, code, interrupted, kept):
     """Also where it failed in the meantime."""
     pipe = make(reads_at=6)
-    with os.fdopen(os.dup(pipe.writing), "wb", buffering=0) as file:
-        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file, "utf-8", write_through=True))
-        pipe.fill()
-        with outlets():
-            sys.stdout.buffer._look = pipe.look
-            with Interrupts():
-                if interrupted:
-                    signal.raise_signal(signal.SIGINT)
-                pass_on()
-            assert conclude("the end", {"exit_code": code, "error": "why"}) == code
-            finish()
+    with full(pipe, monkeypatch):
+        with Interrupts():
+            if interrupted:
+                signal.raise_signal(signal.SIGINT)
+            pass_on()
+        assert conclude("the end", {"exit_code": code, "error": "why"}) == code
+        finish()
     assert (pipe.read() == b"the end\n") is kept
 
 
 def test_what_went_wrong_is_told_though_nobody_reads_the_end(monkeypatch, make, capsys):
     pipe = make(reads_at=40)
-    with os.fdopen(os.dup(pipe.writing), "wb", buffering=0) as file:
-        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(file, "utf-8", write_through=True))
-        pipe.fill()
-        with outlets():
-            sys.stdout.buffer._look = pipe.look
-            with Interrupts():
-                click.echo("x" * (1 << 18))
-            conclude("the end", {"exit_code": 3, "error": "why"})
-            assert capsys.readouterr().err == "why\n"
-            assert pipe.taken == b""
-            finish()
+    with full(pipe, monkeypatch):
+        with Interrupts():
+            click.echo("x" * (1 << 18))
+        conclude("the end", {"exit_code": 3, "error": "why"})
+        assert capsys.readouterr().err == "why\n"
+        assert pipe.taken == b""
+        finish()
     assert pipe.read().endswith(b"x\nthe end\n"), "however much was kept before it"
 
 
