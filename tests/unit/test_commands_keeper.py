@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 
 import pytest
 
@@ -133,12 +134,18 @@ def test_processes_that_could_not_be_killed_are_told_of(make):
     assert supervisor.read == [Report("left", facts), Done({"lines": 0})]
 
 
-def test_the_run_says_who_lives_on(tmp_path):
-    (tmp_path / "run.toml").write_text('[process.p]\ncommand = "true"\n')
-    places = Places(*(tmp_path / name for name in ("board", "events", "logs", "stacks", "summary")))
+@contextmanager
+def launched(folder):
+    """A run of one program that is not started; its board, and who is told."""
+    (folder / "run.toml").write_text('[process.p]\ncommand = "true"\n')
+    places = Places(*(folder / name for name in ("board", "events", "logs", "stacks", "summary")))
     clock, watched = FakeClock(), Watched()
     with Board.create(places.board, [("p", "command")]) as board, EventLog(places.events, clock) as events:
-        launch = Launch(load(tmp_path / "run.toml"), places, board, Chronicle(events, watched, clock), clock)
+        yield Launch(load(folder / "run.toml"), places, board, Chronicle(events, watched, clock), clock), board, watched
+
+
+def test_the_run_says_who_lives_on(tmp_path):
+    with launched(tmp_path) as (launch, _, watched):
         launch._on(
             Reported("p", Report("left", {"reason": "enough", "heeded": True, "alive": ["pid 7: sleeping: sudo"]}))
         )
@@ -146,11 +153,7 @@ def test_the_run_says_who_lives_on(tmp_path):
 
 
 def test_what_failed_in_the_moment_in_which_it_was_told_to_stop_was_stopped(tmp_path):
-    (tmp_path / "run.toml").write_text('[process.p]\ncommand = "true"\n')
-    places = Places(*(tmp_path / name for name in ("board", "events", "logs", "stacks", "summary")))
-    clock, watched = FakeClock(), Watched()
-    with Board.create(places.board, [("p", "command")]) as board, EventLog(places.events, clock) as events:
-        launch = Launch(load(tmp_path / "run.toml"), places, board, Chronicle(events, watched, clock), clock)
+    with launched(tmp_path) as (launch, board, watched):
         board.slot("p").set_state(State.FAILED)  # as whoever looks after all children sees it
         board.slot("p").add("faults")
         error = ComponentDied("p exited with code 3", fix="read its log")
