@@ -63,11 +63,33 @@ def test_outputs_and_every_derivative_are_autograds(
 
     assert torch.equal(ours(x), ours.traced(x))
     _near(ours.traced(x), right.detach())
-    found = ours.back(grad.clone(), inputs=True)
+    found = ours.back(grad.clone(), inputs=INPUTS)
 
     assert found is not None
     _near(found, by_inputs)
     _near(flat.grad, torch.cat([each.flatten() for each in by_weights]))
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 5, 16, 25, 40])
+@pytest.mark.parametrize("inputs", [2, 16, 23, 40])
+@pytest.mark.parametrize("rows", [63, 64], ids=str)
+def test_narrow_products_that_are_turned_round_are_the_same(rows: int, inputs: int, outputs: int) -> None:
+    config = NetworkConfig.model_validate({"hidden": [64, 72]})
+    network = build_network(config, inputs, outputs, torch.Generator().manual_seed(0))
+    flat = FlatParameters(network)
+    ours = PerceptronPass(network, Memory())
+    x, grad = _drawn(1, rows, inputs), _drawn(2, rows, outputs)
+    leaf = x.clone().requires_grad_()
+    right = network(leaf)
+    *by_weights, by_inputs = torch.autograd.grad(right, [*network.parameters(), leaf], grad)
+    for count in (1, 2, inputs):
+        flat.grad.zero_()
+        _near(ours.traced(x), right.detach())
+        found = ours.back(grad.clone(), inputs=count)
+        assert found is not None
+        assert found.is_contiguous()
+        _near(found, by_inputs[:, -count:])
+        _near(flat.grad, torch.cat([each.flatten() for each in by_weights]))
 
 
 @ways
@@ -84,7 +106,7 @@ def test_gradients_are_added_to_what_is_there_and_left_alone_where_only_inputs_a
         return ours.back(grad.clone(), **what)
 
     assert back(weights=False) is None
-    assert back(weights=False, inputs=True) is not None
+    assert back(weights=False, inputs=INPUTS) is not None
     assert not flat.grad.any()
     assert back() is None
     once = flat.grad.clone()
@@ -107,7 +129,7 @@ def test_what_was_traced_is_not_disturbed_by_what_passes_meanwhile() -> None:
     other(_drawn(3, ROWS, INPUTS))
     one(_drawn(4, ROWS, INPUTS))
     other.traced(x)
-    other.back(grad.clone(), inputs=True)
+    other.back(grad.clone(), inputs=INPUTS)
     one.back(grad.clone())
 
     assert torch.equal(flats[0].grad, alone)
@@ -129,7 +151,7 @@ def test_memory_is_used_again_even_by_one_who_never_asks_back() -> None:
         ours(_drawn(1, ROWS, INPUTS))
         ours.traced(_drawn(1, ROWS, INPUTS))
         ours.traced(_drawn(1, ROWS, INPUTS))
-        ours.back(_drawn(2, ROWS, OUTPUTS), inputs=True)
+        ours.back(_drawn(2, ROWS, OUTPUTS), inputs=INPUTS)
     assert memory.fresh == 4  # forward of two layers, and what comes back through them
 
 
@@ -208,7 +230,7 @@ def test_rounded_products_change_a_gradient_by_some_percent_and_no_weight(kind: 
     def through(way: Pass) -> tuple[Tensor, Tensor, Tensor]:
         flat.grad.zero_()
         out = way.traced(x).clone()
-        by_inputs = way.back(grad.clone(), inputs=True)
+        by_inputs = way.back(grad.clone(), inputs=INPUTS)
         assert by_inputs is not None
         assert out.dtype == by_inputs.dtype == torch.float32
         return out, by_inputs.clone(), flat.grad.clone()

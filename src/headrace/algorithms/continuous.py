@@ -73,16 +73,16 @@ class TwinPass:
         pair, first, second = torch.cat([obs, action], dim=1), *self._q
         value = first.traced(pair).squeeze(1)
         if not smaller:
-            return value, self._by_action(0, torch.ones_like(value), obs)
+            return value, self._by_action(0, torch.ones_like(value), action)
         other = second.traced(pair).squeeze(1)
         counts_first = (value <= other).to(value.dtype)
-        slope = self._by_action(0, counts_first, obs) + self._by_action(1, 1.0 - counts_first, obs)
+        slope = self._by_action(0, counts_first, action) + self._by_action(1, 1.0 - counts_first, action)
         return torch.minimum(value, other), slope
 
-    def _by_action(self, which: int, by_value: Tensor, obs: Tensor) -> Tensor:
-        slope = self._q[which].back(by_value.unsqueeze(1), weights=False, inputs=True)
+    def _by_action(self, which: int, by_value: Tensor, action: Tensor) -> Tensor:
+        slope = self._q[which].back(by_value.unsqueeze(1), weights=False, inputs=action.shape[1])
         assert slope is not None, "it was asked for"
-        return slope[:, obs.shape[1] :]
+        return slope
 
 
 class Critics(TwinPass):

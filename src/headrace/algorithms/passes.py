@@ -35,16 +35,16 @@ class Pass(Protocol):
         """As a call, and `back` can be asked once; it forgets the one before. ``x`` must not change until then."""
         ...
 
-    def back(self, grad: Tensor, *, weights: bool = True, inputs: bool = False) -> Tensor | None:
+    def back(self, grad: Tensor, *, weights: bool = True, inputs: int = 0) -> Tensor | None:
         """Add to the parameters' gradients what follows from ``grad``.
 
         Args:
             grad: [B, O] the derivative of a loss by what `traced` returned; may be overwritten.
             weights: Whether gradients of parameters are wanted.
-            inputs: Whether the derivative by the inputs is wanted.
+            inputs: By how many of the inputs, the last ones, the derivative is wanted.
 
         Returns:
-            That derivative [B, I], or None.
+            That derivative [B, inputs]; None if ``inputs`` is 0.
         """
         ...
 
@@ -152,7 +152,7 @@ class ModulePass:
             self._out = self._forward(self._x)
         return self._out.detach()
 
-    def back(self, grad: Tensor, *, weights: bool = True, inputs: bool = False) -> Tensor | None:
+    def back(self, grad: Tensor, *, weights: bool = True, inputs: int = 0) -> Tensor | None:
         """See `Pass.back`."""
         parameters = self._trained if weights else []
         wanted = [*parameters, *([self._x] if inputs else [])]
@@ -167,7 +167,7 @@ class ModulePass:
         if inputs and own is None:
             own = torch.zeros_like(self._x)
         self._x = self._out = torch.empty(0)
-        return own if inputs else None
+        return own[:, -inputs:] if inputs and own is not None else None
 
 
 class Autocast:
@@ -224,6 +224,15 @@ _ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tens
 _MINUS_ONE = torch.tensor(-1.0)
 
 
+def _better_turned(narrow: int, wide: int, rows: int) -> bool:
+    """Whether what comes out of a product had better be made turned round, and turned back: it has a narrow side and a wide one.
+
+    The matrix library takes the last side of what comes out through its vector registers. Where that is narrow and does not fill
+    them, it takes up to five times as long.
+    """
+    return narrow < 32 and narrow % 16 != 0 and wide >= 64 and rows >= 64
+
+
 class PerceptronPass:
     """Fulfils `Pass` for a perceptron on the CPU; what comes out is what its layers give, within rounding."""
 
@@ -256,7 +265,7 @@ class PerceptronPass:
         self._out = self._last(self._passed[-1])
         return self._out
 
-    def back(self, grad: Tensor, *, weights: bool = True, inputs: bool = False) -> Tensor | None:
+    def back(self, grad: Tensor, *, weights: bool = True, inputs: int = 0) -> Tensor | None:
         """See `Pass.back`."""
         memory, rows = self._memory, grad.shape[0]
         own: Tensor | None = None
@@ -265,9 +274,8 @@ class PerceptronPass:
         for layer in range(len(self._passed) - 1, -1, -1):
             came_in = self._passed.pop()
             if weights:
-                turned = memory.turned(grad)
-                self._add(layer, turned, came_in)
-                self._bias_grads[layer].addmv_(turned, memory.ones(rows))
+                self._add(layer, grad, came_in)
+                self._bias_grads[layer].addmv_(memory.turned(grad), memory.ones(rows))
             if layer:
                 before = self._before(layer, grad, memory.take(rows, self._widths[layer - 1]))
                 self._undo(before, came_in)
@@ -275,7 +283,7 @@ class PerceptronPass:
                     memory.give(own)
                 memory.give(came_in)  # while it is in the cache: the next one is made in it
                 grad = own = before
-        result = self._before(0, grad) if inputs else None
+        result = self._by_inputs(grad, inputs) if inputs else None
         if own is not None:
             memory.give(own)
         return result
@@ -291,13 +299,28 @@ class PerceptronPass:
             return torch.add(_MINUS_ONE, doubled.sigmoid_(), alpha=2, out=out)
         return self._activate(torch.addmm(bias, x, turned, out=out))
 
-    def _before(self, layer: int, grad: Tensor, out: Tensor | None = None) -> Tensor:
-        """The derivative [B, I] by what went into a layer, into ``out`` or fresh memory."""
+    def _before(self, layer: int, grad: Tensor, out: Tensor) -> Tensor:
+        """The derivative [B, I] by what went into a layer that is not the first, into ``out``."""
         return torch.mm(grad, self._weights[layer], out=out)
 
-    def _add(self, layer: int, turned: Tensor, came_in: Tensor) -> None:
-        """Add to a layer's gradient; ``turned`` [O, B] is the derivative by what came out."""
-        self._weight_grads[layer].addmm_(turned, came_in)
+    def _by_inputs(self, grad: Tensor, count: int) -> Tensor:
+        """The derivative [B, count] by the last inputs; ``grad`` is that by what came out of the first layer."""
+        weight = self._weights[0][:, -count:]
+        if _better_turned(count, len(weight), len(grad)):
+            return torch.mm(weight.t(), self._memory.turned(grad)).t().contiguous()
+        return torch.mm(grad, weight)
+
+    def _add(self, layer: int, grad: Tensor, came_in: Tensor) -> None:
+        """Add to a layer's gradient; ``grad`` [B, O] is the derivative by what came out."""
+        memory, gradient = self._memory, self._weight_grads[layer]
+        outputs, inputs = gradient.shape
+        if _better_turned(inputs, outputs, grad.shape[0]):
+            product = memory.take(inputs, outputs)
+            torch.mm(memory.turned(came_in), grad, out=product)
+            gradient.add_(memory.turned(product))
+            memory.give(product)
+        else:
+            gradient.addmm_(memory.turned(grad), came_in)
 
     def _hidden(self, x: Tensor) -> list[Tensor]:
         """What goes into each layer, [B, I] each."""
@@ -338,13 +361,17 @@ class RoundedPass(PerceptronPass):
         with self._kinds[-1]:
             return super()._last(x)
 
-    def _before(self, layer: int, grad: Tensor, out: Tensor | None = None) -> Tensor:
+    def _before(self, layer: int, grad: Tensor, out: Tensor) -> Tensor:
         with self._kinds[layer]:
             return super()._before(layer, grad, out)
 
-    def _add(self, layer: int, turned: Tensor, came_in: Tensor) -> None:
+    def _by_inputs(self, grad: Tensor, count: int) -> Tensor:
+        with self._kinds[0]:
+            return super()._by_inputs(grad, count)
+
+    def _add(self, layer: int, grad: Tensor, came_in: Tensor) -> None:
         with self._kinds[layer]:
-            super()._add(layer, turned, came_in)
+            super()._add(layer, grad, came_in)
 
 
 class RoundedProducts:

@@ -82,7 +82,7 @@ class DuelingPass:
         """See `Pass.traced`."""
         return self._dueling(self._inner.traced(x))
 
-    def back(self, grad: Tensor, *, weights: bool = True, inputs: bool = False) -> Tensor | None:
+    def back(self, grad: Tensor, *, weights: bool = True, inputs: int = 0) -> Tensor | None:
         """See `Pass.back`."""
         return self._inner.back(grad @ self._matrix.t(), weights=weights, inputs=inputs)
 
