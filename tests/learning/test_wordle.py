@@ -26,7 +26,7 @@ def test_grpo_wins_more_games_than_the_expert_it_was_warmed_up_by(seed: int, tmp
     assert done.returncode == 0, done.stderr
     summary = json.loads((path / "summary.json").read_text())
     first, last = summary["evaluations"][0], summary["evaluations"][-1]
-    assert (first["version"], last["version"]) == (0, 100)
+    assert (first["version"], last["version"]) == (0, 140)
     assert first["win_rate"] < EXPERT
     assert last["win_rate"] >= 0.85
     assert summary["books"]["balanced"]
