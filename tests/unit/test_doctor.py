@@ -237,6 +237,25 @@ def test_memory_that_other_programs_hold_is_laid_on_nobody():
     assert found.remedy == "end what else uses memory, or give the run a machine with more of it"
 
 
+def keeping(at_s: float, rss_bytes: int):
+    """A keeper of 40 MB, and what its supervisor has counted with the program that it runs."""
+    view = component("trainer", Activity.COMMAND, at_s, kind="command", pid=11, rss_bytes=rss_bytes)
+    return look(at_s, view, processes={"trainer": Process(11, alive=True, rss_bytes=40_000_000)})
+
+
+def test_memory_of_what_a_component_has_started_is_its_own():
+    looks = (keeping(99.0, 700_000_000), keeping(100.0, 700_000_000))
+    found = diagnose(replace(WELL, looks=looks, memory=Memory(20_000_000, 1_200_000_000)))
+    assert (found.state, found.culprit) == (Condition.STARVED, "trainer")
+    assert found.verdict == (
+        "the machine runs out of memory: 20 MB of 1.2 GB are left, and trainer holds the most of this run, 700 MB"
+    )
+    assert "replay.capacity" not in found.remedy
+    looks = (keeping(99.0, GB), keeping(100.0, GB + 400_000_000))
+    found = diagnose(replace(WELL, looks=looks))
+    assert found.verdict == "trainer grows by 200 MB a second and holds 1.4 GB: the 8.0 GB that are left last 40.0 s"
+
+
 def test_memory_that_grows():
     looks = (at(98.0, 5_000, rss_bytes=GB), at(100.0, 5_240, rss_bytes=GB + 400_000_000))
     found = diagnose(replace(WELL, looks=looks))

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headrace.monitor.snapshot import Memory, Snapshot
+from headrace.supervision.evidence import SAMPLE_S
 from headrace.telemetry.blame import Blame, Condition, blame
-from headrace.telemetry.looks import Flow
+from headrace.telemetry.looks import Flow, Look
 from headrace.telemetry.wording import amount, names, place, seconds, verb
 
 _FULL_BYTES = 16 * 2**20
@@ -136,13 +137,25 @@ def no_memory(snapshot: Snapshot) -> Blame | None:
     look = snapshot.looks[-1] if snapshot.looks else None
     if memory is None or look is None:
         return None
-    sizes = {name: process.rss_bytes or 0 for name, process in look.processes.items() if process.alive}
+    sizes = _sizes(look)
     if not sizes:
         return None
-    remedy = "lower replay.capacity or env.lanes if it is by design; else look for what the environment keeps"
+    remedy = "lower what its own settings let it hold, if it is by design; else look for what it keeps"
+    if any(view.kind == "learner" for view in look.views):
+        remedy = "lower replay.capacity or env.lanes if it is by design; else look for what the environment keeps"
     if memory.available_bytes < _SCARCE * memory.total_bytes:
         return _scarce(sizes, memory, remedy)
     return _growing(snapshot, sizes, memory.available_bytes, remedy)
+
+
+def _sizes(look: Look) -> dict[str, int]:
+    """Bytes that each component that lives holds: its process, or with all that has started, as its supervisor counts it."""
+    counted = {view.id: view.counters["rss_bytes"] for view in look.views}
+    return {
+        name: max(process.rss_bytes or 0, counted.get(name, 0))
+        for name, process in look.processes.items()
+        if process.alive
+    }
 
 
 def _scarce(sizes: Mapping[str, int], memory: Memory, remedy: str) -> Blame:
@@ -165,12 +178,14 @@ def _scarce(sizes: Mapping[str, int], memory: Memory, remedy: str) -> Blame:
 
 def _growing(snapshot: Snapshot, sizes: Mapping[str, int], available_bytes: int, remedy: str) -> Blame | None:
     flow = Flow(snapshot.looks, snapshot.plan)
-    before = {name: process.rss_bytes or 0 for name, process in snapshot.looks[0].processes.items() if process.alive}
+    before = _sizes(snapshot.looks[0])
     growth = {name: size - before[name] for name, size in sizes.items() if name in before}
     fastest = max(growth, key=lambda name: growth[name], default=None)
     if fastest is None or growth[fastest] < _GROWTH_BYTES or flow.span_s <= 0.0:
         return None
-    per_s = growth[fastest] / flow.span_s
+    # What it has started is counted now and then: that may have grown since the count before.
+    counted = sizes[fastest] > (snapshot.looks[-1].processes[fastest].rss_bytes or 0)
+    per_s = growth[fastest] / (max(flow.span_s, SAMPLE_S) if counted else flow.span_s)
     left_s = available_bytes / per_s
     if left_s > _AHEAD * flow.span_s:
         return None
