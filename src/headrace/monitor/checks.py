@@ -280,9 +280,12 @@ def _never_hit(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def _degraded(snapshot: Snapshot) -> Remark | None:
-    """Lanes the run goes on without."""
+    """Lanes, or processes, that the run goes on without."""
     remedy = "see reproducers/ and logs/ for what took these lanes down"
     if snapshot.summary is not None:
+        left_out = snapshot.summary.get("left_out")
+        if left_out:
+            return Remark(left_out[0], f"it went on without {names(left_out)}", _read_logs(left_out))
         lost = snapshot.summary.get("degraded")
         if not lost:
             return None
@@ -293,13 +296,18 @@ def _degraded(snapshot: Snapshot) -> Remark | None:
     events = [event for event in snapshot.events if event.get("kind") == "degraded"]
     if not events:
         return None
-    component = str(events[-1].get("component"))
-    if len(events) == 1:
-        return Remark(component, str(events[0].get("text")), remedy)
+    components = list(dict.fromkeys(str(event.get("component")) for event in events))
     lanes = sorted(lane for event in events for lane in event.get("lanes", ()))
-    return Remark(
-        component, f"the run goes on without {_lanes(lanes)}", remedy, tuple(str(event.get("text")) for event in events)
-    )
+    remedy, what = (remedy, _lanes(lanes)) if lanes else (_read_logs(components), names(components))
+    texts = tuple(str(event.get("text")) for event in events)
+    if len(events) == 1:
+        return Remark(components[0], texts[0], remedy)
+    return Remark(components[-1], f"the run goes on without {what}", remedy, texts)
+
+
+def _read_logs(components: Sequence[str]) -> str:
+    logs = [f"logs/{component}.log" for component in components]
+    return f"read {verb(logs, 'the end', 'the ends')} of {names(logs)}"
 
 
 def _suspicious(snapshot: Snapshot) -> Remark | None:
