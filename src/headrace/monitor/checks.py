@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from headrace.monitor.snapshot import Memory, Snapshot
 from headrace.supervision.evidence import SAMPLE_S
-from headrace.telemetry.blame import Blame, Condition, blame
-from headrace.telemetry.looks import Flow, Look
+from headrace.telemetry.blame import PATIENCE_S, Blame, Condition, blame
+from headrace.telemetry.board import State
+from headrace.telemetry.looks import ALIVE, Flow, Look
 from headrace.telemetry.wording import amount, names, place, seconds, verb
 
 _FULL_BYTES = 16 * 2**20
@@ -206,14 +207,19 @@ def restart_loop(snapshot: Snapshot) -> Blame | None:
     if not recent or flow.span_s <= 0.0 or flow.total(["env_steps", "updates", "rows"]):
         return None
     component, count = recent.most_common(1)[0]
-    if count < _LOOP_RESTARTS:
+    view = flow.views.get(component)
+    if view is None or view.state not in ALIVE or view.state is State.STOPPING or count < _LOOP_RESTARTS:
         return None
+    over = not _restarts(snapshot, _LOOP_S / _LOOP_RESTARTS)[component]
+    if over or flow.others_at_work(component, PATIENCE_S):
+        return None
+    what = "sign of progress" if view.kind == "command" else "environment step or update"
     budget = snapshot.plan.max_restarts
     ends = f" ({budget} within {snapshot.plan.restart_window_s:g} s are allowed)" if budget is not None else ""
     return Blame(
         Condition.LIVELOCKED,
         f"{component} is started again and again and gets nowhere: {amount(count, 'restart')} within {_LOOP_S:g} s"
-        f"{ends}, and no environment step or update within the last {seconds(flow.span_s)}",
+        f"{ends}, and no {what} within the last {seconds(flow.span_s)}",
         component,
         seen(snapshot),
         f"read the end of logs/{component}.log; what it names has to be repaired, restarts do not help",
@@ -228,6 +234,10 @@ def remarks(snapshot: Snapshot) -> list[Remark]:
         if budget is not None and count >= max(2, budget / 2):
             text = f"{component} was restarted {count} times within {window_s:g} s, and more than {budget} end the run"
             found.append(Remark(component, text))
+    for component, count in _restarts(snapshot, _LOOP_S).most_common(1):
+        if budget is None and count >= _LOOP_RESTARTS:
+            text = f"{component} was restarted {count} times within {_LOOP_S:g} s"
+            found.append(Remark(component, text, f"read the end of logs/{component}.log"))
     behind = _unevaluated(snapshot)
     if snapshot.plan.evaluates and behind >= _BEHIND:
         found.append(Remark(None, f"the evaluation is {behind} policies behind"))
