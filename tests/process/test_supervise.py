@@ -201,6 +201,10 @@ def test_the_end_was_asked_for(zoo):
     assert (zoo.summary["outcome"], zoo.summary["exit_code"]) == ("interrupted", 130)
 
 
+def test_whom_it_went_on_without_is_told(zoo):
+    assert sorted(zoo.summary["left_out"]) == sorted(FAULTY - {"again"})
+
+
 DIES = "echo orchestrator is up; echo ValueError: no environment is called wordle >&2; exit 1"
 
 

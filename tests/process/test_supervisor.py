@@ -211,7 +211,12 @@ def test_a_pause_before_a_restart_blocks_nobody_and_stop_cancels_it(folder):
         assert supervisor.decide(exited) == Restart("c", LIMIT_S)
         supervisor.restart("c")
         assert supervisor.alive() == ["d"]
-        supervisor.stop(["c"], "no longer needed")
+        with Board.open(folder / "board") as board:
+            view = board.read("c")
+            assert (view.state, view.activity, view.pid) == (State.STARTING, Activity.WAIT_RESTART, 0)
+            assert view.deadline_s == pytest.approx(LIMIT_S, abs=1.0)
+            supervisor.stop(["c"], "no longer needed")
+            assert board.read("c").state is State.FAILED
         supervisor.restart("c")  # it has ended again, so this is allowed
         with pytest.raises(ComponentError, match="c cannot become delayed while it is delayed"):
             supervisor.restart("c")

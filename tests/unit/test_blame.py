@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from board_support import PLAN, component, look
 from headrace.telemetry.blame import Condition, blame
 from headrace.telemetry.board import COUNTERS, Activity, SlotView, State
-from headrace.telemetry.looks import Flow, Look, Plan, Process, cycle, path
+from headrace.telemetry.looks import ELSEWHERE, Flow, Look, Plan, Process, cycle, path
 
 SUPERVISOR = component("supervisor", Activity.WAIT_CHILD, 99.9, need=1)
 
@@ -276,16 +276,94 @@ def test_a_supervisor_that_does_not_look():
     assert found.sentence == "supervisor has not looked after the run for 10.0 s"
 
 
-def test_work_that_comes_to_nothing():
-    def trainer(since_s: float, dropped: int) -> SlotView:
-        return component("trainer", Activity.SAMPLE, since_s, updates=5, dropped=dropped)
+def fruitless(*others: SlotView, dropped: int = 112, **more: int):
+    """An orchestrator that drops twelve rollouts in a second, and others that stand where they stood."""
 
-    found = blame([look(99.0, trainer(98.9, 100)), look(100.0, trainer(99.9, 112))], PLAN)
-    assert (found.condition, found.culprit) == (Condition.LIVELOCKED, "trainer")
+    def orchestrator(since_s: float, dropped: int) -> SlotView:
+        return component("orchestrator", Activity.WAIT_COMPLETIONS, since_s, episodes=5, dropped=dropped, **more)
+
+    looks = [look(99.0, *others, orchestrator(98.9, 100)), look(100.0, *others, orchestrator(99.9, dropped))]
+    return blame(looks, PLAN)
+
+
+def batch(since_s: float) -> SlotView:
+    return component("trainer", Activity.WAIT_BATCH, since_s, waits_on="orchestrator", deadline_s=150.0, updates=5)
+
+
+def test_work_that_comes_to_nothing():
+    # A server's keeper tells only that the server lives, and an evaluation is not what the others wait for.
+    aside = component("inference", Activity.COMMAND, 99.5), component("evaluator", Activity.EVALUATE, 99.0)
+    found = fruitless(batch(40.0), *aside)
+    assert (found.condition, found.culprit) == (Condition.LIVELOCKED, "orchestrator")
     assert found.sentence == (
-        "trainer moves and gets nowhere: 12 dropped within 1.0 s, "
-        "and not one environment step, update or evaluation in the whole run"
+        "orchestrator moves and gets nowhere: 12 dropped within 1.0 s, and not one environment step, update "
+        "or evaluation meanwhile, and trainer waits for it"
     )
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    [batch(60.0), component("trainer", Activity.UPDATE, 90.0), component("trainer", kind=ELSEWHERE, state=State.EMPTY)],
+)
+def test_work_of_which_a_part_comes_to_nothing_while_others_are_within_their_time(trainer):
+    found = fruitless(trainer, component("inference", Activity.COMMAND, 99.5))
+    assert (found.condition, found.culprit) == (Condition.HEALTHY, None)
+
+
+def command(name: str, activity: Activity = Activity.COMMAND, since_s: float = 99.5, **more) -> SlotView:
+    return component(name, activity, since_s, kind="command", **more)
+
+
+def test_a_program_that_is_started_again_beside_one_that_runs_is_no_livelock():
+    before, after = command("helper", restarts=3, faults=3), command("helper", restarts=4, faults=4, incarnation=4)
+    found = blame([look(99.0, command("trainer", since_s=98.5), before), look(100.0, command("trainer"), after)])
+    assert (found.condition, found.sentence) == (Condition.HEALTHY, "the run gets on: trainer runs and helper runs")
+
+
+@pytest.mark.parametrize(
+    ("since_s", "told"), [(80.0, "20.0 s ago and has 60 s"), (39.0, "61.0 s ago and had 60 s, so it is killed")]
+)
+def test_a_program_that_is_asked_to_leave_has_its_own_time_for_that(since_s, told):
+    leaving = {"state": State.STOPPING, "deadline_s": 60.0}
+    trainer = command("trainer", Activity.STOP, since_s, **leaving)
+    later = command("server", Activity.STOP, since_s - 1.0, **leaving)
+    ended = command("db", Activity.STOP, 30.0, state=State.ENDED)
+    waits = command("user", Activity.WAIT_NEEDED, 30.0, state=State.STARTING, waits_on="db")
+    found = twice(later, trainer, ended, waits)
+    assert (found.condition, found.culprit) == (Condition.HEALTHY, None)
+    assert found.sentence == f"the run is ending: trainer was asked to leave {told}"
+    assert len(found.evidence) == 1
+    assert found.evidence[0].startswith("server was asked to leave ")
+
+
+def test_a_server_that_is_asked_to_leave_has_its_own_time_for_that():
+    def stopping(since_s: float) -> SlotView:
+        return component("inference", Activity.STOP, since_s, state=State.STOPPING, deadline_s=15.0)
+
+    assert twice(stopping(86.0)).condition is Condition.HEALTHY
+    found = twice(stopping(84.0))
+    assert found.sentence == "inference has been inside stop for 16.0 s (limit 15 s)"
+    assert "ends it; if it is only slow, raise deadlines.stop_s" in found.remedy
+
+
+def coming(since_s: float, **more) -> SlotView:
+    return command("inference", Activity.WAIT_RESTART, since_s, state=State.STARTING, deadline_s=15.0, **more)
+
+
+def test_who_waits_for_one_that_is_started_again_soon_does_not_wait_in_vain():
+    trainer = command("trainer", Activity.WAIT_PROGRESS, 92.0, waits_on="inference", deadline_s=12.0)
+    found = twice(coming(97.7, restarts=1), trainer)
+    assert (found.condition, found.culprit) == (Condition.STARTING, "inference")
+    assert found.sentence == "inference has failed and is started again in 12.7 s, and trainer waits for it"
+    assert found.remedy == "read the end of logs/inference.log for why it failed"
+
+
+def test_one_that_is_started_again_soon_and_that_nobody_waits_for_holds_nobody_up():
+    found = twice(command("trainer", since_s=99.9), coming(97.7))
+    assert found.sentence == "the run gets on: trainer runs and inference is started again in 12.7 s"
+    learner = component("learner", Activity.UPDATE, 99.0, env_steps=5_000, updates=9)
+    pausing = component("collector-0", Activity.WAIT_RESTART, 93.0, state=State.STARTING, deadline_s=15.0)
+    assert twice(learner, pausing, stepping("collector-1", 99.0)).condition is Condition.HEALTHY
 
 
 def test_silence():

@@ -75,6 +75,30 @@ def test_one_that_waits_for_one_that_failed_is_seen_to_wait_in_vain(board, displ
     assert found.sentence == "trainer has waited 6.0 s for progress of orchestrator, which has failed"
 
 
+def test_one_that_waits_for_one_that_is_about_to_be_started_again_is_not_said_to_wait_in_vain(board, displays):
+    inference = board.slot("inference")  # as a supervisor leaves it in the pause before a restart
+    inference.set_state(State.STARTING)
+    inference.waiting(Activity.WAIT_RESTART, deadline_s=15.0)
+    displays["orchestrator"].show(Judgement.QUIET, 3)
+    displays["trainer"].show(Judgement.WELL, 3)
+
+    assert board.read("orchestrator").waits_on == "inference"
+    found = verdict(board, later_s=6.0)
+    assert (found.condition, found.culprit) == (Condition.STARTING, "inference")
+    assert found.sentence == "inference has failed and is started again in 9.0 s, and orchestrator waits for it"
+
+
+def test_one_that_is_asked_to_leave_shows_how_long_it_has(board, displays):
+    displays["trainer"].stopping()
+
+    view = board.read("trainer")
+    assert (view.state, view.activity, view.deadline_s) == (State.STOPPING, Activity.STOP, 20.0)
+    found = verdict(board, later_s=14.0)
+    assert (found.condition, found.sentence) == (
+        Condition.HEALTHY, "the run is ending: trainer was asked to leave 14.0 s ago and has 20 s",
+    )  # fmt: skip
+
+
 def test_the_silent_one_that_nobody_excuses_is_named_before_its_limit(board, displays):
     displays["inference"].show(Judgement.WELL, 0)
     displays["orchestrator"].show(Judgement.QUIET, 3)

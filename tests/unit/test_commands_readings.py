@@ -45,6 +45,7 @@ def test_a_number_in_json_is_found(path, value):
 
 def test_no_json_holds_no_number():
     assert json_number("<html>", "a") is None
+    assert json_number(json.dumps({"seed": 10**400}), "seed") is None
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,25 @@ def test_memory_that_other_programs_hold_is_laid_on_nobody():
     assert found.remedy == "end what else uses memory, or give the run a machine with more of it"
 
 
+def keeping(at_s: float, rss_bytes: int):
+    """A keeper of 40 MB, and what its supervisor has counted with the program that it runs."""
+    view = component("trainer", Activity.COMMAND, at_s, kind="command", pid=11, rss_bytes=rss_bytes)
+    return look(at_s, view, processes={"trainer": Process(11, alive=True, rss_bytes=40_000_000)})
+
+
+def test_memory_of_what_a_component_has_started_is_its_own():
+    looks = (keeping(99.0, 700_000_000), keeping(100.0, 700_000_000))
+    found = diagnose(replace(WELL, looks=looks, memory=Memory(20_000_000, 1_200_000_000)))
+    assert (found.state, found.culprit) == (Condition.STARVED, "trainer")
+    assert found.verdict == (
+        "the machine runs out of memory: 20 MB of 1.2 GB are left, and trainer holds the most of this run, 700 MB"
+    )
+    assert "replay.capacity" not in found.remedy
+    looks = (keeping(99.0, GB), keeping(100.0, GB + 400_000_000))
+    found = diagnose(replace(WELL, looks=looks))
+    assert found.verdict == "trainer grows by 200 MB a second and holds 1.4 GB: the 8.0 GB that are left last 40.0 s"
+
+
 def test_memory_that_grows():
     looks = (at(98.0, 5_000, rss_bytes=GB), at(100.0, 5_240, rss_bytes=GB + 400_000_000))
     found = diagnose(replace(WELL, looks=looks))
@@ -248,15 +267,86 @@ def test_memory_that_grows():
     assert diagnose(replace(WELL, looks=slower)).state is Condition.HEALTHY
 
 
+AGAIN = tuple(event("restarted", second) for second in (10.0, 80.0, 90.0, 95.0))
+
+
+def restarted(waits_since_s: float):
+    """Looks at a collector that was started a moment ago, and at the learner that waits for it."""
+    learner = component(
+        "learner", Activity.WAIT_ROWS, waits_since_s, waits_on="collector-0", env_steps=5_000, updates=9, pid=11
+    )
+    starting = component("collector-0", Activity.START, 98.5, state=State.STARTING, pid=13)
+    return look(99.0, learner, starting), look(100.0, learner, starting)
+
+
 def test_a_component_that_is_restarted_and_gets_nowhere():
-    events = [event("restarted", second) for second in (10.0, 80.0, 90.0, 95.0)] + [event("fault", 94.0)]
-    found = diagnose(replace(IDLE, events=events))
+    events = [*AGAIN, event("fault", 94.0)]
+    found = diagnose(replace(WELL, looks=restarted(91.0), events=events))
     assert (found.state, found.culprit) == (Condition.LIVELOCKED, "collector-0")
     assert found.verdict == (
         "collector-0 is started again and again and gets nowhere: 3 restarts within 60 s (5 within 300 s are allowed), "
         "and no environment step or update within the last 1.0 s"
     )
     assert found.evidence == ("94.0 s after the start: collector-0 fault",)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"looks": restarted(97.0)},  # the learner has not waited for long
+        {"looks": IDLE.looks},  # it is inside an update
+        {"events": [event("restarted", second) for second in (60.0, 61.0, 62.0)]},  # that is over
+    ],
+)
+def test_restarts_alone_are_no_livelock(changes):
+    found = diagnose(replace(WELL, **{"looks": restarted(91.0), "events": AGAIN} | changes))
+    assert found.state is not Condition.LIVELOCKED
+    assert "collector-0 was restarted " in found.verdict
+
+
+def programs(*views):
+    """A run of somebody else's programs, of which no configuration tells what is allowed."""
+    supervisor = component("supervisor", Activity.WAIT_CHILD, 99.9)
+    looks = (look(99.0, supervisor, *views), look(100.0, supervisor, *views))
+    return Snapshot(looks=looks, header=HEADER, this_host="fox", memory=Memory(8 * GB, 16 * GB))
+
+
+def program(name: str, activity: Activity = Activity.COMMAND, **more):
+    return component(name, activity, 99.5, kind="command", **more)
+
+
+def test_a_program_that_is_restarted_again_and_again_beside_one_that_runs():
+    helper = program("helper", Activity.WAIT_READY, state=State.STARTING)
+    events = [event("restarted", second, "helper") for second in (80.0, 90.0, 95.0)]
+    found = diagnose(replace(programs(program("trainer"), helper), events=events))
+    assert (found.state, found.culprit) == (Condition.HEALTHY, "helper")
+    assert found.verdict == "the run gets on: trainer runs and helper starts; helper was restarted 3 times within 60 s"
+    assert found.remedy == "read the end of logs/helper.log"
+    found = diagnose(replace(programs(helper), events=events))
+    assert (found.state, found.culprit) == (Condition.LIVELOCKED, "helper")
+    assert found.verdict == (
+        "helper is started again and again and gets nowhere: 3 restarts within 60 s, "
+        "and no sign of progress within the last 1.0 s"
+    )
+    stopped = program("helper", Activity.STOP, state=State.STOPPING)
+    assert diagnose(replace(programs(stopped), events=events)).state is Condition.HEALTHY
+
+
+def test_programs_a_run_goes_on_without():
+    run = programs(program("main"), program("tb", state=State.FAILED), program("helper", state=State.FAILED))
+    texts = tuple(f"the run goes on without {name}: it has never become ready" for name in ("tb", "helper"))
+    first, second = (event("degraded", 1.0, name, text) for name, text in zip(("tb", "helper"), texts, strict=True))
+    gets_on = "the run gets on: main runs, tb failed and helper failed"
+    found = diagnose(replace(run, events=[first]))
+    assert (found.verdict, found.remedy) == (f"{gets_on}; {texts[0]}", "read the end of logs/tb.log")
+    found = diagnose(replace(run, events=[first, second]))
+    assert (found.verdict, found.evidence) == (f"{gets_on}; the run goes on without tb and helper", texts)
+    assert found.remedy == "read the ends of logs/tb.log and logs/helper.log"
+    summary = {"outcome": "completed", "error": None, "wall_s": 9.0, "did": "3 processes", "left_out": ["tb", "helper"]}
+    found = diagnose(replace(run, summary=summary, live=False))
+    assert (found.state, found.culprit) == (Condition.FINISHED, "tb")
+    assert found.verdict == "the run completed after 9.0 s with 3 processes; it went on without tb and helper"
+    assert diagnose(replace(run, summary=summary | {"left_out": []}, live=False)).culprit is None
 
 
 def test_restarts_that_climb_while_the_run_gets_on():

@@ -19,6 +19,7 @@ from headrace.monitor.logphrases import Kind, kind_of, leaf, normalised, numbers
         ("12:01:02 SUCCESS Step 3 | Time: 3.21s | Rate: 1.2k tokens/s", {"Step": 3, "Time": 3.21, "Rate": 1200}),
         (" 45%|####  | 450/1000 [00:10<00:12, 40it/s, loss=0.25]", {"progress": 450, "loss": 0.25}),
         ('{"step": 5, "train": {"loss": 2.5}, "ok": true, "note": "x"}', {"step": 5, "train/loss": 2.5}),
+        (f'{{"step": 2, "seed": 1{"0" * 400}, "loss": 0.5}}', {"step": 2, "loss": 0.5}),
         ("Mean episode reward: -3.5 (std 2)", {"Mean episode reward": -3.5}),
         ("INFO Starting learner lr=0.1", {"lr": 0.1}),
         ("loss=-.5 a=+.25", {"loss": -0.5, "a": 0.25}),

@@ -19,8 +19,8 @@ from headrace.runtime.payloads import Basics, EnvSpaces
 from headrace.runtime.resources import Resources, child_specs
 from headrace.telemetry.board import Activity
 
-NOBODYS = {Activity.NONE, Activity.IDLE, Activity.STOP, Activity.WAIT_CHILD}
-"""No child is busy with these: stopping has a limit of its own, and waiting for children is the supervisor's."""
+NOBODYS = {Activity.NONE, Activity.IDLE, Activity.STOP, Activity.WAIT_CHILD, Activity.WAIT_RESTART}
+"""No child is busy with these: stopping has a limit of its own, and waiting for children, or to start one again, is the supervisor's."""
 ELSEWHERE = {
     Activity.COMMAND, Activity.GENERATE, Activity.SCORE, Activity.WARM_START, Activity.WAIT_REQUESTS, Activity.WAIT_BATCH,
     Activity.WAIT_POLICY, Activity.WAIT_COMPLETIONS, Activity.WAIT_READY, Activity.WAIT_NEEDED, Activity.WAIT_PROGRESS,

@@ -326,7 +326,7 @@ class Display:
     def stopping(self) -> None:
         """It was asked to leave."""
         self._slot.set_state(State.STOPPING)
-        self._slot.enter(Activity.STOP)
+        self._slot.waiting(Activity.STOP, deadline_s=self._process.stop_s)
 
     def leaving(self) -> None:
         """Its program is over, and is still to be told of: each call is a sign of this keeper's own life."""

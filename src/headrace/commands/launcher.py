@@ -204,6 +204,7 @@ class Launch:
         self._asked: set[str] = set()
         self._coming: set[str] = set()
         """Those that failed and are about to be started again."""
+        self._left_out: list[str] = []
         self._interrupted = 0
         self._error: HeadraceError | None = None
         self._culprit: str | None = None
@@ -250,6 +251,7 @@ class Launch:
             "why": self._why,
             "wall_s": round(self._clock.now() - self._begun_s, 3),
             "did": f"{count} process{'' if count == 1 else 'es'}",
+            "left_out": self._left_out,
             "processes": processes,
         }
 
@@ -318,6 +320,7 @@ class Launch:
         elif isinstance(decision, GiveUp):
             self._give_up(event, path, decision)
         else:
+            self._left_out.append(name)
             self._say("degraded", name, f"the run goes on without {name}: {decision.reason}")
 
     def _on_stopped(self, event: Exited) -> None:
@@ -407,7 +410,9 @@ class Launch:
             self._facts[name]["faults"] += 1
             path = path_to_root(name, self._standings, now_s)
             self._say("fault", name, f"{name} {trouble}", culprit=path[-1])
-            if self._config.process[name].essential and self._why is None:
+            if not self._config.process[name].essential:
+                self._left_out.append(name)
+            elif self._why is None:
                 self._blame(ComponentDied(f"{name} {trouble}", fix=f"read logs/{path[-1]}.log"), path, {})
 
     def _lost(self) -> set[str]:

@@ -40,7 +40,10 @@ def json_number(text: str, path: str) -> float | None:
             here = here[int(key)]
         else:
             return None
-    return float(here) if isinstance(here, int | float) and not isinstance(here, bool) else None
+    try:
+        return float(here) if isinstance(here, int | float) and not isinstance(here, bool) else None
+    except OverflowError:  # a whole number beyond 1e308
+        return None
 
 
 def holds(found: Any, expected: Any) -> bool:

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headrace.monitor.snapshot import Memory, Snapshot
-from headrace.telemetry.blame import Blame, Condition, blame
-from headrace.telemetry.looks import Flow
+from headrace.supervision.evidence import SAMPLE_S
+from headrace.telemetry.blame import PATIENCE_S, Blame, Condition, blame
+from headrace.telemetry.board import State
+from headrace.telemetry.looks import ALIVE, Flow, Look
 from headrace.telemetry.wording import amount, names, place, seconds, verb
 
 _FULL_BYTES = 16 * 2**20
@@ -136,13 +138,25 @@ def no_memory(snapshot: Snapshot) -> Blame | None:
     look = snapshot.looks[-1] if snapshot.looks else None
     if memory is None or look is None:
         return None
-    sizes = {name: process.rss_bytes or 0 for name, process in look.processes.items() if process.alive}
+    sizes = _sizes(look)
     if not sizes:
         return None
-    remedy = "lower replay.capacity or env.lanes if it is by design; else look for what the environment keeps"
+    remedy = "lower what its own settings let it hold, if it is by design; else look for what it keeps"
+    if any(view.kind == "learner" for view in look.views):
+        remedy = "lower replay.capacity or env.lanes if it is by design; else look for what the environment keeps"
     if memory.available_bytes < _SCARCE * memory.total_bytes:
         return _scarce(sizes, memory, remedy)
     return _growing(snapshot, sizes, memory.available_bytes, remedy)
+
+
+def _sizes(look: Look) -> dict[str, int]:
+    """Bytes that each component that lives holds: its process, or with all that has started, as its supervisor counts it."""
+    counted = {view.id: view.counters["rss_bytes"] for view in look.views}
+    return {
+        name: max(process.rss_bytes or 0, counted.get(name, 0))
+        for name, process in look.processes.items()
+        if process.alive
+    }
 
 
 def _scarce(sizes: Mapping[str, int], memory: Memory, remedy: str) -> Blame:
@@ -165,12 +179,14 @@ def _scarce(sizes: Mapping[str, int], memory: Memory, remedy: str) -> Blame:
 
 def _growing(snapshot: Snapshot, sizes: Mapping[str, int], available_bytes: int, remedy: str) -> Blame | None:
     flow = Flow(snapshot.looks, snapshot.plan)
-    before = {name: process.rss_bytes or 0 for name, process in snapshot.looks[0].processes.items() if process.alive}
+    before = _sizes(snapshot.looks[0])
     growth = {name: size - before[name] for name, size in sizes.items() if name in before}
     fastest = max(growth, key=lambda name: growth[name], default=None)
     if fastest is None or growth[fastest] < _GROWTH_BYTES or flow.span_s <= 0.0:
         return None
-    per_s = growth[fastest] / flow.span_s
+    # What it has started is counted now and then: that may have grown since the count before.
+    counted = sizes[fastest] > (snapshot.looks[-1].processes[fastest].rss_bytes or 0)
+    per_s = growth[fastest] / (max(flow.span_s, SAMPLE_S) if counted else flow.span_s)
     left_s = available_bytes / per_s
     if left_s > _AHEAD * flow.span_s:
         return None
@@ -191,14 +207,19 @@ def restart_loop(snapshot: Snapshot) -> Blame | None:
     if not recent or flow.span_s <= 0.0 or flow.total(["env_steps", "updates", "rows"]):
         return None
     component, count = recent.most_common(1)[0]
-    if count < _LOOP_RESTARTS:
+    view = flow.views.get(component)
+    if view is None or view.state not in ALIVE or view.state is State.STOPPING or count < _LOOP_RESTARTS:
         return None
+    over = not _restarts(snapshot, _LOOP_S / _LOOP_RESTARTS)[component]
+    if over or flow.others_at_work(component, PATIENCE_S):
+        return None
+    what = "sign of progress" if view.kind == "command" else "environment step or update"
     budget = snapshot.plan.max_restarts
     ends = f" ({budget} within {snapshot.plan.restart_window_s:g} s are allowed)" if budget is not None else ""
     return Blame(
         Condition.LIVELOCKED,
         f"{component} is started again and again and gets nowhere: {amount(count, 'restart')} within {_LOOP_S:g} s"
-        f"{ends}, and no environment step or update within the last {seconds(flow.span_s)}",
+        f"{ends}, and no {what} within the last {seconds(flow.span_s)}",
         component,
         seen(snapshot),
         f"read the end of logs/{component}.log; what it names has to be repaired, restarts do not help",
@@ -213,6 +234,10 @@ def remarks(snapshot: Snapshot) -> list[Remark]:
         if budget is not None and count >= max(2, budget / 2):
             text = f"{component} was restarted {count} times within {window_s:g} s, and more than {budget} end the run"
             found.append(Remark(component, text))
+    for component, count in _restarts(snapshot, _LOOP_S).most_common(1):
+        if budget is None and count >= _LOOP_RESTARTS:
+            text = f"{component} was restarted {count} times within {_LOOP_S:g} s"
+            found.append(Remark(component, text, f"read the end of logs/{component}.log"))
     behind = _unevaluated(snapshot)
     if snapshot.plan.evaluates and behind >= _BEHIND:
         found.append(Remark(None, f"the evaluation is {behind} policies behind"))
@@ -265,9 +290,12 @@ def _never_hit(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def _degraded(snapshot: Snapshot) -> Remark | None:
-    """Lanes the run goes on without."""
+    """Lanes, or processes, that the run goes on without."""
     remedy = "see reproducers/ and logs/ for what took these lanes down"
     if snapshot.summary is not None:
+        left_out = snapshot.summary.get("left_out")
+        if left_out:
+            return Remark(left_out[0], f"it went on without {names(left_out)}", _read_logs(left_out))
         lost = snapshot.summary.get("degraded")
         if not lost:
             return None
@@ -278,13 +306,18 @@ def _degraded(snapshot: Snapshot) -> Remark | None:
     events = [event for event in snapshot.events if event.get("kind") == "degraded"]
     if not events:
         return None
-    component = str(events[-1].get("component"))
-    if len(events) == 1:
-        return Remark(component, str(events[0].get("text")), remedy)
+    components = list(dict.fromkeys(str(event.get("component")) for event in events))
     lanes = sorted(lane for event in events for lane in event.get("lanes", ()))
-    return Remark(
-        component, f"the run goes on without {_lanes(lanes)}", remedy, tuple(str(event.get("text")) for event in events)
-    )
+    remedy, what = (remedy, _lanes(lanes)) if lanes else (_read_logs(components), names(components))
+    texts = tuple(str(event.get("text")) for event in events)
+    if len(events) == 1:
+        return Remark(components[0], texts[0], remedy)
+    return Remark(components[-1], f"the run goes on without {what}", remedy, texts)
+
+
+def _read_logs(components: Sequence[str]) -> str:
+    logs = [f"logs/{component}.log" for component in components]
+    return f"read {verb(logs, 'the end', 'the ends')} of {names(logs)}"
 
 
 def _suspicious(snapshot: Snapshot) -> Remark | None:

@@ -191,4 +191,8 @@ def _json_numbers(prefix: str, value: Any) -> Iterator[tuple[str, float]]:
         for key, inner in value.items():
             yield from _json_numbers(f"{prefix}/{key}" if prefix else str(key), inner)
     elif isinstance(value, int | float) and not isinstance(value, bool) and prefix:
-        yield prefix, float(value)
+        try:
+            number = float(value)
+        except OverflowError:  # a whole number beyond 1e308
+            return
+        yield prefix, number

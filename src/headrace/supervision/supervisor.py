@@ -32,7 +32,7 @@ from headrace.supervision.spec import (
     Started,
 )
 from headrace.supervision.watchdog import LOOK_S, Watchdog
-from headrace.telemetry.board import Activity, Board
+from headrace.telemetry.board import Activity, Board, State
 from headrace.telemetry.waits import wait_readable
 
 _DIE_S = 10.0
@@ -146,7 +146,7 @@ class Supervisor:
     def restart(self, child_id: str) -> None:
         """Start a child again, as a new incarnation, as soon as the pause that `decide` ordered is over.
 
-        Does not wait for that: a later `poll` starts it and tells so by `Started`.
+        Does not wait for that: a later `poll` starts it and tells so by `Started`. Until then its slot shows the pause.
 
         Raises:
             ComponentError: It is still running.
@@ -154,6 +154,9 @@ class Supervisor:
         child = self._child(child_id)
         child.life.move(Phase.DELAYED)
         child.slot.add("restarts")
+        child.slot.set_pid(0)
+        child.slot.set_state(State.STARTING)
+        child.slot.waiting(Activity.WAIT_RESTART, deadline_s=max(0.0, child.due_s - self._clock.now()))
         self._start_delayed()
 
     def send(self, child_id: str, message: ToChild) -> bool:
@@ -168,7 +171,7 @@ class Supervisor:
         for child_id in ids:
             child = self._child(child_id)
             if child.life.phase is Phase.DELAYED:
-                child.life.move(Phase.ENDED)
+                _leave_ended(child)
             elif child.life.phase in WATCHED:
                 child.life.move(Phase.STOPPING)
                 child.due_s = self._clock.now() + child.spec.stop_timeout_s
@@ -185,7 +188,7 @@ class Supervisor:
         """Kill every child, or only these, now; `poll` then tells that they have ended. Counts as asked."""
         for child in self._children.values() if ids is None else map(self._child, ids):
             if child.life.phase is Phase.DELAYED:
-                child.life.move(Phase.ENDED)
+                _leave_ended(child)
             elif child.alive:
                 child.life.asked = child.life.dismissed = True
                 child.kill()
@@ -259,6 +262,12 @@ class Supervisor:
         now_s = self._clock.now()
         due = [child.due_s - now_s for child in self._children.values() if child.life.phase is Phase.DELAYED]
         return max(0.0, min([self._watchdog.next_look_s(), *due]))
+
+
+def _leave_ended(child: SupervisedChild) -> None:
+    """It is not started again after all."""
+    child.life.move(Phase.ENDED)
+    child.slot.set_state(State.ENDED if child.life.asked else State.FAILED)
 
 
 def _poll_until_gone(supervisor: Supervisor, deadline: Deadline) -> None:

@@ -11,14 +11,28 @@ from enum import StrEnum
 
 from headrace.telemetry.board import Activity, SlotView, State
 from headrace.telemetry.looks import ALIVE, CHURN, ELSEWHERE, IDLE, WORK, Flow, Look, Plan, cycle
-from headrace.telemetry.wording import activity_of, amount, names, place, seconds, times, verb, waiting_for
+from headrace.telemetry.wording import (
+    activity_of,
+    again,
+    amount,
+    and_waiters,
+    asked_to_leave,
+    is_in,
+    names,
+    place,
+    processor,
+    seconds,
+    times,
+    verb,
+    wait_lines,
+    waiting_for,
+    way_out,
+)
 
 PATIENCE_S = 5.0
 """Seconds a wait or a silence has to last before somebody is blamed for it."""
 
 _SETTLED_S = 1.0
-_ONE_CORE = 0.8
-_NO_CORE = 0.05
 
 
 class Condition(StrEnum):
@@ -92,10 +106,10 @@ def _stopped(flow: Flow) -> Blame | None:
         sentence = f"{culprit} is {how}, so nobody looks after the run{also}"
     else:
         view = flow.views[culprit]
-        sentence = f"{culprit} is {how} inside {place(view)}{_and_waiters(flow, culprit)}"
+        sentence = f"{culprit} is {how} inside {place(view)}{and_waiters(flow, culprit)}"
     pids = " ".join(str(process.pid) for name in stopped if (process := flow.process(name)) is not None)
     return Blame(
-        Condition.STALLED, sentence, culprit, _wait_lines(flow),
+        Condition.STALLED, sentence, culprit, wait_lines(flow),
         f"let it go on with `kill -CONT {pids}`, or end the debugger; the deadlines of the run still hold",
     )  # fmt: skip
 
@@ -108,11 +122,24 @@ def _gone(flow: Flow) -> Blame | None:
     view = max(gone, key=lambda one: len(flow.waiters(one.id)))
     sentence = (
         f"{view.id} (pid {view.pid}) is gone while the board says {view.state.name.lower()}: "
-        f"it was inside {place(view)} {seconds(flow.age_s(view))} ago{_and_waiters(flow, view.id)}"
+        f"it was inside {place(view)} {seconds(flow.age_s(view))} ago{and_waiters(flow, view.id)}"
     )
     others = tuple(f"{one.id} (pid {one.pid}) is gone too" for one in gone if one is not view)
     remedy = f"read the end of logs/{view.id}.log; the supervisor replaces what ends, so see whether it still runs"
-    return Blame(Condition.DEAD, sentence, view.id, (*others, *_wait_lines(flow)), remedy)
+    return Blame(Condition.DEAD, sentence, view.id, (*others, *wait_lines(flow)), remedy)
+
+
+def _leaving(flow: Flow) -> Blame | None:
+    """Somebody else's programs are asked to leave, and have their own time for that: the run is ending."""
+    leaving = [view for view in flow.of_kind("command") if view.state is State.STOPPING]
+    if not leaving:
+        return None
+    first, *others = sorted(leaving, key=lambda view: flow.age_s(view) - view.deadline_s)
+    return _supervisor_silent(flow) or Blame(
+        Condition.HEALTHY,
+        f"the run is ending: {asked_to_leave(first, flow)}",
+        evidence=tuple(asked_to_leave(view, flow) for view in others),
+    )
 
 
 def _waited_for_in_vain(flow: Flow) -> Blame | None:
@@ -128,10 +155,10 @@ def _waited_for_in_vain(flow: Flow) -> Blame | None:
             sentence = (
                 f"{waiting_for(waiter, flow)}, which does nothing ({activity_of(culprit)}, {times(culprit, flow)})"
             )
-            return Blame(Condition.STALLED, sentence, on, _wait_lines(flow), remedy)
+            return Blame(Condition.STALLED, sentence, on, wait_lines(flow), remedy)
         how = {State.EMPTY: "was never started", State.FAILED: "has failed"}.get(culprit.state, "has ended")
         return Blame(
-            Condition.DEAD, f"{waiting_for(waiter, flow)}, which {how}", on, _wait_lines(flow),
+            Condition.DEAD, f"{waiting_for(waiter, flow)}, which {how}", on, wait_lines(flow),
             f"{remedy}; it does not come back by itself, so end the run and start it again",
         )  # fmt: skip
     return None
@@ -151,7 +178,7 @@ def _nobody_collects(flow: Flow) -> Blame | None:
                 f"learner has waited {seconds(flow.age_s(learner))} for rows, and no collector is left: "
                 f"{names(failed)} ended after {amount(restarts, 'restart')}",
                 failed[0],
-                _wait_lines(flow),
+                wait_lines(flow),
                 f"read the end of logs/{failed[0]}.log, repair what it names and start the run again",
             )
     return None
@@ -180,30 +207,29 @@ def _deadlock(flow: Flow) -> Blame | None:
             f"and the replay holds {plan.capacity:,}"
         )
         remedy = "lower replay.learning_starts or raise replay.capacity, and start the run again"
-    return Blame(Condition.DEADLOCKED, sentence, ring[0].id, _wait_lines(flow), remedy)
+    return Blame(Condition.DEADLOCKED, sentence, ring[0].id, wait_lines(flow), remedy)
 
 
 def _stuck(flow: Flow) -> Blame | None:
     """A component has been in one activity, and not waiting, for longer than is usual."""
-    plan = flow.plan
     stuck = [
         view
         for view in flow.alive()
         if view.activity not in IDLE
         and (view.activity is Activity.WAIT_ENV or not view.activity.name.startswith("WAIT_"))
         and flow.still(view)
-        and flow.age_s(view) >= plan.soft_s(view.activity)
+        and flow.age_s(view) >= flow.soft_s(view)
     ]
     if not stuck:
         return None
-    view = max(stuck, key=lambda one: (len(flow.waiters(one.id)), flow.age_s(one) / plan.limit_s(one.activity)))
+    view = max(stuck, key=lambda one: (len(flow.waiters(one.id)), flow.age_s(one) / flow.limit_s(one)))
     sentence = (
         f"{view.id} has been inside {place(view)} for {seconds(flow.age_s(view))} "
-        f"(limit {plan.limit_s(view.activity):g} s){_processor(flow, view)}{_and_waiters(flow, view.id)}"
+        f"(limit {flow.limit_s(view):g} s){processor(flow, view)}{and_waiters(flow, view.id)}"
     )
-    others = tuple(_is_in(flow, one) for one in stuck if one is not view)
+    others = tuple(is_in(flow, one) for one in stuck if one is not view)
     return Blame(
-        Condition.STALLED, sentence, view.id, (*_barrier(flow, view), *others, *_wait_lines(flow)), _free(view)
+        Condition.STALLED, sentence, view.id, (*_barrier(flow, view), *others, *wait_lines(flow)), way_out(view)
     )
 
 
@@ -216,24 +242,29 @@ def _supervisor_silent(flow: Flow) -> Blame | None:
                 Condition.STALLED,
                 f"{view.id} has not looked after the run for {seconds(flow.age_s(view))}",
                 view.id,
-                _wait_lines(flow),
+                wait_lines(flow),
                 "see what its process does (py-spy dump); a progress callback or a full terminal may hold it up",
             )
     return None
 
 
 def _livelock(flow: Flow) -> Blame | None:
-    """Counters of trouble rise while not one counter of work does."""
-    if flow.total(WORK) or not flow.total(CHURN):
+    """Counters of trouble rise while not one counter of work does, for longer than those who wait for it usually wait."""
+    # Of components that others look after nobody here can see whether they get what they need.
+    if flow.total(WORK) or not flow.total(CHURN) or flow.of_kind(ELSEWHERE):
         return None
     view = max(flow.views.values(), key=lambda one: sum(flow.rise(one, counter) for counter in CHURN))
-    counts = ", ".join(f"{flow.rise(view, counter):,} {counter}" for counter in CHURN if flow.rise(view, counter))
+    if flow.others_at_work(view.id):
+        return None
+    counts = names(
+        [f"{flow.rise(view, counter):,} {what}" for counter, what in CHURN.items() if flow.rise(view, counter)]
+    )
     return Blame(
         Condition.LIVELOCKED,
-        f"{view.id} moves and gets nowhere: {counts} within {seconds(flow.span_s)}, "
-        "and not one environment step, update or evaluation in the whole run",
+        f"{view.id} moves and gets nowhere: {counts} within {seconds(flow.span_s)}, and not one environment step, update "
+        f"or evaluation meanwhile{and_waiters(flow, view.id)}",
         view.id,
-        _wait_lines(flow),
+        wait_lines(flow),
         f"read the last events of {view.id} in events.jsonl: they say why its work comes to nothing",
     )
 
@@ -265,7 +296,21 @@ def _silence(flow: Flow) -> Blame | None:
         f"the last to move was {latest.id} ({activity_of(latest)})"
     )
     remedy = f"read the end of logs/{latest.id}.log; end the run with Ctrl-C, which saves its state"
-    return Blame(Condition.STALLED, sentence, latest.id, _wait_lines(flow), remedy)
+    return Blame(Condition.STALLED, sentence, latest.id, wait_lines(flow), remedy)
+
+
+def _coming_back(flow: Flow) -> Blame | None:
+    """Somebody waits for a component that has failed and is about to be started again."""
+    for name, on in flow.waits().items():
+        waiter, view = flow.views[name], flow.views[on]
+        # The keeper of a program shows a wait only once it is a long one.
+        if view.activity is not Activity.WAIT_RESTART or not (waiter.kind == "command" or _long(flow, waiter)):
+            continue
+        if view.state in ALIVE:
+            sentence = f"{on} has failed and {again(view, flow)}{and_waiters(flow, on)}"
+            remedy = f"read the end of logs/{on}.log for why it failed"
+            return Blame(Condition.STARTING, sentence, on, wait_lines(flow), remedy)
+    return None
 
 
 def _starting(flow: Flow) -> Blame | None:
@@ -279,12 +324,7 @@ def _starting(flow: Flow) -> Blame | None:
         if not starting:
             return Blame(Condition.STARTING, f"the run is starting: no {kind} has a process yet")
         view = min(starting, key=lambda one: (one.kind == "evaluator", one.waits_on is not None, -flow.age_s(one)))
-        limit_s = view.deadline_s or flow.plan.limit_s(view.activity)
-        return Blame(
-            Condition.STARTING,
-            f"the run is starting: {view.id} has been inside {place(view)} for {seconds(flow.age_s(view))} "
-            f"(limit {limit_s:g} s)",
-        )
+        return Blame(Condition.STARTING, f"the run is starting: {is_in(flow, view)} (limit {flow.limit_s(view):g} s)")
     return None
 
 
@@ -302,9 +342,9 @@ def _warming_up(flow: Flow) -> Blame | None:
             sentence += f"; {rate:,.0f} more come in each second, so it starts in about {seconds(left_s)}"
         elif rate is not None:
             view = _slowest(flow, _makers(flow, learner))
-            where = f"; {_is_in(flow, view)}" if view is not None else ""
+            where = f"; {is_in(flow, view)}" if view is not None else ""
             sentence += f", and none came in within the last {seconds(flow.span_s)}{where}"
-        return Blame(Condition.WARMING_UP, sentence, evidence=_wait_lines(flow))
+        return Blame(Condition.WARMING_UP, sentence, evidence=wait_lines(flow))
     return None
 
 
@@ -320,9 +360,9 @@ def _starved(flow: Flow) -> Blame | None:
         pace = rate if flow.span_s and view.kind == "collector" else ""
         return Blame(
             Condition.STARVED,
-            f"{learner.id} starves: it has waited {times(learner, flow)} for rows{pace}; {_is_in(flow, view)}",
+            f"{learner.id} starves: it has waited {times(learner, flow)} for rows{pace}; {is_in(flow, view)}",
             view.id,
-            (*_barrier(flow, view), *_wait_lines(flow)),
+            (*_barrier(flow, view), *wait_lines(flow)),
             "make the environment's step faster, raise env.lanes and run.collectors, or lower collect.chunk_steps",
         )
     return None
@@ -339,20 +379,28 @@ def _commands(flow: Flow) -> Blame | None:
         return Blame(
             Condition.STALLED,
             f"{view.id} has shown no progress for {seconds(flow.age_s(view))} "
-            f"(limit {view.deadline_s:g} s){_and_waiters(flow, view.id)}",
+            f"(limit {view.deadline_s:g} s){and_waiters(flow, view.id)}",
             view.id,
-            _wait_lines(flow),
+            wait_lines(flow),
             f"read the end of logs/{view.id}.log, and see where it is: py-spy dump --pid of its program",
         )
-    doing = [f"{view.id} {'runs' if view.state is State.RUNNING else view.state.name.lower()}" for view in commands]
-    return Blame(Condition.HEALTHY, f"the run gets on: {names(doing)}", evidence=_wait_lines(flow))
+    doing = [f"{view.id} {_fares(view, flow)}" for view in commands]
+    return Blame(Condition.HEALTHY, f"the run gets on: {names(doing)}", evidence=wait_lines(flow))
+
+
+def _fares(view: SlotView, flow: Flow) -> str:
+    """How somebody else's program fares, in a word or two."""
+    if view.activity is Activity.WAIT_RESTART and view.state in ALIVE:
+        return again(view, flow)
+    words = {State.RUNNING: "runs", State.STARTING: "starts", State.WAITING: "waits", State.EMPTY: "was not started"}
+    return words.get(view.state, view.state.name.lower())
 
 
 def _well(flow: Flow) -> Blame:
     """Nobody is to blame: say who sets the pace."""
     learners, collectors = flow.of_kind("learner", "trainer"), flow.of_kind("collector")
     if learners and not any(view.state in ALIVE for view in learners):
-        busy = [_is_in(flow, view) for view in flow.alive()]
+        busy = [is_in(flow, view) for view in flow.alive()]
         return Blame(Condition.HEALTHY, f"training is over; {names(busy) or 'the run is closing down'}")
     if flow.span_s <= 0.0:
         doing = [f"{view.id} was inside {place(view)} for {times(view, flow)}" for view in flow.alive()]
@@ -371,6 +419,7 @@ def _well(flow: Flow) -> Blame:
 _RULES: tuple[Callable[[Flow], Blame | None], ...] = (
     _stopped,
     _gone,
+    _leaving,
     _waited_for_in_vain,
     _nobody_collects,
     _deadlock,
@@ -379,6 +428,7 @@ _RULES: tuple[Callable[[Flow], Blame | None], ...] = (
     _livelock,
     _unasked,
     _silence,
+    _coming_back,
     _starting,
     _warming_up,
     _starved,
@@ -399,10 +449,6 @@ def _slowest(flow: Flow, makers: Sequence[SlotView]) -> SlotView | None:
     """Who has been at work on one thing for the longest."""
     busy = [view for view in makers if view.activity not in IDLE and not view.waits_on]
     return max(busy, key=flow.age_s, default=None)
-
-
-def _is_in(flow: Flow, view: SlotView) -> str:
-    return f"{view.id} has been inside {place(view)} for {times(view, flow)}"
 
 
 def _language_pace(flow: Flow) -> str:
@@ -443,56 +489,9 @@ def _long(flow: Flow, waiter: SlotView) -> bool:
     return flow.age_s(waiter) >= PATIENCE_S and flow.still(waiter)
 
 
-def _and_waiters(flow: Flow, component: str) -> str:
-    waiters = flow.waiters(component)
-    return f", and {names(waiters)} {verb(waiters, 'waits', 'wait')} for it" if waiters else ""
-
-
-def _wait_lines(flow: Flow) -> tuple[str, ...]:
-    """The wait-for graph, one line an edge."""
-    return tuple(waiting_for(flow.views[name], flow) for name in flow.waits())
-
-
-def _processor(flow: Flow, view: SlotView) -> str:
-    share = flow.cpu_share(view.id)
-    if share is None:
-        return ""
-    # On a busy machine a loop gets less than a core, but it always wants one.
-    if share >= _ONE_CORE or (share > _NO_CORE and flow.always_runnable(view.id)):
-        return f" and uses {share:.0%} of a core: it spins without getting on"
-    if share <= _NO_CORE:
-        return f" and uses {share:.0%} of a core: it waits for something outside the run"
-    return f" and uses {share:.0%} of a core"
-
-
 def _barrier(flow: Flow, view: SlotView) -> tuple[str, ...]:
     """The lanes that cannot be stepped meanwhile."""
     if view.lane < 0 or flow.plan.group_size < 2 or view.activity not in {Activity.ENV_STEP, Activity.ENV_RESET}:
         return ()
     others = flow.plan.group_size - 1
     return (f"{amount(others, 'other lane')} of its group {'waits' if others == 1 else 'wait'} for lane {view.lane}",)
-
-
-def _free(view: SlotView) -> str:
-    """What to do about a component that is stuck."""
-    deadline = {
-        Activity.ENV_STEP: "deadlines.step_s",
-        Activity.POLICY: "deadlines.step_s",
-        Activity.ENV_RESET: "deadlines.reset_s",
-        Activity.UPDATE: "deadlines.update_s",
-        Activity.PUBLISH: "deadlines.update_s",
-        Activity.EVALUATE: "deadlines.evaluate_s",
-        Activity.CHECKPOINT: "deadlines.checkpoint_s",
-        Activity.START: "deadlines.start_s",
-        Activity.ENV_CONSTRUCT: "deadlines.start_s",
-        Activity.GENERATE: "deadlines.generate_s",
-        Activity.SCORE: "deadlines.generate_s",
-        Activity.WARM_START: "deadlines.warm_start_s",
-    }.get(view.activity, "its deadline")
-    what = "the environment" if view.activity.name.startswith("ENV_") else view.id
-    if view.activity is Activity.WAIT_ENV:
-        return f"a worker of {view.id} steps it, and at its limit it is replaced alone; if it is only slow, raise deadlines.step_s"
-    return (
-        f"see where it is with `py-spy dump --pid {view.pid}` and repair {what}; at its limit the supervisor writes "
-        f"its stacks and replaces it; if it is only slow, raise {deadline}"
-    )

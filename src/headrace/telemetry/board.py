@@ -103,6 +103,8 @@ class Activity(IntEnum):
     """Not started yet: for what it needs to become ready."""
     WAIT_PROGRESS = 72
     """A program that runs, and whose sign of progress has not come for a while."""
+    WAIT_RESTART = 73
+    """It has failed, and is started again after a pause."""
 
     @property
     def label(self) -> str:

@@ -20,8 +20,11 @@ ELSEWHERE = "elsewhere"
 WORK = ("env_steps", "updates", "rows", "evaluations", "checkpoints", "episodes")
 """Counters that rise when a run gets on."""
 
-CHURN = ("restarts", "faults", "dropped", "retries", "rejected")
-"""Counters that also rise when it does not."""
+CHURN = {"dropped": "dropped", "retries": "retried", "rejected": "rejected"}
+"""Counters that also rise when it does not, and what they count. Restarts are judged by their times, which the events tell."""
+
+_NO_WORK = frozenset({*IDLE, Activity.WAIT_NEEDED, Activity.WAIT_PROGRESS, Activity.WAIT_RESTART})
+"""Activities in which a component is not at work: nobody wants anything of it, it is not there, or its sign is late."""
 
 MAIN_COUNTER = {
     "learner": "updates",
@@ -109,12 +112,6 @@ class Plan:
         """Seconds after which an activity has lasted too long."""
         return self.limits.get(activity, DEFAULT_LIMITS.get(activity, _OTHER_LIMIT_S))
 
-    def soft_s(self, activity: Activity) -> float:
-        """Seconds after which it is worth a word."""
-        if activity in {Activity.START, Activity.ENV_CONSTRUCT}:
-            return self.limit_s(activity)
-        return max(_SOFT_AT_LEAST_S, self.limit_s(activity) / _SOFT)
-
 
 class Flow:
     """A run between its first and its last look.
@@ -136,6 +133,36 @@ class Flow:
     def age_s(self, view: SlotView) -> float:
         """Seconds it has been in its present activity."""
         return view.age_s(self.last.now_ns)
+
+    def limit_s(self, view: SlotView) -> float:
+        """Seconds after which its present activity has lasted too long; its own limit, if it tells one."""
+        return view.deadline_s or self.plan.limit_s(view.activity)
+
+    def soft_s(self, view: SlotView) -> float:
+        """Seconds after which its present activity is worth a word."""
+        limit_s = self.limit_s(view)
+        if view.activity in {Activity.START, Activity.ENV_CONSTRUCT, Activity.STOP}:
+            return limit_s
+        return max(_SOFT_AT_LEAST_S, limit_s / _SOFT)
+
+    def at_work(self, view: SlotView) -> bool:
+        """Whether it is at work, or waits for that of others, and not for longer than is usual.
+
+        Then the run gets on as far as anybody can tell, although nothing is counted between two looks.
+        """
+        known = (
+            view.activity is not Activity.COMMAND or view.kind == "command"
+        )  # a server's keeper tells only that it lives
+        return known and view.activity not in _NO_WORK and self.age_s(view) < self.soft_s(view)
+
+    def others_at_work(self, component: str, patience_s: float = math.inf) -> bool:
+        """Whether any but this one is at work, evaluation aside; who has waited for it for so long is not."""
+        waiters = self.waiters(component)
+        return any(
+            self.at_work(view) and not (view.id in waiters and self.age_s(view) >= patience_s)
+            for view in self.alive()
+            if view.id != component and view.kind != "evaluator"
+        )
 
     def still(self, view: SlotView) -> bool:
         """Whether nothing about it has changed between the looks; a single look cannot tell, and says yes."""

@@ -229,9 +229,10 @@ class Keeper:
 
     async def _end(self) -> None:
         """Ask it to leave; what is left is ended afterwards."""
-        self._slot.enter(Activity.STOP)
+        stop_s = self._config.deadlines.stop_s / 2
+        self._slot.waiting(Activity.STOP, deadline_s=stop_s)
         self._tree.signal(signal.SIGTERM)
-        deadline = Deadline(self._config.deadlines.stop_s / 2)
+        deadline = Deadline(stop_s)
         while self._tree.ended() is None and not deadline.passed:
             self._left = asyncio.get_running_loop().create_future()
             await asyncio.wait({self._left}, timeout=min(BEAT_S, deadline.left_s()))
