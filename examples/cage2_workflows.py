@@ -134,7 +134,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--every-episodes", type=int, default=rules.every_episodes, help="between two evaluations")
     parser.add_argument("--evaluation-episodes", type=int, default=rules.evaluation_episodes)
     parser.add_argument("--alignment-lambda", type=float, default=rules.alignment_lambda)
-    parser.add_argument("--start", type=int, default=6, help="orders that are drawn at random")
+    parser.add_argument("--start", type=int, default=6, help="results before which orders are drawn at random")
     parser.add_argument("--beta", type=float, default=2.0, help="deviations that are hoped for")
     parser.add_argument("--no-inheritance", action="store_true", help="every policy begins with fresh networks")
     parser.add_argument("--seed", type=int, default=42)

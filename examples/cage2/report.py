@@ -21,7 +21,6 @@ COLOURS: Mapping[str, tuple[int, int, int]] = {
     "given": (60, 130, 70),
     "random start": (11, 98, 164),
     "gaussian process": (207, 92, 24),
-    "random": (11, 98, 164),
 }
 _BAND = (222, 222, 228)
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 540, 90, 24, 84, 64

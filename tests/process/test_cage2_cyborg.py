@@ -24,6 +24,7 @@ from headrace.core.errors import (
 from headrace.envs.cage2 import network
 from headrace.envs.cage2.cyborg import CybORGEnv
 from headrace.envs.cage2.workflow import WorkflowEnv
+from headrace.envs.cage2.workflows import Alignment
 
 pytestmark = pytest.mark.process
 
@@ -90,6 +91,23 @@ def test_a_workflow_judges_it_too(built):
     infos = [env.step(action)[4] for action in (0, 0, 134, 132)]
     assert [info.get("compliant") for info in infos] == [None, None, 1.0, 0.0]
     assert env.counts()["compliant"] == 1
+
+
+def test_a_rule_that_needs_the_true_state_is_refused_where_it_is_not_sent(built):
+    """At once and not in the first step with a fix; the original rule needs none."""
+    env, order = built(true_state=False), ("enterprise", "op_server", "op_host", "defender", "user")
+    with pytest.raises(ConfigError) as refused:
+        WorkflowEnv(env, order)
+    assert str(refused.value) == (
+        "[CFG-001] a workflow is judged by the true state, which the environment does not tell\n"
+        "  rule: final\n"
+        '  fix: Build it without true_state=False, or judge by the rule "original".'
+    )
+    workflow = WorkflowEnv(env, order, Alignment(rule="original"))
+    workflow.reset(seed=0)
+    infos = [workflow.step(action)[4] for action in (0, 134, 132)]  # restores of Enterprise1 and of Defender
+    assert [info.get("compliant") for info in infos] == [None, 1.0, 0.0]
+    assert "fixes_with_nothing_compromised" not in workflow.counts()
 
 
 def test_what_it_raises_arrives_with_its_traceback_and_it_goes_on(built):

@@ -199,6 +199,21 @@ def test_user0_is_always_red_so_nothing_is_never_compromised():
         assert env.counts()["fixes_with_nothing_compromised"] == (0 if counts else 2)
 
 
+def test_the_original_rule_does_not_look_at_the_true_state(monkeypatch):
+    def looked(*_, **__):
+        raise AssertionError
+
+    monkeypatch.setattr(CAGE2Env, "compromised_types", looked)
+    monkeypatch.setattr(CAGE2Vector, "compromised_types", looked)
+    env, vector = (make(order=ORDER, red="sleep", rule="original") for make in (workflow_env, workflow_vector))
+    env.reset(seed=0)
+    vector.reset(seed=0)
+    fix = number("Restore Op_Server0")
+    assert env.step(fix)[4]["compliant"] == vector.step(np.array([fix]))[4]["compliant"][0] == 1.0
+    assert "fixes_with_nothing_compromised" not in env.counts()
+    assert env.counts() == vector.counts()
+
+
 def test_an_episode_without_a_fix_is_penalised_in_its_last_step():
     """C11: the original's penalty could never fire."""
     env = workflow_env(ORDER, red="sleep", max_steps=4, alignment_lambda=30.0)
@@ -288,6 +303,30 @@ def test_orders_of_copies_change_with_a_reset():
         vector.reset(options={"order": ORDER[:3]})
     with pytest.raises(ConfigError, match="no reset options"):
         vector.reset(options={"order": TYPES, "x": 1})
+
+
+@pytest.mark.parametrize(
+    ("seed", "options"),
+    [(0, {"order": ORDER[:3]}), (0, {"order": ORDER[::-1], "x": 1}), (-1, {"order": ORDER[::-1]})],
+    ids=["no order", "another option", "no seed"],
+)
+@pytest.mark.parametrize("copies", [0, 2], ids=["one environment", "a vector"])
+def test_a_reset_that_is_refused_leaves_the_episode_its_order(copies, seed, options):
+    settings = {"order": ORDER, "red": "b_line"}
+    env, other = (workflow_vector(copies, **settings) if copies else workflow_env(**settings) for _ in range(2))
+    actions = [np.full(copies, one) if copies else one for one in (number("Restore User1"), number("Remove Op_Host0"))]
+    env.reset(seed=5)
+    other.reset(seed=5)
+    env.step(actions[0])
+    other.step(actions[0])
+    before = np.array([env.compliance, env.fixes])
+    with pytest.raises((ConfigError, gymnasium.error.Error)):
+        env.reset(seed=seed, options=options)
+    assert (env.orders if copies else env.order) == ((ORDER,) * copies if copies else ORDER)
+    assert np.array_equal([env.compliance, env.fixes], before)
+    found, expected = env.step(actions[1]), other.step(actions[1])
+    assert np.array_equal(found[0], expected[0])
+    assert np.array_equal(found[1], expected[1])
 
 
 def test_orders_are_one_or_one_for_each_copy():

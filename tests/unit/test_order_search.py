@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from headrace.core import seeding
 from headrace.core.errors import ConfigError
 from headrace.search import Calibration, EarlyStopping, Forecast, Look, OrderSearch, StopReason, distance, nearest
 from headrace.search.orders import all_orders, distances, places
@@ -185,6 +186,55 @@ def test_an_order_that_failed_is_not_asked_for_again():
     search.tell(2, None)
     with pytest.raises(ConfigError, match="there is no order left to try"):
         search.ask()
+
+
+def test_given_orders_are_tried_but_for_those_that_failed():
+    failing, other = ORDERS[5], ORDERS[9]
+    search = OrderSearch(ITEMS, 0, start=2, given=[failing, failing, other])
+    search.tell(search.ask().number, None)
+    choices = [search.ask(), search.ask()]
+    assert [choice.model for choice in choices] == ["given", "random start"]
+    assert choices[0].order == other
+    assert failing not in {choice.order for choice in choices}
+
+
+def test_orders_are_drawn_until_there_are_enough_results():
+    """Not until enough were asked for: those that failed, and those that are awaited, tell nothing."""
+    search = OrderSearch(ITEMS, 0, start=4)
+    for told in (None, 1.0, None, 2.0, 3.0):
+        search.tell(search.ask().number, told)
+    awaited = [search.ask() for _ in range(3)]
+    search.tell(awaited[2].number, 4.0)
+    assert [choice.model for choice in awaited] == ["random start"] * 3
+    assert (search.ask().model, search.ask().results) == ("gaussian process", 4)
+    assert len({choice.order for choice in search._asked[:8]}) == 8
+
+
+def test_of_fewer_orders_than_results_are_needed_each_has_its_turn():
+    search = OrderSearch(("a", "b"), 0, start=7)
+    orders = []
+    for number in range(6):
+        orders.append(search.ask().order)
+        search.tell(number, 1.0)
+    assert orders == orders[:2] * 3
+    assert orders[0] != orders[1]
+
+
+def test_what_is_pending_makes_no_result_more_certain():
+    """It decides what is chosen; the interval that a result is measured by is of the results there are."""
+    rng, search = np.random.default_rng(0), OrderSearch(ITEMS, 0, start=6)
+    for number in range(8):
+        search.tell(number, rng.normal() - distance(search.ask().order, ORDERS[3]))
+    orders, scores = zip(*((choice.order, told) for choice, told in search.results), strict=True)
+    shares = []
+    for choice in [search.ask() for _ in range(5)]:
+        seed = seeding.integer(0, "likelihood", choice.number) % 2**32
+        surrogate = Surrogate(ITEMS, orders, scores, seed)
+        known, imagined = (surrogate.believe([choice.order], pending) for pending in ((), choice.pending))
+        assert (choice.mean, choice.std) == (known.mean[0], known.observed_std[0])
+        assert choice.bound == pytest.approx(imagined.mean[0] + 2.0 * imagined.std[0])
+        shares.append(imagined.std[0] / known.std[0])
+    assert min(shares) < 0.9
 
 
 @pytest.mark.parametrize(("number", "told"), [(5, 1.0), (0, float("nan")), (0, float("-inf"))])

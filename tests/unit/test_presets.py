@@ -10,6 +10,7 @@ import pytest
 import headrace.runtime.presets as presets_module
 from headrace.core.errors import ConfigError, EnvironmentNotBuilt
 from headrace.envs.building import build_copy
+from headrace.envs.hockey import HockeyEnv
 from headrace.llm.loading import Source, describes_language_model, load_rl_config
 from headrace.runtime.config import load_config
 from headrace.runtime.presets import preset_folder, presets, resolve
@@ -50,6 +51,18 @@ def test_environment_of_a_preset_is_built(name):
     config = load_config(name)
     env = build_copy(config.env, config.agents.count)
     env.close()
+
+
+@pytest.mark.parametrize("name", ["hockey-demo", "hockey-td3"])
+def test_hockey_presets_say_who_plays_the_other_side(name):
+    """Neither figures nor comments should hang on a default; whoever is no idler moves in every mode."""
+    kwargs = load_config(name).env.kwargs
+    env = HockeyEnv(**kwargs)
+    try:
+        seen = [env.reset(seed=1)[0]] + [env.step([0.0] * 4)[0] for _ in range(40)]
+        assert (seen[0][6:9] != seen[-1][6:9]).any() == (kwargs["opponent"] != "idle")
+    finally:
+        env.close()
 
 
 def test_package_that_a_preset_needs_is_named_where_it_is_missing(monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +16,7 @@ from headrace.search.calibration import Calibration, Forecast
 from headrace.search.orders import Order, all_orders, places
 from headrace.search.surrogate import Surrogate, require_scikit_learn
 
-Model = Literal["given", "random start", "gaussian process", "random"]
+Model = Literal["given", "random start", "gaussian process"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,15 @@ class Choice:
     order: Order
     model: Model
     """given: by the caller. random start: before there are enough results. gaussian process: by the upper bound of what is
-    believed. random: where nothing is believed, because too few results came."""
+    believed."""
     results: int
     """That were known."""
     mean: float | None = None
     """Score that was expected; None: nothing was."""
     std: float | None = None
-    """Of the observation that was expected, noise included."""
+    """Of the observation that was expected, noise included; as ``mean`` by the results that were known and nothing else."""
     bound: float | None = None
-    """Expected score and ``beta`` deviations of the true one: what was highest."""
+    """Expected score and ``beta`` deviations of the true one, as if what is pending had come as expected: what was highest."""
     kernel: str | None = None
     """As it was fitted."""
     pending: tuple[Order, ...] = ()
@@ -53,9 +53,9 @@ class OrderSearch:
     Args:
         items: What is ordered, 2 to 8 things.
         seed: Of the random start, and of the likelihood's climbs.
-        start: Results after which a Gaussian process chooses; until then orders are drawn, each once.
+        start: Results after which a Gaussian process chooses; until then orders are drawn, each once, and then in turns.
         beta: Deviations above the expected score up to which an order is hoped for.
-        given: Orders to try first.
+        given: Orders to try first; those that have failed by then are left out.
 
     Raises:
         ConfigError: An argument is wrong, or scikit-learn is not installed.
@@ -76,7 +76,7 @@ class OrderSearch:
                 fix="set start to 2 or more, and beta to 0 or more",
             )
         self._seed, self._start, self._beta = seed, start, beta
-        self._given = [tuple(order) for order in given]
+        self._given = deque(tuple(order) for order in given)
         drawn = seeding.generator(seed, "order-search").permutation(len(self._orders))
         self._drawn = [self._orders[place] for place in drawn]
         self._asked: list[Choice] = []
@@ -154,13 +154,12 @@ class OrderSearch:
         )
 
     def _choose(self) -> Choice:
-        number = len(self._asked)
-        if number < len(self._given):
-            return self._plain(self._given[number], "given")
-        if number < self._start:
-            return self._plain(self._undrawn(), "random start")
-        if len(self._told) < 2:
-            return self._plain(self._undrawn(), "random")
+        while self._given:
+            order = self._given.popleft()
+            if order not in self._failed:
+                return self._plain(order, "given")
+        if len(self._told) < self._start:
+            return self._plain(self._least_asked(), "random start")
         return self._believed()
 
     def _plain(self, order: Order, model: Model) -> Choice:
@@ -170,10 +169,10 @@ class OrderSearch:
     def _pending_orders(self) -> tuple[Order, ...]:
         return tuple(choice.order for choice in self._waiting.values())
 
-    def _undrawn(self) -> Order:
-        """The next one that was drawn and not tried; all of them again when there is none."""
-        seen = {choice.order for choice in self._asked} | self._failed
-        return next((order for order in self._drawn if order not in seen), None) or self._open()[0]
+    def _least_asked(self) -> Order:
+        """Of the orders that may be asked for, that which was asked for least; of several the first that was drawn."""
+        asked, found = Counter(choice.order for choice in self._asked), set(self._open())
+        return min((order for order in self._drawn if order in found), key=asked.__getitem__)
 
     def _open(self) -> list[Order]:
         """Orders that may be asked for."""
@@ -197,13 +196,15 @@ class OrderSearch:
         belief = surrogate.believe(candidates, pending)
         bounds = belief.mean + self._beta * belief.std
         found = int(bounds.argmax())
+        order = candidates[found]
+        told = surrogate.believe([order])  # results that are only imagined would make it too certain
         return Choice(
             number=len(self._asked),
-            order=candidates[found],
+            order=order,
             model="gaussian process",
             results=len(self._told),
-            mean=float(belief.mean[found]),
-            std=float(belief.observed_std[found]),
+            mean=float(told.mean[0]),
+            std=float(told.observed_std[0]),
             bound=float(bounds[found]),
             kernel=surrogate.described,
             pending=pending,

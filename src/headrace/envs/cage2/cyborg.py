@@ -68,11 +68,13 @@ class CybORGEnv(gymnasium.Env[NDArray[np.uint8], SupportsIndex]):
         self.action_space: spaces.Space[Any] = spaces.Discrete(len(net.ACTIONS))
         self.episode_return = 0.0
         """Sum of the rewards of this episode, so far."""
+        self.true_state = bool(true_state)
+        """Whether it knows red's levels."""
         self._max_steps = max_steps
         self._steps = 0
         self._running = False
         self._levels: list[int] | None = None
-        settings = {"red": red, "scenario": scenario, "true_state": true_state, "path": list(pythonpath)}
+        settings = {"red": red, "scenario": scenario, "true_state": self.true_state, "path": list(pythonpath)}
         self._cyborg = GuestProcess(_CYBORG, python, settings, start_s)
         self._check_actions(self._cyborg.built)
 

@@ -27,6 +27,7 @@ from headrace.envs.cage2.workflows import (
     RewardLedger,
     Rule,
     check_return,
+    checked_order,
     total,
 )
 
@@ -53,12 +54,15 @@ class WorkflowEnv(gymnasium.Wrapper[NDArray[np.uint8], SupportsIndex, NDArray[np
 
     Observation, uint8 [77]: the environment's 52 bits and the order's 25. The reward is the sum of `workflows.TERMS`, each of
     which ``info`` has, as it has ``compliance`` and ``fixes`` of the episode so far, and in a step with a fix ``compliant``,
-    0.0 or 1.0. What complies is judged by the true state in which blue acts, in the step itself.
+    0.0 or 1.0. By the final rule what complies is judged by the true state in which blue acts, in the step itself.
 
     Args:
         env: A `CAGE2Env`, or a `CybORGEnv`; wrappers in between may change anything but rewards.
         order: The types of hosts, the most important first.
         alignment: By which rule, and what obeying pays.
+
+    Raises:
+        ConfigError: The order is none; or the rule is judged by the true state, and the environment does not tell it.
     """
 
     def __init__(
@@ -73,6 +77,12 @@ class WorkflowEnv(gymnasium.Wrapper[NDArray[np.uint8], SupportsIndex, NDArray[np
         self.ledger = RewardLedger()
         """Sums of the reward's terms, of all steps so far."""
         self._network: Any = env.unwrapped
+        if self._compliance.uses_true_state and not getattr(self._network, "true_state", True):
+            raise ConfigError(
+                "a workflow is judged by the true state, which the environment does not tell",
+                fix='Build it without true_state=False, or judge by the rule "original".',
+                rule=self._compliance.alignment.rule,
+            )
         self._summed = 0.0
 
     @property
@@ -110,12 +120,13 @@ class WorkflowEnv(gymnasium.Wrapper[NDArray[np.uint8], SupportsIndex, NDArray[np
             options: ``order`` replaces the order, from this episode on; others go to the environment.
 
         Raises:
-            ConfigError: The order is none.
+            ConfigError: The order is none, or the environment refuses the rest; the episode in progress goes on with its order.
         """
         order, options = _split(options)
-        if order is not None:
-            self._compliance.give([order])
+        orders = None if order is None else [checked_order(order)]
         seen, info = self.env.reset(seed=seed, options=options)
+        if orders is not None:
+            self._compliance.give(orders)
         self._compliance.begin()
         self._summed = 0.0
         return self._extended(seen), info
@@ -124,7 +135,8 @@ class WorkflowEnv(gymnasium.Wrapper[NDArray[np.uint8], SupportsIndex, NDArray[np
         """One step."""
         number = CHECKED.one("WorkflowEnv", action)
         judged, fixes = self._compliance, _FIXES[number]
-        compromised = self._network.compromised_types(foothold=judged.alignment.count_foothold) if fixes else 0
+        looks = fixes and judged.uses_true_state
+        compromised = self._network.compromised_types(foothold=judged.alignment.count_foothold) if looks else 0
         seen, reward, terminated, truncated, info = self.env.step(number)
         ended = terminated or truncated
         self._summed += float(reward)
@@ -191,9 +203,10 @@ class WorkflowVector(VectorWrapper):
     ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
         """Begin an episode in every copy; see `WorkflowEnv.reset`, where ``order`` may also be one for each copy."""
         order, options = _split(options)
-        if order is not None:
-            self._compliance.give(_for_each(order, self.num_envs))
+        orders = None if order is None else [checked_order(one) for one in _for_each(order, self.num_envs)]
         seen, info = self.env.reset(seed=seed, options=options)
+        if orders is not None:
+            self._compliance.give(orders)
         self._begin()
         return self._extended(seen), info
 
@@ -202,7 +215,9 @@ class WorkflowVector(VectorWrapper):
         chosen = CHECKED.many("WorkflowVector", actions, self.num_envs).astype(np.int64, copy=False)
         judged = self._compliance
         resets = self.env.over
-        compromised = self.env.compromised_types(foothold=judged.alignment.count_foothold)
+        compromised: NDArray[np.uint8] = np.zeros(self.num_envs, np.uint8)
+        if judged.uses_true_state:
+            compromised = self.env.compromised_types(foothold=judged.alignment.count_foothold)
         seen, rewards, terminations, truncations, info = self.env.step(chosen)
         if resets:
             self._begin()

@@ -151,11 +151,16 @@ class Compliance:
         self.give(orders)
         copies = len(self.orders)
         self.episodes = self.episodes_without_fix = self.fixes_with_nothing_compromised = 0
-        """Of the finished episodes; of all fixes."""
+        """Of the finished episodes; of all fixes, if the rule is judged by the true state."""
         self.fixes_by_type, self.compliant_by_type = np.zeros((2, len(net.TYPES)), np.int64)
         """Of all fixes, [5] each."""
         self._every = np.arange(copies)
         self.begin()
+
+    @property
+    def uses_true_state(self) -> bool:
+        """Whether the rule is judged by what red has; otherwise nobody need find that out."""
+        return self.alignment.rule == "final"
 
     def give(self, orders: Sequence[Sequence[str]]) -> None:
         """Go on with other orders, one for each copy."""
@@ -185,7 +190,7 @@ class Compliance:
 
         Args:
             actions: Blue's, [N].
-            compromised: Types with a red session when blue chose them, as bits, [N].
+            compromised: Types with a red session when blue chose them, as bits, [N]; the original rule does not read it.
         """
         kinds = FIX_TYPE[actions]
         self.judged = kinds >= 0
@@ -193,14 +198,15 @@ class Compliance:
         if not self.judged.any():
             self.complied = np.zeros_like(self.judged)
             return
-        masks = compromised if self.alignment.rule == "final" else self._fixed
+        masks = compromised if self.uses_true_state else self._fixed
         self.complied = self._tables[self._every, kinds, masks] & self.judged
         self.fixes = self.fixes + self.judged
         self.compliant = self.compliant + self.complied
         self._fixed = self._fixed | self.judged << np.maximum(kinds, 0)
         np.add.at(self.fixes_by_type, kinds[self.judged], 1)
         np.add.at(self.compliant_by_type, kinds[self.complied], 1)
-        self.fixes_with_nothing_compromised += int(np.sum(self.judged & (np.asarray(compromised) == 0)))
+        if self.uses_true_state:
+            self.fixes_with_nothing_compromised += int(np.sum(self.judged & (np.asarray(compromised) == 0)))
 
     def terms(self, rewards: NDArray[np.float64], ended: NDArray[np.bool_]) -> dict[str, NDArray[np.float64]]:
         """What the step pays, by term, [N] each.
@@ -224,16 +230,21 @@ class Compliance:
         }
 
     def counts(self) -> dict[str, int | dict[str, int]]:
-        """What compliance is made of, since the beginning: a high rate of few fixes is another thing than of many."""
-        return {
+        """What compliance is made of, since the beginning: a high rate of few fixes is another thing than of many.
+
+        Fixes with nothing compromised are there by the final rule only, since the original one does not look.
+        """
+        found: dict[str, int | dict[str, int]] = {
             "episodes": self.episodes,
             "episodes_without_fix": self.episodes_without_fix,
             "fixes": int(self.fixes_by_type.sum()),
             "compliant": int(self.compliant_by_type.sum()),
-            "fixes_with_nothing_compromised": self.fixes_with_nothing_compromised,
             "fixes_by_type": dict(zip(net.TYPES, self.fixes_by_type.tolist(), strict=True)),
             "compliant_by_type": dict(zip(net.TYPES, self.compliant_by_type.tolist(), strict=True)),
         }
+        if self.uses_true_state:
+            found["fixes_with_nothing_compromised"] = self.fixes_with_nothing_compromised
+        return found
 
 
 class RewardLedger:
