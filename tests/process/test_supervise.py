@@ -201,6 +201,42 @@ def test_the_end_was_asked_for(zoo):
     assert (zoo.summary["outcome"], zoo.summary["exit_code"]) == ("interrupted", 130)
 
 
+SAVES = """
+import os, select, signal, sys
+shell = os.getppid()
+def stop(*_):
+    while os.getppid() == shell: pass
+    select.select([], [], [], SECONDS)
+    open("saved", "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("up")
+signal.pause()
+"""
+
+BEHIND_A_SHELL = f"""
+[process.saves]
+command = ['sh', '-c', '"$0" -uc "$1"; true', '{PYTHON}', '''{SAVES.replace("SECONDS", "0.5")}''']
+ready = {{ log = "up" }}
+stop_s = 90.0
+[process.lingers]
+command = ['sh', '-c', '"$0" -uc "$1"; true', '{PYTHON}', '''{SAVES.replace("SECONDS", "1000.0")}''']
+ready = {{ log = "up" }}
+stop_s = 0.5
+[process.daemon]
+command = ['sh', '-c', 'setsid sleep 1000 & echo up; wait']
+ready = {{ log = "up" }}
+stop_s = 90.0
+"""
+
+
+def test_what_a_shell_has_started_has_as_long_to_leave_as_the_shell(tmp_path):
+    run = run_file(tmp_path, BEHIND_A_SHELL, lambda watched: int(sum("is ready" in text for text in watched.said) == 3))
+
+    assert (tmp_path / "saved").exists()
+    assert [event["text"] for event in run.events("killed")] == ["lingers did not leave within 0.5 s and was killed"]
+
+
 DIES = "echo orchestrator is up; echo ValueError: no environment is called wordle >&2; exit 1"
 
 

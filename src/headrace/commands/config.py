@@ -145,7 +145,7 @@ class ProcessConfig(Section):
     stop_signal: str = "SIGTERM"
     """Sent to its process group when it has to leave."""
     stop_s: float = Field(default=20.0, gt=0)
-    """Seconds it then has; whatever is left of it and of what it started is killed."""
+    """Seconds all of that group then has; whatever is left of it and of what it started is killed."""
     essential: bool = True
     """Whether the run ends with it; otherwise it goes on without it, and says so."""
     fail_pattern: str | None = None

@@ -136,10 +136,10 @@ class Keeper:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_reader, _WAKE_BYTES)
 
-    def _signs_of_life(self) -> list[int]:
-        """What is readable when the program prints or ends; an output it has closed always would be."""
+    def _signs_of_life(self, *, running: bool = True) -> list[int]:
+        """What is readable when the program prints or ends; an output it has closed, and an end that is known, always would be."""
         fds = [] if self._output.closed else [self._tree.output_fd]
-        return fds + ([self._tree.pidfd] if self._tree.pidfd >= 0 else [])
+        return fds + ([self._tree.pidfd] if self._tree.pidfd >= 0 and running else [])
 
     def _heed(self) -> Stop | None:
         try:
@@ -242,12 +242,14 @@ class Keeper:
     def _stop(self, stop: Stop) -> None:
         """It has to leave: ask it, read on meanwhile, then kill what is left."""
         self._display.stopping()
-        self._tree.signal(self._process.stop_number)
+        asked = self._tree.signal(self._process.stop_number)
         deadline = Deadline(self._process.stop_s)
-        while self._tree.ended() is None and not deadline.passed and self._control.peer_alive():
-            poll_fds(dict.fromkeys(self._signs_of_life(), select.POLLIN), min(_TURN_S, deadline.left_s()))
+        # Not only for the program itself: a shell around it is gone at once, and what it had started is still saving its work.
+        while asked and not self._tree.group_gone() and not deadline.passed and self._control.peer_alive():
+            signs = self._signs_of_life(running=self._tree.ended() is None)
+            poll_fds(dict.fromkeys(signs, select.POLLIN), min(_TURN_S, deadline.left_s()))
             self._output.read()
-        heeded = self._tree.ended() is not None
+        heeded = not asked or self._tree.group_gone()
         self._end_rest()
         self._last_words(self._left(stop.reason, heeded=heeded))
 
