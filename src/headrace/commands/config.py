@@ -319,8 +319,9 @@ def _check_sign(url: str | None, pattern: str | None) -> None:
 def _is_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
-        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a bracket that is not closed, a port beyond 65535
+        host = (parts.hostname or "").encode("idna")
+        return parts.scheme in {"http", "https"} and bool(host) and parts.port != 0
+    except ValueError:  # a bracket that is not closed, a port beyond 65535, a host with an empty part
         return False
 
 

@@ -20,7 +20,7 @@ from typing import NoReturn, Self
 
 from headrace.commands.config import ProcessConfig
 from headrace.commands.output import Output
-from headrace.commands.probes import Files, Prober, Seen, files_of, look_progress, look_ready
+from headrace.commands.probes import Files, Prober, Seen, files_of, look_progress, look_ready, taken
 from headrace.commands.tree import Tree, exit_in_words
 from headrace.commands.vigil import LOST, Judgement, Limits, Vigil
 from headrace.core.errors import ChannelClosed, ComponentDied, ComponentError, ComponentStalled
@@ -362,7 +362,7 @@ def _seen_before(name: str, process: ProcessConfig) -> Files | ComponentDied:
     ready = process.ready
     if ready.file is not None:
         return files_of(ready.file, Path(process.cwd))
-    if ready.http is not None and not ready.shared and look_ready(ready, Path(process.cwd)).good:
+    if ready.http is not None and not ready.shared and taken(partial(look_ready, ready, Path(process.cwd))).good:
         return ComponentDied(
             f"{name} was not started: something else answers as it should",
             http=ready.http,
