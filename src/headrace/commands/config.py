@@ -149,7 +149,8 @@ class ProcessConfig(Section):
     essential: bool = True
     """Whether the run ends with it; otherwise it goes on without it, and says so."""
     fail_pattern: str | None = None
-    """A regular expression: a line of its output that matches means that it has failed although it lives."""
+    """A regular expression: a line of its output that matches means that it has failed although it lives, or ends
+    with code 0."""
     stopped_s: float = Field(default=30.0, gt=0)
     """Seconds it may be stopped by a signal (SIGSTOP, a debugger) before it counts as stalled."""
 

@@ -95,7 +95,7 @@ class Keeper:
             start_s=process.ready.start_s, alive_s=process.ready.alive_s, stopped_s=process.stopped_s,
             progress_s=None if progress is None else progress.progress_s,
         )  # fmt: skip
-        self._vigil = Vigil(limits, time.monotonic())
+        self._vigil = Vigil(limits, time.monotonic(), time.thread_time())
         self._output = Output(self._tree.output_fd, 1, process, self._vigil)
         self._probers = _probers(process, before, self._wake_writer)
 
@@ -181,17 +181,12 @@ class Keeper:
 
     def _judge(self) -> None:
         now_s = time.monotonic()
-        judgement = self._vigil.judge(now_s)
+        judgement = self._vigil.judge(now_s, time.thread_time())
         self._say_ready()
-        line = self._output.failed_by
-        if line is not None:
-            self._fail(
-                ComponentDied(
-                    f"{self._id} lives and has failed: a line matches its fail_pattern",
-                    line=line[:_SHOWN_CHARACTERS],
-                    fix=f"read the last lines of logs/{self._id}.log",
-                )
-            )
+        facts = _failed_by(self._output)
+        if facts:
+            what = f"{self._id} lives and has failed: a line matches its fail_pattern"
+            self._fail(ComponentDied(what, **facts, fix=f"read the last lines of logs/{self._id}.log"))
         if judgement in LOST:
             self._fail(self._lost(judgement, now_s))
         self._display.show(judgement, self._vigil.signs)
@@ -220,15 +215,18 @@ class Keeper:
         """It has ended by itself."""
         self._end_rest()
         self._look_once_more()
-        if code == 0 and self._process.lifetime == "until-done":
+        facts = _failed_by(self._output)
+        if code == 0 and not facts and self._process.lifetime == "until-done":
             self._last_words(Done({"lines": self._output.lines}))
             return
         fix = f"read the last lines of logs/{self._id}.log"
         what = f"{self._id} {exit_in_words(code)}"
-        if code == 0:
+        if code == 0 and facts:
+            what += " and has failed: a line matches its fail_pattern"
+        elif code == 0:
             what += ", and it should live as long as the run"
             fix += '; set lifetime = "until-done" if code 0 means that its work is done'
-        self._last_words(Failed(ComponentDied(what, fix=fix)))
+        self._last_words(Failed(ComponentDied(what, **facts, fix=fix)))
         sys.exit(1)
 
     def _look_once_more(self) -> None:
@@ -355,6 +353,11 @@ class Display:
             self._slot.enter(Activity.COMMAND)
             self._shown = (Activity.COMMAND, None)
             self._beat = Deadline(BEAT_S)
+
+
+def _failed_by(output: Output) -> dict[str, str]:
+    """The line that says that the program has failed, as a fact of an error; empty: there is none."""
+    return {} if output.failed_by is None else {"line": output.failed_by[:_SHOWN_CHARACTERS]}
 
 
 def _seen_before(name: str, process: ProcessConfig) -> Files | ComponentDied:
