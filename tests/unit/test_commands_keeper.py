@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from headrace.commands import keeper as module
+from headrace.commands.chronicle import Chronicle
 from headrace.commands.config import ProcessConfig, load
 from headrace.commands.keeper import Keeper
-from headrace.commands.launcher import Chronicle, Launch, Places
+from headrace.commands.launcher import Launch, Places
 from headrace.core.clock import FakeClock
 from headrace.core.errors import ComponentDied
 from headrace.ipc.channel import Channel
