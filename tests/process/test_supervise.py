@@ -6,17 +6,20 @@ import json
 import os
 import signal
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from headrace.cli.supervise import claim
 from headrace.commands.config import load
-from headrace.core.errors import RunDirectoryError
+from headrace.core.errors import ComponentDied, ConfigError, RunDirectoryError
+from headrace.ipc.forkserver import ForkServer
 from headrace.monitor.doctor import diagnose
 from headrace.monitor.reader import read_run
 from headrace.supervision.spec import BecameReady, Exited
 from headrace.supervision.supervisor import Supervisor
+from headrace.telemetry.events import read_events
 from supervise_support import (
     Command,
     Watched,
@@ -205,6 +208,42 @@ def test_whom_it_went_on_without_is_told(zoo):
     assert sorted(zoo.summary["left_out"]) == sorted(FAULTY - {"again"})
 
 
+SAVES = """
+import os, select, signal, sys
+shell = os.getppid()
+def stop(*_):
+    while os.getppid() == shell: pass
+    select.select([], [], [], SECONDS)
+    open("saved", "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+print("up")
+signal.pause()
+"""
+
+BEHIND_A_SHELL = f"""
+[process.saves]
+command = ['sh', '-c', '"$0" -uc "$1"; true', '{PYTHON}', '''{SAVES.replace("SECONDS", "0.5")}''']
+ready = {{ log = "up" }}
+stop_s = 90.0
+[process.lingers]
+command = ['sh', '-c', '"$0" -uc "$1"; true', '{PYTHON}', '''{SAVES.replace("SECONDS", "1000.0")}''']
+ready = {{ log = "up" }}
+stop_s = 0.5
+[process.daemon]
+command = ['sh', '-c', 'setsid sleep 1000 & echo up; wait']
+ready = {{ log = "up" }}
+stop_s = 90.0
+"""
+
+
+def test_what_a_shell_has_started_has_as_long_to_leave_as_the_shell(tmp_path):
+    run = run_file(tmp_path, BEHIND_A_SHELL, lambda watched: int(sum("is ready" in text for text in watched.said) == 3))
+
+    assert (tmp_path / "saved").exists()
+    assert [event["text"] for event in run.events("killed")] == ["lingers did not leave within 0.5 s and was killed"]
+
+
 DIES = "echo orchestrator is up; echo ValueError: no environment is called wordle >&2; exit 1"
 
 
@@ -365,6 +404,66 @@ stop_s = 5.0
 """
 
 
+def refused(monkeypatch, name, error, after=0):
+    """From now on a process cannot be started, or not once more after so many starts."""
+    spawn, starts = ForkServer.spawn, []
+
+    def spawned(server, child_id, *args):
+        starts.append(child_id)
+        if child_id == name and starts.count(name) > after:
+            raise error
+        return spawn(server, child_id, *args)
+
+    monkeypatch.setattr(ForkServer, "spawn", spawned)
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (ComponentDied("late could not be started", fix="see"), "late could not be started"),
+        (ConfigError("late may not open files", fix="see"), "late could not be started: may not open files"),
+    ],
+)
+def test_one_that_cannot_be_started_ends_the_others_in_order(tmp_path, monkeypatch, error, what):
+    refused(monkeypatch, "late", error)
+    run = run_file(tmp_path, PARTS + '[process.late]\ncommand = "true"\nneeds = ["user"]\n')
+
+    assert (run.summary["outcome"], run.summary["exit_code"], run.summary["culprit"]) == ("failed", 1, "late")
+    assert run.summary["error"].startswith(f"[SUP-001] {what}\n")
+    assert [event["component"] for event in run.events("stopped")] == ["user", "server"]
+    stages = {name: facts["stage"] for name, facts in run.summary["processes"].items()}
+    assert stages == {"server": "stopped", "user": "stopped", "late": "failed"}
+
+
+def test_one_that_cannot_be_started_again_is_waited_for_by_nobody(tmp_path, monkeypatch):
+    refused(monkeypatch, "flaky", ComponentDied("flaky could not be started", fix="see"), after=1)
+    text = """
+    [run]
+    run_duration_s = 50.0
+    [process.flaky]
+    command = ['sh', '-c', 'echo up; exit 1']
+    lifetime = "until-done"
+    ready = { log = "up" }
+    restart = { max = 1, backoff_s = 0.0 }
+    [process.never]
+    command = "sleep 1000"
+    ready = { log = "never" }
+    [process.behind]
+    command = "true"
+    needs = ["flaky", "never"]
+    lifetime = "until-done"
+    [process.other]
+    command = "true"
+    lifetime = "until-done"
+    """
+    run = run_file(tmp_path, not_essential(textwrap.dedent(text)))
+
+    assert (run.summary["outcome"], run.summary["why"]) == (
+        "completed", "all that has an end is over; failed: flaky, behind",
+    )  # fmt: skip
+    assert run.fault("behind") == "behind cannot be started: it needs flaky, which could not be started"
+
+
 def test_nothing_is_left_when_the_supervisor_is_killed(tmp_path):
     with Command(tmp_path, PARTS) as command:
         command.until("ready", "user")
@@ -490,6 +589,30 @@ def test_a_second_interrupt_waits_for_nobody(tmp_path):
 
 
 @pytest.mark.table
+@pytest.mark.parametrize(
+    ("second", "outcome", "code", "why"),
+    [
+        ("false", "failed", 1, "nothing that has an end is done"),
+        ("true", "completed", 0, "all that has an end is over; failed: first"),
+    ],
+)
+def test_work_of_which_nothing_is_done_has_failed(tmp_path, second, outcome, code, why):
+    text = f"""
+    [process.server]
+    command = "sleep 1000"
+    [process.first]
+    command = "false"
+    lifetime = "until-done"
+    [process.second]
+    command = "{second}"
+    lifetime = "until-done"
+    """
+    run = run_file(tmp_path, not_essential(textwrap.dedent(text)))
+
+    assert (run.summary["outcome"], run.summary["exit_code"], run.summary["why"]) == (outcome, code, why)
+
+
+@pytest.mark.table
 def test_a_run_whose_processes_are_all_gone_is_over(tmp_path):
     run = run_file(tmp_path, '[process.p]\ncommand = "false"\nessential = false\n')
 
@@ -497,17 +620,26 @@ def test_a_run_whose_processes_are_all_gone_is_over(tmp_path):
 
 
 @pytest.mark.table
-def test_an_onlooker_that_raises_ends_everything_and_is_told(tmp_path):
+@pytest.mark.parametrize("says", ["up", "user is ready"])
+def test_an_onlooker_that_raises_ends_everybody_in_order_and_is_told(tmp_path, says):
     class Broken(Watched):
         def line(self, component, at_s, text):
-            raise RuntimeError("no terminal")
+            if (component, text) == ("user", says):
+                raise RuntimeError("no terminal")
 
-    text = """[process.p]\ncommand = ['sh', '-c', 'echo $$ > pid; echo up; sleep 1000']\n"""
+        def told(self, at_s, text):
+            self.said.append(text)
+            if any(said.startswith(says) for said in self.said):
+                raise RuntimeError("no terminal")
+
     with pytest.raises(RuntimeError, match="no terminal"):
-        run_file(tmp_path, text, watched=Broken())
-    assert not running(number_in(tmp_path / "pid"))
+        run_file(tmp_path, PARTS, watched=Broken())
+    assert not any(running(number_in(tmp_path / f"{name}.pid")) for name in ("server", "below", "user"))
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["error"].startswith("[SUP-001] the supervisor, or whoever looks on, raised RuntimeError")
+    assert {facts["stage"] for facts in summary["processes"].values()} == {"stopped"}
+    events = read_events(tmp_path / "events.jsonl")
+    assert [event["component"] for event in events if event["kind"] == "stopped"] == ["user", "server"]
 
 
 @pytest.mark.table

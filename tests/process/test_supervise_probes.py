@@ -19,8 +19,14 @@ LIMIT_S = 60.0
 
 
 @contextmanager
-def server(answer, *, drip=False):
-    """A server that answers one request with these bytes; one by one and for ever if it drips. Its URL."""
+def server(answer, *, drip=False, heard=None):
+    """A server that answers one request with these bytes; one by one and for ever if it drips. Its URL.
+
+    Args:
+        answer: The bytes.
+        drip: Whether it does.
+        heard: Given what was asked.
+    """
     over = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -29,7 +35,9 @@ def server(answer, *, drip=False):
             connection, _ = listening.accept()
             with connection:
                 connection.settimeout(LIMIT_S)
-                connection.recv(65536)
+                asked = connection.recv(65536)
+                if heard is not None:
+                    heard.append(asked.split(b"\r\n")[0])
                 connection.sendall(answer)
                 while drip and not over.wait(0.02):
                     connection.sendall(b"x")
@@ -75,6 +83,13 @@ def test_only_the_expected_answer_is_readiness(tmp_path, answer, good, why):
 def test_a_server_that_hangs_costs_no_more_than_the_limit(answer, drip):
     with server(answer, drip=drip) as url, pytest.raises(TimeoutError):
         fetch(url, 0.3)
+
+
+def test_what_a_url_cannot_hold_is_spelled_out(tmp_path):
+    heard = []
+    with server(http("ok"), heard=heard) as url:
+        assert look_ready(ReadyConfig(http=f"{url}/prüfung/a b?key=ä&of=%20[1]"), tmp_path).good
+    assert heard == [b"GET /health/pr%C3%BCfung/a%20b?key=%C3%A4&of=%20[1] HTTP/1.1"]
 
 
 def test_a_number_is_read_from_metrics_and_json(tmp_path):

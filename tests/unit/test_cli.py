@@ -517,6 +517,14 @@ def test_what_is_to_be_typed_can_be_typed_where_a_path_has_spaces(monkeypatch, t
     assert in_a_shell(going_on)[1:] == ["--logdir", f"{run}/tensorboard"]
 
 
+def test_a_long_name_of_a_process_stays_a_word_of_its_own():
+    facts = {"faults": 0, "restarts": 0, "stage": "done", "trouble": None}
+    summary = {"outcome": "completed", "wall_s": 1.0, "why": "x", "processes": {"p": facts, "p" * 40: facts}}
+    _, short, long, run = supervise.ending(summary, Path("runs/x")).splitlines()
+    assert [line.split() for line in (short, long, run)] == [["p", "done"], ["p" * 40, "done"], ["run", "runs/x"]]
+    assert short.index("done") == long.index("done") == run.index("runs/x")
+
+
 @pytest.mark.parametrize(("lanes", "told"), [([3], "lane 3"), ([1, 3, 5], "lanes 1, 3, 5")])
 def test_ending_tells_what_the_run_went_on_without(lanes, told):
     degraded = {"lanes": lanes, "collectors": [], "reason": "the environment of lane 3 failed 3 times within 300 s"}

@@ -110,6 +110,7 @@ def test_needs_in_a_ring_are_refused(tmp_path):
         ('ready = { http = "localhost:80" }', "http must be a URL"),
         ('ready = { http = "http://[::1/health" }', "http must be a URL"),
         ('ready = { http = "http://localhost:99999/" }', "http must be a URL"),
+        ('ready = { http = "http://a..b/health" }', "http must be a URL"),
         ('progress = { http = "http://x/m" }', "progress.http and exactly one of"),
         ('progress = { log = "x", pending = "y" }', "progress.pending is of no use"),
         ('ready = { log = "x", shared = true }', "ready.shared is of no use"),

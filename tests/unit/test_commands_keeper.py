@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from headrace.commands import keeper as module
+from headrace.commands.chronicle import Chronicle
 from headrace.commands.config import ProcessConfig, load
 from headrace.commands.keeper import Keeper
-from headrace.commands.launcher import Chronicle, Launch, Places
+from headrace.commands.launcher import Launch, Places
 from headrace.core.clock import FakeClock
 from headrace.core.errors import ComponentDied
 from headrace.ipc.channel import Channel
@@ -34,6 +36,9 @@ class Program:
 
     def kill(self, _within_s):
         return not self.left
+
+    def in_words(self):
+        return []
 
     def in_words_left(self):
         return self.left
@@ -123,6 +128,53 @@ def test_a_file_that_is_there_at_the_end_is_readiness_whatever_the_code(make, tm
         keeper._on_end(1)
     supervisor.wake()
     assert [type(message) for message in supervisor.read] == [Ready, Failed]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        (0, "p exited with code 0 and has failed: a line matches its fail_pattern"),
+        (-9, "p was killed by SIGKILL (often the out-of-memory killer)"),
+    ],
+)
+def test_a_line_that_says_that_it_has_failed_counts_in_the_last_moment(make, code, what, end):
+    keeper, supervisor = make(lifetime="until-done", fail_pattern="out of memory")
+    os.write(keeper._tree._writer, b"up\nCUDA out of memory" + end)
+    with pytest.raises(SystemExit):
+        keeper._on_end(code)
+    supervisor.wake()
+    [failed] = [message for message in supervisor.read if not isinstance(message, Report)]
+    assert isinstance(failed, Failed)
+    assert (failed.error.what, failed.error.facts["line"]) == (what, "CUDA out of memory")
+
+
+def test_reading_a_flood_for_long_is_no_absence(make, monkeypatch):
+    keeper, supervisor = make(progress={"log": "step", "progress_s": 10.0})
+    begun_s, worked_s = keeper._vigil.started_s, keeper._vigil._worked_s
+    keeper._vigil.note_ready(begun_s)
+    keeper._display.starting()
+
+    def read_until(later_s):
+        clocks = {"monotonic": lambda: begun_s + later_s, "thread_time": lambda: worked_s + later_s}
+        monkeypatch.setattr(module, "time", SimpleNamespace(**clocks))
+
+    for later_s in (3.0, 6.0, 9.0):
+        read_until(later_s)
+        keeper._judge()
+    read_until(12.0)
+    with pytest.raises(SystemExit):
+        keeper._judge()
+    supervisor.wake()
+    assert supervisor.read[-1].error.what == "p makes no progress for 12 s (limit 10 s)"
+
+
+def test_a_first_look_that_raises_is_no_answer(monkeypatch):
+    def raises(*_):
+        raise RecursionError("brackets")
+
+    monkeypatch.setattr(module, "look_ready", raises)
+    assert module._seen_before("p", ProcessConfig(command=["p"], ready={"http": "http://127.0.0.1:9/"})) == frozenset()
 
 
 def test_processes_that_could_not_be_killed_are_told_of(make):

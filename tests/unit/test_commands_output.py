@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
+from headrace.commands import output as module
 from headrace.commands.config import ProcessConfig
 from headrace.commands.output import Output
 from headrace.commands.vigil import Limits, Vigil
@@ -52,6 +55,19 @@ def test_an_output_that_was_closed_is_not_waited_for(pipe, tmp_path):
         os.close(pipe.pop())
         output.read()
         assert output.closed
+
+
+def test_a_flood_is_read_for_a_moment_only_and_its_end_whole(pipe, tmp_path, monkeypatch):
+    seconds = count()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    monkeypatch.setattr(module, "_READ_BYTES", 4)
+    with (tmp_path / "log").open("wb") as log:
+        output, _ = output_of(pipe, log)
+        os.write(pipe[1], b"y\n" * 10)
+        output.read()
+        assert output.lines == 2
+        output.read_last()
+        assert output.lines == 10
 
 
 def test_lines_that_find_no_room_on_the_way_are_counted(pipe, tmp_path):

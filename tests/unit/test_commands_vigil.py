@@ -112,3 +112,9 @@ def test_what_comes_after_such_a_time_is_judged_from_then_on():
     vigil.note_stopped(5_001.0, stopped=False)
     found = [vigil.judge(float(second)) for second in range(5_001, 5_020)]
     assert found.index(Judgement.STALLED) + 5_001 == 5_010
+
+
+def test_time_in_which_whoever_judges_was_at_work_counts():
+    vigil = Vigil(Limits(start_s=10.0, progress_s=10.0), 100.0, worked_s=7.0)
+    found = [vigil.judge(100.0 + turn * 4.0, 7.0 + turn * 3.0) for turn in (1, 2, 3)]
+    assert found == [Judgement.STARTING, Judgement.STARTING, Judgement.LATE]

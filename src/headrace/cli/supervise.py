@@ -39,8 +39,8 @@ _END_S = 5.0
 def supervise(file: Path, run_dir: Path | None, quiet: bool, as_json: bool) -> int:
     """Run the processes that FILE describes, anybody's, in order, and end them all when one of them fails or hangs.
 
-    Exit code 0: all that has an end is done, or the time is over; 1: one failed; 3: one was not ready, or got on no more, in
-    time; 2: FILE is wrong; 130: interrupted.
+    Exit code 0: all that has an end is done, or the time is over; 1: one failed, or nothing is done; 3: one was not ready, or
+    got on no more, in time; 2: FILE is wrong; 130: interrupted.
     """
     config = load(file)
     with claim(run_dir, config) as run:
@@ -138,13 +138,14 @@ class Terminal:
 def ending(summary: Mapping[str, Any], run: Path) -> str:
     """The end of a run in a few lines."""
     lines = [f"{summary['outcome']} after {summary['wall_s']:,.1f} s: {summary['why'] or 'it ended'}"]
+    width = max([_NAME_WIDTH, *(len(name) + 2 for name in summary["processes"])])
     for name, facts in summary["processes"].items():
         counts = [f"{key} {facts[key]}" for key in ("faults", "restarts") if facts[key]]
         told = ", ".join([facts["stage"], *counts]) + (f": {facts['trouble']}" if facts["trouble"] else "")
-        lines.append(f"  {name:<{_NAME_WIDTH}}{told or NOTHING}")
-    lines.append(f"  {'run':<{_NAME_WIDTH}}{run}")
+        lines.append(f"  {name:<{width}}{told or NOTHING}")
+    lines.append(f"  {'run':<{width}}{run}")
     if summary["outcome"] in {"failed", "stalled"}:
         own, logs = (shlex.quote(str(path)) for path in (run, run / "logs"))
         doctor = f"{typed('headrace')} doctor {own}"
-        lines.append(f"  {'next':<{_NAME_WIDTH}}{doctor}    {logs} holds what every process printed")
+        lines.append(f"  {'next':<{width}}{doctor}    {logs} holds what every process printed")
     return "\n".join(lines)

@@ -145,11 +145,12 @@ class ProcessConfig(Section):
     stop_signal: str = "SIGTERM"
     """Sent to its process group when it has to leave."""
     stop_s: float = Field(default=20.0, gt=0)
-    """Seconds it then has; whatever is left of it and of what it started is killed."""
+    """Seconds all of that group then has; whatever is left of it and of what it started is killed."""
     essential: bool = True
     """Whether the run ends with it; otherwise it goes on without it, and says so."""
     fail_pattern: str | None = None
-    """A regular expression: a line of its output that matches means that it has failed although it lives."""
+    """A regular expression: a line of its output that matches means that it has failed although it lives, or ends
+    with code 0."""
     stopped_s: float = Field(default=30.0, gt=0)
     """Seconds it may be stopped by a signal (SIGSTOP, a debugger) before it counts as stalled."""
 
@@ -319,8 +320,9 @@ def _check_sign(url: str | None, pattern: str | None) -> None:
 def _is_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
-        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a bracket that is not closed, a port beyond 65535
+        host = (parts.hostname or "").encode("idna")
+        return parts.scheme in {"http", "https"} and bool(host) and parts.port != 0
+    except ValueError:  # a bracket that is not closed, a port beyond 65535, a host with an empty part
         return False
 
 

@@ -20,7 +20,7 @@ from typing import NoReturn, Self
 
 from headrace.commands.config import ProcessConfig
 from headrace.commands.output import Output
-from headrace.commands.probes import Files, Prober, Seen, files_of, look_progress, look_ready
+from headrace.commands.probes import Files, Prober, Seen, files_of, look_progress, look_ready, taken
 from headrace.commands.tree import Tree, exit_in_words
 from headrace.commands.vigil import LOST, Judgement, Limits, Vigil
 from headrace.core.errors import ChannelClosed, ComponentDied, ComponentError, ComponentStalled
@@ -95,7 +95,7 @@ class Keeper:
             start_s=process.ready.start_s, alive_s=process.ready.alive_s, stopped_s=process.stopped_s,
             progress_s=None if progress is None else progress.progress_s,
         )  # fmt: skip
-        self._vigil = Vigil(limits, time.monotonic())
+        self._vigil = Vigil(limits, time.monotonic(), time.thread_time())
         self._output = Output(self._tree.output_fd, 1, process, self._vigil)
         self._probers = _probers(process, before, self._wake_writer)
 
@@ -136,10 +136,10 @@ class Keeper:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_reader, _WAKE_BYTES)
 
-    def _signs_of_life(self) -> list[int]:
-        """What is readable when the program prints or ends; an output it has closed always would be."""
+    def _signs_of_life(self, *, running: bool = True) -> list[int]:
+        """What is readable when the program prints or ends; an output it has closed, and an end that is known, always would be."""
         fds = [] if self._output.closed else [self._tree.output_fd]
-        return fds + ([self._tree.pidfd] if self._tree.pidfd >= 0 else [])
+        return fds + ([self._tree.pidfd] if self._tree.pidfd >= 0 and running else [])
 
     def _heed(self) -> Stop | None:
         try:
@@ -181,17 +181,12 @@ class Keeper:
 
     def _judge(self) -> None:
         now_s = time.monotonic()
-        judgement = self._vigil.judge(now_s)
+        judgement = self._vigil.judge(now_s, time.thread_time())
         self._say_ready()
-        line = self._output.failed_by
-        if line is not None:
-            self._fail(
-                ComponentDied(
-                    f"{self._id} lives and has failed: a line matches its fail_pattern",
-                    line=line[:_SHOWN_CHARACTERS],
-                    fix=f"read the last lines of logs/{self._id}.log",
-                )
-            )
+        facts = _failed_by(self._output)
+        if facts:
+            what = f"{self._id} lives and has failed: a line matches its fail_pattern"
+            self._fail(ComponentDied(what, **facts, fix=f"read the last lines of logs/{self._id}.log"))
         if judgement in LOST:
             self._fail(self._lost(judgement, now_s))
         self._display.show(judgement, self._vigil.signs)
@@ -220,15 +215,18 @@ class Keeper:
         """It has ended by itself."""
         self._end_rest()
         self._look_once_more()
-        if code == 0 and self._process.lifetime == "until-done":
+        facts = _failed_by(self._output)
+        if code == 0 and not facts and self._process.lifetime == "until-done":
             self._last_words(Done({"lines": self._output.lines}))
             return
         fix = f"read the last lines of logs/{self._id}.log"
         what = f"{self._id} {exit_in_words(code)}"
-        if code == 0:
+        if code == 0 and facts:
+            what += " and has failed: a line matches its fail_pattern"
+        elif code == 0:
             what += ", and it should live as long as the run"
             fix += '; set lifetime = "until-done" if code 0 means that its work is done'
-        self._last_words(Failed(ComponentDied(what, fix=fix)))
+        self._last_words(Failed(ComponentDied(what, **facts, fix=fix)))
         sys.exit(1)
 
     def _look_once_more(self) -> None:
@@ -242,12 +240,14 @@ class Keeper:
     def _stop(self, stop: Stop) -> None:
         """It has to leave: ask it, read on meanwhile, then kill what is left."""
         self._display.stopping()
-        self._tree.signal(self._process.stop_number)
+        asked = self._tree.signal(self._process.stop_number)
         deadline = Deadline(self._process.stop_s)
-        while self._tree.ended() is None and not deadline.passed and self._control.peer_alive():
-            poll_fds(dict.fromkeys(self._signs_of_life(), select.POLLIN), min(_TURN_S, deadline.left_s()))
+        # Not only for the program itself: a shell around it is gone at once, and what it had started is still saving its work.
+        while asked and not self._tree.group_gone() and not deadline.passed and self._control.peer_alive():
+            signs = self._signs_of_life(running=self._tree.ended() is None)
+            poll_fds(dict.fromkeys(signs, select.POLLIN), min(_TURN_S, deadline.left_s()))
             self._output.read()
-        heeded = self._tree.ended() is not None
+        heeded = not asked or self._tree.group_gone()
         self._end_rest()
         self._last_words(self._left(stop.reason, heeded=heeded))
 
@@ -355,12 +355,17 @@ class Display:
             self._beat = Deadline(BEAT_S)
 
 
+def _failed_by(output: Output) -> dict[str, str]:
+    """The line that says that the program has failed, as a fact of an error; empty: there is none."""
+    return {} if output.failed_by is None else {"line": output.failed_by[:_SHOWN_CHARACTERS]}
+
+
 def _seen_before(name: str, process: ProcessConfig) -> Files | ComponentDied:
     """What would be taken for its signs, and is there before it is: files; an answer is a fault."""
     ready = process.ready
     if ready.file is not None:
         return files_of(ready.file, Path(process.cwd))
-    if ready.http is not None and not ready.shared and look_ready(ready, Path(process.cwd)).good:
+    if ready.http is not None and not ready.shared and taken(partial(look_ready, ready, Path(process.cwd))).good:
         return ComponentDied(
             f"{name} was not started: something else answers as it should",
             http=ready.http,

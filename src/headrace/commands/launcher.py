@@ -7,20 +7,29 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from headrace.commands.chronicle import Chronicle, Onlooker
 from headrace.commands.config import ProcessConfig, SuperviseConfig
 from headrace.commands.keeper import KILL_S, SHOWN_PROCESSES, Orders, pace_s
 from headrace.commands.ordering import blocked_by, hopeless, needed_by, next_to_stop, startable
 from headrace.commands.roots import Sign, Stage, Standing, condition, never_started, path_to_root, sentence, silent_too
 from headrace.commands.tree import in_words_below
 from headrace.core.clock import Clock
-from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError, RestartBudgetSpent, RunDirectoryError
+from headrace.core.errors import (
+    ComponentDied,
+    ComponentError,
+    ComponentStalled,
+    HeadraceError,
+    RestartBudgetSpent,
+    RunDirectoryError,
+)
 from headrace.core.files import write_whole
 from headrace.ipc.forkserver import ForkServer
 from headrace.supervision.child import tail
 from headrace.supervision.messages import Report
 from headrace.supervision.spec import (
+    NOT_STARTED,
     BecameReady,
     ChildSpec,
     Event,
@@ -55,18 +64,6 @@ class Places:
     summary: Path
 
 
-class Onlooker(Protocol):
-    """Who is shown the run."""
-
-    def line(self, component: str, at_s: float, text: str) -> None:
-        """A line that a process has printed, and when on the machine's monotonic clock."""
-        ...
-
-    def told(self, at_s: float, text: str) -> None:
-        """What the supervisor has to say."""
-        ...
-
-
 def supervise(
     config: SuperviseConfig, places: Places, onlooker: Onlooker, interrupts: Callable[[], int], clock: Clock
 ) -> dict[str, Any]:
@@ -94,9 +91,10 @@ def supervise(
             launch.fail(error)
         except BaseException as error:
             # Not of the run itself: a bug, or whoever looks on has raised.
-            what = f"the supervisor, or whoever looks on, raised {type(error).__name__}"
             launch.fail(
-                ComponentDied(what, error=error, fix="see the traceback; if it ends inside Headrace, file a bug")
+                ComponentDied(
+                    _raised(error), error=error, fix="see the traceback; if it ends inside Headrace, file a bug"
+                )
             )
             _write_summary(places.summary, launch.summary())
             raise
@@ -145,36 +143,6 @@ def _spec(name: str, process: ProcessConfig, places: Places) -> ChildSpec:
     )
 
 
-class Chronicle:
-    """Writes what happens, and shows it.
-
-    Args:
-        events: Where it is written.
-        onlooker: Who is shown it.
-        clock: Monotonic.
-    """
-
-    def __init__(self, events: EventLog, onlooker: Onlooker, clock: Clock) -> None:
-        self._events, self._onlooker, self._clock = events, onlooker, clock
-
-    def say(self, kind: str, component: str, text: str, *, pid: int | None = None, **facts: object) -> None:
-        """Write an event, and show it."""
-        self.note(kind, component, text, pid=pid, **facts)
-        self._onlooker.told(self._clock.now(), text)
-
-    def note(self, kind: str, component: str, text: str, *, pid: int | None = None, **facts: object) -> None:
-        """Write an event."""
-        self._events.emit(kind, component, text, pid=pid, **facts)
-
-    def lines(self, component: str, facts: dict[str, Any]) -> None:
-        """Show lines that a process has printed; its log has them already."""
-        for at_s, text in facts["lines"]:
-            self._onlooker.line(component, at_s, text)
-        if facts["left_out"]:
-            text = f"{facts['left_out']:,} more lines of {component} are only in logs/{component}.log"
-            self._onlooker.told(self._clock.now(), text)
-
-
 class Launch:
     """Follows the events of one run and answers each.
 
@@ -208,22 +176,40 @@ class Launch:
         self._interrupted = 0
         self._error: HeadraceError | None = None
         self._culprit: str | None = None
+        self._broken: Exception | None = None
+        """What was raised while others still had to leave."""
 
     def run(self, supervisor: Supervisor, interrupts: Callable[[], int]) -> None:
-        """Start everybody in order, follow it to the end, stop everybody in reverse order."""
+        """Start everybody in order, follow it to the end, stop everybody in reverse order.
+
+        Raises:
+            Exception: What whoever looks on has raised, or a bug; everybody has left in order.
+        """
         self._supervisor = supervisor
-        self._say("started", "supervisor", f"run started: {', '.join(self._needs)}")
-        self._start_due()
+        self._guarded(self._say, "started", "supervisor", f"run started: {', '.join(self._needs)}")
+        self._guarded(self._start_due)
         while self._why is None or supervisor.alive():
             for event in supervisor.poll(_POLL_S):
-                self._on(event)
-            self._heed(interrupts())
-            if self._why is None:
-                self._start_due()
-                self._see_whether_over()
-            else:
+                self._guarded(self._on, event)
+            self._guarded(self._heed, interrupts)
+            for step in (self._start_due, self._see_whether_over):
+                if self._why is None:
+                    self._guarded(step)
+            if self._why is not None:
                 self._stop_next()
-        self._note_never_started()
+        _note_never_started(self._standings, self._board)
+        if self._broken is not None:
+            raise self._broken
+
+    def _guarded(self, step: Callable[..., None], *args: object) -> None:
+        """Take one step of the run; what it raises ends the run."""
+        try:
+            step(*args)
+        except Exception as error:  # noqa: BLE001 - it must keep nobody from leaving in order; `run` raises it then
+            if not isinstance(error, HeadraceError):
+                self._chronicle.fall_silent()
+            self._broken = self._broken or error
+            self._end(error.what if isinstance(error, HeadraceError) else _raised(error))
 
     def fail(self, error: HeadraceError) -> None:
         """Note the reason the run fails for; the first one counts."""
@@ -297,6 +283,7 @@ class Launch:
 
     def _on_exit(self, event: Exited) -> None:
         name, now_s = event.id, self._clock.now()
+        self._coming.discard(name)  # it may be that it could not be started again
         self._satisfied.discard(name)
         if event.asked:
             self._on_stopped(event)
@@ -344,7 +331,9 @@ class Launch:
         """It ends the run."""
         error = event.error or event.to_error()
         what = sentence(path, self._standings, self._clock.now())
-        kind = RestartBudgetSpent if decision.spent and not isinstance(error, ComponentStalled) else type(error)
+        kind = type(error) if isinstance(error, ComponentError) else ComponentDied  # the file was not wrong
+        if decision.spent and not isinstance(error, ComponentStalled):
+            kind = RestartBudgetSpent
         facts = {**error.facts, **({"restarts": decision.reason} if decision.spent else {})}
         self._blame(kind(what, **facts, fix=error.fix), path, {event.id: event.log_tail})
 
@@ -374,8 +363,14 @@ class Launch:
     def _start_due(self) -> None:
         waiting = [name for name, standing in self._standings.items() if standing.stage is Stage.WAITING]
         for name in startable(self._needs, waiting, self._satisfied):
-            self._supervisor.start(name)
-            self._stand(name, stage=Stage.STARTING, since_s=self._clock.now())
+            if self._why is not None:
+                return
+            try:
+                self._supervisor.start(name)
+            except HeadraceError as error:
+                self._on_exit(Exited(id=name, exit_code=1, how=NOT_STARTED, error=error))
+            else:
+                self._stand(name, stage=Stage.STARTING, since_s=self._clock.now())
         for name in waiting:
             on = blocked_by(name, self._needs, self._satisfied)
             view = self._board.read(name)
@@ -391,13 +386,17 @@ class Launch:
             self._end(f"run.run_duration_s = {limit_s:g} is over")
             return
         self._see_who_cannot_start()
-        over = {name for name, standing in self._standings.items() if standing.stage is Stage.DONE} | self._lost()
-        ends = {name for name, process in self._config.process.items() if process.lifetime == "until-done"}
-        if ends and ends <= over:
-            self._end("all that has an end is over")
-        elif over == set(self._needs):
-            self.fail(ComponentDied("no process is left", fix="read the faults in events.jsonl"))
-            self._end("no process is left")
+        lost = self._lost()
+        over = {name for name, standing in self._standings.items() if standing.stage is Stage.DONE} | lost
+        ends = [name for name, process in self._config.process.items() if process.lifetime == "until-done"]
+        missing = [name for name in ends if name in lost]
+        if ends and missing != ends and over.issuperset(ends):
+            failed = f"; failed: {', '.join(missing)}" if missing else ""
+            self._end(f"all that has an end is over{failed}")
+        elif (ends and missing == ends) or over == set(self._needs):
+            why = "nothing that has an end is done" if ends else "no process is left"
+            self.fail(ComponentDied(why, fix="read the faults in events.jsonl"))
+            self._end(why)
 
     def _see_who_cannot_start(self) -> None:
         """Whoever waits for one that will never be ready does not wait on."""
@@ -420,13 +419,6 @@ class Launch:
         failed = {name for name, standing in self._standings.items() if standing.stage is Stage.FAILED}
         return failed - self._coming
 
-    def _note_never_started(self) -> None:
-        for name, standing in self._standings.items():
-            if standing.started_s is None:
-                slot = self._board.slot(name)
-                slot.enter(Activity.NONE)
-                slot.set_state(State.EMPTY)
-
     def _stop_next(self) -> None:
         """In reverse order: nobody is stopped while somebody who needs it lives."""
         wave = [name for name in next_to_stop(self._needs, self._supervisor.alive()) if name not in self._asked]
@@ -437,15 +429,16 @@ class Launch:
     def _end(self, why: str) -> None:
         if self._why is None:
             self._why = why
-            self._say("ending", "supervisor", f"everybody is stopped, the last first: {why}")
             self._supervisor.stop(set(self._needs) - set(self._supervisor.alive()), why)  # none is started again
+            self._say("ending", "supervisor", f"everybody is stopped, the last first: {why}")
 
-    def _heed(self, interrupts: int) -> None:
-        if interrupts > self._interrupted:
-            self._interrupted = interrupts
-            self._end("interrupted")
-            if interrupts > 1:
+    def _heed(self, interrupts: Callable[[], int]) -> None:
+        count = interrupts()
+        if count > self._interrupted:
+            self._interrupted = count
+            if count > 1:
                 self._supervisor.kill_all()
+            self._end("interrupted")
 
     def _stand(self, name: str, **changes: Any) -> None:
         self._standings[name] = replace(self._standings[name], **changes)
@@ -459,10 +452,24 @@ def _standing(name: str, process: ProcessConfig, now_s: float) -> Standing:
     return Standing(id=name, needs=tuple(process.needs), since_s=now_s, sign=sign, slack_s=slack_s)
 
 
+def _note_never_started(standings: Mapping[str, Standing], board: Board) -> None:
+    for name, standing in standings.items():
+        if standing.started_s is None:
+            slot = board.slot(name)
+            slot.enter(Activity.NONE)
+            slot.set_state(State.EMPTY)
+
+
+def _raised(error: BaseException) -> str:
+    """What is no fault of a process, in words."""
+    return f"the supervisor, or whoever looks on, raised {type(error).__name__}"
+
+
 def _trouble(event: Exited) -> str:
     """What happened to it, as the end of a sentence that begins with its name."""
     if event.error is not None:
-        return event.error.what.removeprefix(f"{event.id} ")
+        told, unstarted = event.error.what.removeprefix(f"{event.id} "), NOT_STARTED.removeprefix("it ")
+        return told if event.how != NOT_STARTED or told.startswith(unstarted) else f"{unstarted}: {told}"
     if event.stalled is not None:
         return f"was killed because its keeper was stuck: {event.stalled}"
     return f"lost its keeper: {event.how}"

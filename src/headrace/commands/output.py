@@ -16,7 +16,8 @@ from headrace.ipc.channel import Channel
 from headrace.supervision.messages import Report
 
 _READ_BYTES = 1 << 16
-_READS_PER_TURN = 64
+_READ_S = 0.25
+_LAST_READS = 64
 _LINES_PER_REPORT = 200
 
 
@@ -47,26 +48,34 @@ class Output:
         return self._shown.seen
 
     def read(self) -> None:
-        """Take in what has been printed; a pipe that is full would hold the program up."""
+        """Take in what has been printed; a pipe that is full would hold the program up. A flood waits for the next turn."""
         now_s = time.monotonic()
-        for _ in range(_READS_PER_TURN):
-            try:
-                data = os.read(self._fd, _READ_BYTES)
-            except BlockingIOError:
-                return
-            if not data:
-                self.closed = True
-                return
-            with contextlib.suppress(OSError):  # a full disk costs the log, not the program
-                os.write(self._log_fd, data)
-            for line in self._cutter.feed(data):
-                self._on_line(line, now_s)
+        while self._read_piece(now_s) and time.monotonic() - now_s < _READ_S:
+            pass
 
     def read_last(self) -> None:
         """Take in what is left once every writer is gone."""
-        self.read()
+        now_s = time.monotonic()
+        for _ in range(_LAST_READS):  # more than a pipe holds; one that could not be killed may print on for ever
+            if not self._read_piece(now_s):
+                break
         for line in self._cutter.end():
-            self._on_line(line, time.monotonic())
+            self._on_line(line, now_s)
+
+    def _read_piece(self, now_s: float) -> bool:
+        """Whether there may be more."""
+        try:
+            data = os.read(self._fd, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.closed = True
+            return False
+        with contextlib.suppress(OSError):  # a full disk costs the log, not the program
+            os.write(self._log_fd, data)
+        for line in self._cutter.feed(data):
+            self._on_line(line, now_s)
+        return True
 
     def pass_on(self, control: Channel) -> bool:
         """Hand over some lines without waiting; whether there were any. What finds no room is counted.

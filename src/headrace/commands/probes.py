@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from headrace.commands.config import ProgressConfig, ReadyConfig
 from headrace.commands.readings import json_holds, json_number, prometheus
@@ -20,6 +20,8 @@ from headrace.ipc.channel import LONGEST_S, Deadline
 _MOST_BYTES = 8 << 20
 _PIECE_BYTES = 1 << 16
 _SHOWN = 200
+_IN_A_URL = "%/:?#[]@!$&'()*+,;="
+"""Of a path or a query, what is not spelled otherwise: all that may be in one, and what is spelled out already."""
 _OWN_LIMIT_S = 0.5
 """What a look is given beyond its own limit, so that it can tell itself what it waited for."""
 
@@ -57,7 +59,7 @@ def fetch(url: str, timeout_s: float) -> Answer:
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=max(0.01, deadline.left_s()))
     try:
-        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        target = quote((parts.path or "/") + (f"?{parts.query}" if parts.query else ""), safe=_IN_A_URL)
         connection.request("GET", target, headers={"Accept": "*/*", "Connection": "close"})
         sock = connection.sock
         response = connection.getresponse()
@@ -152,6 +154,14 @@ def _short(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
+def taken(look: Callable[[], Seen]) -> Seen:
+    """What a look finds; whatever it raises is no sign, and no end of whoever looks."""
+    try:
+        return look()
+    except Exception as error:  # noqa: BLE001 - the border of looks: servers, and patterns of files, are somebody else's
+        return Seen(good=False, why=f"{type(error).__name__}: {error}")
+
+
 class Prober:
     """Takes one look at a time, in a thread of its own; whoever asked is woken through a descriptor.
 
@@ -217,9 +227,5 @@ class Prober:
         self._thread.start()
 
     def _work(self, number: int) -> None:
-        try:
-            seen = self._look()
-        except Exception as error:  # noqa: BLE001 - the border of a thread: whatever it is, it is no sign
-            seen = Seen(good=False, why=f"{type(error).__name__}: {error}")
-        self._results.append((number, seen))
+        self._results.append((number, taken(self._look)))
         os.write(self._wake_fd, b"1")

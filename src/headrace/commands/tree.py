@@ -84,13 +84,24 @@ class Tree:
             self._process.wait(timeout=0.0)
         return self._process.returncode
 
-    def signal(self, number: int) -> None:
-        """Send a signal to its process group, and let it go on if it is stopped, so that it can heed it."""
+    def signal(self, number: int) -> bool:
+        """Send a signal to its process group, and let it go on if it is stopped, so that it can heed it; False: it has ended."""
         if self.ended() is not None:
-            return  # its number may be another's by now
+            return False  # its number may be another's by now
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
             os.killpg(self.pid, signal.SIGCONT)
+        return True
+
+    def group_gone(self) -> bool:
+        """Whether it and whoever else `signal` reaches have ended: not what has begun a session or a group of its own."""
+        if self.ended() is None:
+            return False
+        try:
+            os.killpg(self.pid, 0)
+        except OSError as error:
+            return isinstance(error, ProcessLookupError)  # or whoever is left is another user's
+        return False
 
     def kill(self, within_s: float) -> bool:
         """Kill it and every descendant; whether all were gone in time: this user may not kill everybody (sudo, setuid)."""

@@ -8,7 +8,8 @@ from enum import Enum
 _SOFT = 3.0
 _SOFT_MOST_S = 10.0
 _UNSEEN_S = 2.0
-"""Between two judgements; beyond it whoever judges was itself frozen, most likely with the process, or kept from its processor."""
+"""Between two judgements, besides what whoever judges has worked; beyond it that one was itself frozen, most likely with the
+process, or kept from its processor."""
 
 
 class Judgement(Enum):
@@ -48,9 +49,10 @@ class Vigil:
     Args:
         limits: Of the process.
         now_s: When it was started; every later time is on the same clock.
+        worked_s: Processor time that whoever judges had used by then.
     """
 
-    def __init__(self, limits: Limits, now_s: float) -> None:
+    def __init__(self, limits: Limits, now_s: float, worked_s: float = 0.0) -> None:
         self._limits = limits
         self.started_s = now_s
         self._stopped_s: float | None = None
@@ -61,7 +63,7 @@ class Vigil:
         """When it last got on."""
         self.signs = 0
         """How often it has shown that it gets on."""
-        self._judged_s = now_s
+        self._judged_s, self._worked_s = now_s, worked_s
         self._unseen_s = 0.0
         """Of the time since then, that in which nobody watched: it counts against no limit."""
 
@@ -100,15 +102,22 @@ class Vigil:
         elif self._stopped_s is None:
             self._stopped_s = now_s
 
-    def _unseen_since(self, since_s: float, now_s: float) -> float:
-        return max(0.0, now_s - max(self._judged_s, since_s) - _UNSEEN_S)
+    def judge(self, now_s: float, worked_s: float = 0.0) -> Judgement:
+        """How it stands; what ends it first. To be asked again and again, more often than every two seconds.
 
-    def judge(self, now_s: float) -> Judgement:
-        """How it stands; what ends it first. To be asked again and again, more often than every two seconds."""
-        self._unseen_s += self._unseen_since(self.started_s if self.ready_s is None else self.progress_s, now_s)
+        Args:
+            now_s: The time.
+            worked_s: Processor time that whoever asks has used so far: reading a flood is no absence.
+        """
+        watched_s = _UNSEEN_S + worked_s - self._worked_s
+
+        def unseen_s(since_s: float) -> float:
+            return max(0.0, now_s - max(self._judged_s, since_s) - watched_s)
+
+        self._unseen_s += unseen_s(self.started_s if self.ready_s is None else self.progress_s)
         if self._stopped_s is not None:
-            self._stopped_s += self._unseen_since(self._stopped_s, now_s)
-        self._judged_s = now_s
+            self._stopped_s += unseen_s(self._stopped_s)
+        self._judged_s, self._worked_s = now_s, worked_s
         if self._stopped_s is not None and now_s - self._stopped_s >= self._limits.stopped_s:
             return Judgement.FROZEN
         if self.ready_s is None:

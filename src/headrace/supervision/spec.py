@@ -12,6 +12,9 @@ from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError
 from headrace.supervision.evidence import Usage
 from headrace.telemetry.board import Activity
 
+NOT_STARTED = "it could not be started"
+"""`Exited.how` of one that was given no process; its error says why."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartBudget:

@@ -20,6 +20,7 @@ from headrace.supervision.evidence import Own, Sampler
 from headrace.supervision.messages import Stop, ToChild
 from headrace.supervision.policy import WATCHED, Phase, RestartPolicy
 from headrace.supervision.spec import (
+    NOT_STARTED,
     ChildSpec,
     Event,
     Exited,
@@ -254,8 +255,7 @@ class Supervisor:
                 except HeadraceError as error:
                     # Nobody is here to catch it; like a child that fails at once, it is an exit with a reason.
                     child.life.move(Phase.ENDED)
-                    how = "it could not be started"
-                    self._events.append(Exited(id=child_id, exit_code=1, how=how, error=error))
+                    self._events.append(Exited(id=child_id, exit_code=1, how=NOT_STARTED, error=error))
 
     def _next_turn_s(self) -> float:
         """Seconds until there is something to do although nothing happens."""
