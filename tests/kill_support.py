@@ -54,7 +54,8 @@ class Moment:
 
     where: str
     """root, learner, checkpoint: at a call that changes a file in the parent, in the learner, or while the learner writes
-    a checkpoint; evaluator: when an evaluation begins; trace: at a size of the record; updates: by the board."""
+    a checkpoint; evaluator: when an evaluation begins; saved: when a checkpoint is whole while an evaluation is not made;
+    trace: at a size of the record; updates: by the board."""
     at: int
     """Number of the call, from 0; bytes beyond the newest checkpoint; updates beyond it."""
 
@@ -223,6 +224,19 @@ def _strike_at(at: int, who: int, root: int, counting: Callable[[], bool]) -> No
         setattr(os, name, seam(name, getattr(os, name)))
 
 
+def _strike_when_saved(root: int) -> None:
+    from headrace.runtime.experiment import Experiment
+
+    reported = Experiment._on_report
+
+    def told(run: Experiment, child_id: str, kind: str, facts: dict[str, Any]) -> None:
+        if kind == "saved" and not run._evaluations.idle:
+            kill_family(root)
+        reported(run, child_id, kind, facts)
+
+    Experiment._on_report = told  # type: ignore[method-assign]
+
+
 def _arrange(moment: Moment) -> None:
     from headrace.runtime import checkpointing, training
     from headrace.telemetry.board import Activity, Slot
@@ -239,6 +253,8 @@ def _arrange(moment: Moment) -> None:
                 kill_family(root)
 
         Slot.enter = entered  # type: ignore[method-assign]
+    elif moment.where == "saved":
+        _strike_when_saved(root)
     elif moment.where in ("learner", "checkpoint"):
         main, checkpoint, begun = training.main, checkpointing.Keeper.checkpoint, [moment.where == "learner"]
 

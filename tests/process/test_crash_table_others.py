@@ -21,6 +21,7 @@ import pytest
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.testing import provoke
 from run_support import assert_books, assert_gapless, events, summary
+from session_support import go_on
 
 pytestmark = pytest.mark.process
 
@@ -146,6 +147,20 @@ def test_an_evaluator_that_fails_is_replaced_and_its_evaluation_repeated(runs, t
     assert run.summary["env_steps"] >= 400
     assert run.summary["random_baseline"]["episodes"] == 2
     assert run.summary["evaluations"][-1]["env_steps"] == run.summary["env_steps"]
+
+
+def test_an_evaluation_that_a_run_failed_for_is_made_once_the_environment_is_mended(runs, tmp_path):
+    plan = {"what": "raises", "lanes": LANES, "marker": str(tmp_path / "marker"), **PLACES["step"]}
+    run = runs.train(
+        "run_envs:provoked", kwargs=plan, env__lanes=LANES, evaluation__episodes=2, evaluation__random_baseline=False,
+        supervision__max_restarts=0,
+    )  # fmt: skip
+    assert (run.summary["outcome"], run.summary["culprit"]) == ("failed", "evaluator")
+    assert (run.summary["evaluations"], run.summary["evaluations_skipped"]) == ([], 1)
+    again = go_on(run)  # the marker is there now
+    assert again.completed, again.summary["error"]
+    assert [point["env_steps"] for point in again.summary["evaluations"]] == [again.summary["env_steps"]]
+    assert again.summary["evaluations_skipped"] == 0
 
 
 @pytest.mark.parametrize(("row", "column"), [cell(row, "construct", EVALUATOR) for row in provoke.ENDS])

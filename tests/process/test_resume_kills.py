@@ -173,6 +173,19 @@ def test_killed_before_the_first_checkpoint_it_begins_anew(nursery, tmp_path, mo
     assert headrace.replay(path).weights_sha256 == summary(path)["weights_sha256"]
 
 
+def test_killed_in_an_evaluation_the_next_session_makes_it(nursery, tmp_path):
+    path = tmp_path / "run"
+    given = {**SETTINGS, **SCHEDULES["inline"], "evaluation.every_steps": 96, "run.steps": 192}
+    endless = options({**given, "evaluation.episodes": 100_000})
+    assert nursery.run(path, "--resume", *endless, until=Moment("saved", 0)) == -9
+    (policy,) = events(path, "policy")
+    assert nursery.run(path, "--resume", *options(given)) == 0
+    told = summary(path)
+    assert policy["env_steps"] == told["resumes"][0]["env_steps"] == 96
+    assert [point["env_steps"] for point in told["evaluations"]] == [96, 192]
+    assert told["evaluations_skipped"] == 0
+
+
 @pytest.mark.table
 @pytest.mark.timeout(300)
 def test_three_kills(nursery, tmp_path):

@@ -22,6 +22,7 @@ from headrace.runtime.rundir import RunDirectory
 from headrace.supervision.spec import BecameReady, Event, Reported, Started
 from headrace.supervision.supervisor import Supervisor
 from run_support import assert_books, assert_gapless, events, summary
+from session_support import go_on
 
 pytestmark = [pytest.mark.process, pytest.mark.thin(3)]
 
@@ -141,6 +142,11 @@ def test_interrupted_in_the_final_evaluation(runs, interruption):
     assert run.summary["exit_code"] == 130
     assert run.summary["env_steps"] >= 200
     assert run.summary["weights_sha256"]
+    assert (run.summary["evaluations"], run.summary["evaluations_skipped"]) == ([], 1)
+    again = go_on(run, evaluation__episodes=2)
+    assert again.completed
+    assert [point["version"] for point in again.summary["evaluations"]] == [run.summary["policy_version"]]
+    assert (again.summary["random_baseline"]["episodes"], again.summary["evaluations_skipped"]) == (2, 0)
 
 
 def test_interrupted_twice_ends_at_once_and_a_third_time_costs_no_summary(runs, interruption, monkeypatch):

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+import headrace
+from headrace.core.errors import RunDirectoryError
 from headrace.ipc.stacks import is_stopped
 from headrace.runtime import experiment
 from headrace.runtime.api import Run
@@ -17,7 +19,7 @@ from headrace.supervision.spec import BecameReady, Event, Reported, Started
 from headrace.supervision.supervisor import Supervisor
 from headrace.telemetry.board import Activity
 from run_envs import pause
-from run_support import Runs, assert_books, assert_gapless, dawdling, events
+from run_support import Runs, assert_books, assert_gapless, dawdling, events, small
 
 pytestmark = [pytest.mark.process, pytest.mark.thin(2)]
 
@@ -306,3 +308,23 @@ def test_whoever_follows_the_progress_raises(runs, tmp_path, monkeypatch):
         runs.train(ENV)
     (path,) = tmp_path.glob("run-*/summary.json")
     assert "raised LookupError" in path.read_text()
+
+
+@pytest.mark.parametrize("schedule", ["inline", "lockstep", "async"])
+@pytest.mark.usefixtures("runs")
+def test_a_run_that_failed_in_its_first_step_is_begun_again_in_its_place(tmp_path: Path, schedule: str) -> None:
+    """By the very same command; whoever mends an environment need not think of another directory."""
+    marker, place = tmp_path / "marker", tmp_path / "run"
+    settings = small(run__schedule=schedule, run__collectors=1, env__lanes=1, supervision__max_restarts=0)
+    kwargs = {"fault": "fail", "at": 1, "marker": str(marker)}
+    settings |= {"env.factory": ENV, "env.kwargs": kwargs, "evaluation.random_baseline": False}
+    failed = headrace.train(run_dir=place, settings=settings)
+    assert (failed.summary["outcome"], failed.summary["books"]["produced"]) == ("failed", 0)
+    assert len(list(place.glob("reproducers/*"))) == 1
+    again = headrace.train(run_dir=place, settings=settings)
+    assert again.completed, again.summary["error"]
+    assert again.summary["sessions"] == 1
+    assert list(place.glob("reproducers")) == []
+    assert len(list(place.glob("earlier/1/reproducers/*"))) == 1
+    with pytest.raises(RunDirectoryError, match="already holds a finished run"):
+        headrace.train(run_dir=place, settings=settings)

@@ -127,6 +127,24 @@ def test_environment_that_draws_from_global_generators_begins_anew(runs):
     assert_replays(run)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "settings"),
+    [
+        (INLINE, {"supervision__max_restarts": 0}),
+        (lockstep(2), {"supervision__max_restarts": 0}),
+        (lockstep(2), {"supervision__when_spent": "degrade", "supervision__lane_faults": 1}),
+    ],
+    ids=["inline", "no_restarts", "one_fault_a_lane"],
+)
+def test_episode_that_cannot_be_brought_back_is_nobodys_fault(runs, schedule, settings):
+    sessions = [{**schedule, **settings, "run__steps": steps} for steps in (150, 300)]
+    run = in_sessions(runs, "run_envs:gambler", sessions, env__lanes=2, env__group_size=1)
+    assert run.summary["episodes"]["cut"] > 0
+    assert events(run, "not_restored")
+    assert (run.summary["faults"], run.summary["degraded"], events(run, "fault")) == ({}, None, [])
+    assert_replays(run)
+
+
 # Stopped by a signal.
 
 SCRIPT = Path(sys.executable).with_name("headrace")

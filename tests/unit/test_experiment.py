@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from headrace.collectors.restoring import not_restored
 from headrace.core import seeding
 from headrace.core.clock import FakeClock
 from headrace.core.errors import EnvironmentLost, EnvironmentRaised, NonFiniteValue
@@ -160,6 +161,25 @@ def test_rows_of_a_dead_collector_are_saved_before_it_is_started_again(scene):
     assert scene.happen(salvaged(1)) == ["restart collector-1"]
     assert scene.happen(BecameReady("collector-1", 1, {})) == ["tell learner joined"]
     assert (scene.summary["restarts"], scene.summary["faults"]) == (1, {"died": 1})
+
+
+@pytest.mark.parametrize("settings", [{}, {"supervision.when_spent": "degrade", "supervision.lane_faults": 1}], ids=str)
+def test_collector_that_cannot_bring_an_episode_back_is_replaced_and_that_is_no_fault(scene):
+    """Its replacement repeats nothing, so no budget is needed to have this come to an end."""
+    scene.supervisor.instruction = GiveUp("collector-1", "it may not be started again")
+    error = not_restored(3, step=2, field="reward")
+    left = Exited(id="collector-1", exit_code=1, how="exit code 1", error=error, call="step", lane=3, step=2)
+    assert scene.happen(left) == ["tell learner lost"]
+    assert scene.happen(salvaged(1)) == ["restart collector-1"]
+    (told,) = (event for event in read_events(scene.events_file) if event["kind"] == "not_restored")
+    assert told["text"] == (
+        "collector-1 is replaced: the episode that was running in lane 3 could not be brought back by repeating its "
+        "actions; it is cut where its rows end"
+    )
+    assert (told["component"], told["lane"], told["problem"]) == ("collector-1", 3, str(error))
+    assert (scene.summary["faults"], scene.summary["degraded"], scene.summary["error"]) == ({}, None, None)
+    assert not list((scene.folder).glob("reproducers/*"))
+    assert read_history(read_events(scene.events_file)).faults["died"] == 0
 
 
 LOST = {

@@ -59,6 +59,26 @@ def test_evaluations_of_policies_after_the_checkpoint_are_forgotten_and_those_ma
     assert history.random_baseline.mean_reward == -9.0
 
 
+def frozen(version: int) -> dict[str, Any]:
+    return event("policy", "learner", version=version, env_steps=100 * version, updates=40 * version)
+
+
+def test_policies_that_were_to_be_evaluated_and_are_not():
+    begins = [event("started", "supervisor"), event("started", "evaluator")]
+    first = [*begins, frozen(1), frozen(2), frozen(3), evaluated(1), frozen(5)]
+    orders = {version: {"version": version, "env_steps": 100 * version} for version in (2, 3, 4, 5)}
+    history = read_history(first)
+    assert history.unevaluated == {version: orders[version] for version in (2, 3, 5)}
+    # The next one has no evaluator, and what it freezes is not meant for one; policy 5 is of a past that is forgotten.
+    second = [resumed(3), frozen(4)]
+    assert list(read_history([*first, *second]).unevaluated) == [2, 3]
+    third = [resumed(4), *begins, evaluated(2), frozen(5)]
+    history = read_history([*first, *second, *third])
+    assert history.unevaluated == {3: orders[3], 5: orders[5]}
+    history.begin(point(4))
+    assert history.unevaluated == {3: orders[3]}
+
+
 def test_evaluation_that_was_not_finite_stays_one():
     (found,) = read_history([evaluated(1, None)]).evaluations
     assert math.isnan(found.mean_reward)

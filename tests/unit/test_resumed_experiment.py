@@ -25,6 +25,7 @@ from headrace.telemetry.events import EventLog, read_events
 from headrace.telemetry.metrics import MetricsSink
 
 POINT = ResumePoint(Path("checkpoints/3"), 3, 5000, 400, {}, lost_env_steps=70, lost_updates=20, session=2, wall_s=60.0)
+READY = BecameReady("learner", 0, {"layout": None, "streams": None, "resumed": None, "record_lost": None})
 
 
 class DeadSupervisor:
@@ -35,6 +36,20 @@ class DeadSupervisor:
 
     def poll(self, timeout_s: float) -> None:
         raise ComponentDied("the probe died", fix="look")
+
+
+class LivingSupervisor(DeadSupervisor):
+    """Has an evaluator, and notes who is told something."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def alive(self) -> list[str]:
+        return ["evaluator"]
+
+    def send(self, child_id: str, message: object) -> bool:
+        self.told.append(child_id)
+        return True
 
 
 class Session:
@@ -49,7 +64,7 @@ class Session:
         board = stack(Board.create(tmp_path / "board", components(config)))
         log = stack(EventLog(self.events_file, clock))
         metrics = stack(MetricsSink(tmp_path / "metrics.jsonl", tmp_path / "tensorboard", resumed_at=5000))
-        queue = EvaluationQueue(baseline=False, enabled=True, history=history)
+        self.queue = queue = EvaluationQueue(baseline=False, enabled=True, history=history)
         observer = Observer(config, board, metrics, queue, clock, self.shown.append, history)
         basics, resources, chronicle = Basics(config, tmp_path / "board"), Resources(config), Chronicle(log, observer)
         self.incidents = Incidents(basics, resources, observer, chronicle, tmp_path, clock)
@@ -102,9 +117,17 @@ def test_learner_that_dies_at_once_has_lost_nothing_that_the_checkpoint_holds(se
     assert error.facts["lost"].startswith("0 of 400 updates")
 
 
+def test_evaluation_that_is_made_up_for_waits_for_a_learner_which_can_end_the_run(session):
+    session.queue.order({"version": 3, "env_steps": 5000})
+    session.experiment._supervisor = supervisor = LivingSupervisor()
+    session.experiment._watch(Interrupts())
+    assert supervisor.told == []
+    session.experiment._on(READY)
+    session.experiment._watch(Interrupts())
+    assert supervisor.told == ["evaluator"]
+
+
 def test_books_are_audited_once_the_experience_is_there(session):
     session.experiment._supervisor = DeadSupervisor()
-    session.experiment._on(
-        BecameReady("learner", 0, {"layout": None, "streams": None, "resumed": None, "record_lost": None})
-    )
+    session.experiment._on(READY)
     assert session.experiment.summary()["books"]["balanced"]

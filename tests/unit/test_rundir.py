@@ -14,8 +14,9 @@ import pytest
 from headrace.core.errors import RunDirectoryError
 from headrace.runtime import rundir
 from headrace.runtime.config import load_config
-from headrace.runtime.rundir import RunDirectory
+from headrace.runtime.rundir import RunDirectory, never_began
 from headrace.telemetry.board import Board
+from resume_support import PastRun
 
 
 @pytest.fixture(scope="module")
@@ -261,6 +262,64 @@ def test_directory_with_a_checkpoint_is_never_taken_over(tmp_path, config):
     with pytest.raises(RunDirectoryError, match="already holds a finished run"):
         RunDirectory.create(tmp_path, config)
     assert not (tmp_path / "earlier").exists()
+
+
+@pytest.mark.parametrize(
+    ("env_steps", "there"), [(0, False), (5, True), (None, True)], ids=["empty", "steps", "damaged"]
+)
+def test_checkpoint_counts_if_it_has_steps_or_cannot_be_read(tmp_path, config, env_steps, there):
+    """A learner that leaves in order writes one, also where nothing was collected."""
+    past = PastRun(tmp_path / "run", config)
+    past.checkpoint(env_steps=env_steps or 0)
+    if env_steps is None:
+        (past.place.checkpoint_dir(1) / "checkpoint.json").write_text("{}")
+    path = past.end("failed")  # and none produced
+    assert never_began(past.place) is not there
+    if there:
+        with pytest.raises(RunDirectoryError, match="already holds a finished run"):
+            RunDirectory.create(path, config)
+        return
+    with RunDirectory.create(path, config) as run:
+        assert list(run.checkpoints_dir.iterdir()) == []
+
+
+def test_whatever_a_run_leaves_goes_aside_with_it(tmp_path, config):
+    left = {
+        "reproducers/collector-0-lane-0-0.json",
+        "renders/newest.gif",
+        "stacks/learner.0.txt",
+        "config-1.toml",
+        "events.jsonl",
+    }
+    with RunDirectory.create(tmp_path, config) as run:
+        for name in left:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("old")
+        run.write_summary({"outcome": "failed", "books": {"produced": 0}})
+    (tmp_path / "notes.txt").write_text("mine")
+    with RunDirectory.create(tmp_path, config) as run:
+        earlier = set(contents(tmp_path / "earlier" / "1"))
+        assert left | {"config.toml", "summary.json"} < earlier
+        here = [name for name in contents(tmp_path) if not name.startswith("earlier")]
+        assert here == ["checkpoints", "config.toml", "lock", "logs", "notes.txt", "record", "stacks", "tensorboard"]
+
+
+@pytest.mark.parametrize("file", ["reproducers/a.json", "checkpoints/3/policy.safetensors", "record/trace.bin"])
+def test_no_run_begins_among_what_another_one_has_left(tmp_path, config, file):
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text("old")
+    before = contents(tmp_path)
+    with pytest.raises(RunDirectoryError, match="what another run has left") as caught:
+        RunDirectory.create(tmp_path, config)
+    assert caught.value.facts == {"found": f"{file.partition('/')[0]}/"}
+    assert contents(tmp_path) == before
+
+
+def test_logs_may_be_there_before(tmp_path, config):
+    """Of whoever starts the run: a batch system's."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "job-17.out").write_text("hello")
+    RunDirectory.create(tmp_path, config).close()
 
 
 def test_no_summary_is_written_where_no_directory_is(tmp_path, config):

@@ -70,6 +70,57 @@ def test_what_earlier_sessions_evaluated_stands_and_random_actions_are_not_playe
     assert history.evaluations == [known]
 
 
+def left_over(*versions: int, known: tuple[int, ...] = ()) -> History:
+    """Of a run that evaluated the ``known`` policies, and was to evaluate these as well."""
+    orders = {version: {"version": version, "env_steps": version * 100} for version in versions}
+    return History(evaluations=[EvaluationPoint.of(facts(version)) for version in known], unevaluated=orders)
+
+
+def played(queue: EvaluationQueue) -> list[int | None]:
+    """What is evaluated, one after the other."""
+    found = []
+    while (order := queue.next()) is not None:
+        found.append(order["version"])
+        queue.finished(facts(order["version"]))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("history", "policies", "expected", "skipped"),
+    [
+        pytest.param(left_over(3), {3}, [3], 0, id="in the middle"),
+        pytest.param(left_over(2, 5, known=(3,)), {2, 3, 5}, [5], 1, id="skipped before"),
+        pytest.param(left_over(3), set(), [], 1, id="not on disk"),
+        pytest.param(left_over(*range(1, 8)), set(range(1, 8)), [1, 6, 7], 4, id="more than there is room for"),
+    ],
+)
+def test_what_earlier_sessions_did_not_come_to_is_evaluated_and_the_rest_counted(history, policies, expected, skipped):
+    queue = EvaluationQueue(baseline=False, enabled=True, history=history, policies=policies)
+    assert queue.skipped == skipped + len(expected)
+    assert played(queue) == expected
+    assert queue.skipped == skipped
+    off = EvaluationQueue(baseline=True, enabled=False, history=history, policies=policies)
+    assert (off.idle, off.skipped) == (True, len(history.unevaluated))
+
+
+def test_what_waits_or_runs_at_the_end_counts_as_skipped_but_for_random_actions():
+    queue = EvaluationQueue(baseline=True, enabled=True)
+    queue.order({"version": 1, "env_steps": 100})
+    assert queue.skipped == 1
+    queue.next()
+    assert queue.skipped == 1
+    queue.finished(facts(None))
+    queue.next()
+    assert queue.skipped == 1
+
+
+def test_policy_is_not_evaluated_twice():
+    queue = EvaluationQueue(baseline=False, enabled=True, history=left_over(3, known=(2,)), policies={2, 3})
+    for version in (2, 3, 4, 4):  # one that was frozen again where the run went on
+        queue.order({"version": version, "env_steps": version * 100})
+    assert played(queue) == [3, 4]
+
+
 def test_random_actions_that_no_session_has_played_come_first():
     queue = EvaluationQueue(baseline=True, enabled=True, history=History(evaluations=[EvaluationPoint(1.0, 3, 100, 1)]))
     assert queue.next() == {"version": None, "env_steps": None}

@@ -48,6 +48,7 @@ from headrace.supervision.supervisor import Supervisor
 from headrace.telemetry.board import Board, State
 from headrace.telemetry.events import EventLog
 from headrace.telemetry.metrics import MetricsSink
+from headrace.weights.policy_file import policy_versions
 
 _POLL_S = 0.25
 _PRELOAD = ("headrace.runtime.components", "headrace.runtime.evaluation")
@@ -88,8 +89,9 @@ def run_experiment(
         resources = stack.enter_context(closing(Resources(config)))
         resources.resume = resume
         evaluations = EvaluationQueue(
-            baseline=config.evaluation.random_baseline, enabled=config.evaluation.episodes > 0, history=history
-        )
+            baseline=config.evaluation.random_baseline, enabled=config.evaluation.episodes > 0, history=history,
+            policies=policy_versions(run_dir.checkpoints_dir),
+        )  # fmt: skip
         observer = Observer(config, board, metrics, evaluations, clock, on_progress, history)
         basics = Basics(config, run_dir.board_file.absolute(), env_factory)
         chronicle = Chronicle(events, observer)
@@ -446,11 +448,11 @@ class Experiment:
                 self._supervisor.stop([child_id], why)
 
     def _evaluate(self) -> None:
-        """Keep the evaluator busy; after training, wait for it and then for nobody."""
-        order = self._evaluations.next() if "evaluator" in self._supervisor.alive() else None
-        if order is not None:
+        """Keep the evaluator busy, in a resumed run once a learner can end it; after training, wait for it, then for nobody."""
+        course, resumed = self._course, self._observer.history.resumes
+        free = "evaluator" in self._supervisor.alive() and (course.training_s or not resumed)
+        if free and (order := self._evaluations.next()) is not None:
             self._supervisor.send("evaluator", Command("evaluate", order))
-        course = self._course
         if course.learner_done and (self._evaluations.idle or course.interrupted or course.error is not None):
             course.over = course.over or not set(self._supervisor.alive()) & set(collector_ids(self._config))
 

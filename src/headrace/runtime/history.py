@@ -23,6 +23,8 @@ class History:
     """Seconds from the run's start to the last event."""
     evaluations: list[EvaluationPoint] = field(default_factory=list)
     """Of policies that the run still knows, oldest first."""
+    unevaluated: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Orders (``version``, ``env_steps``) to evaluate such policies that nothing came of, by version, oldest first."""
     random_baseline: EvaluationPoint | None = None
     faults: Counter[str] = field(default_factory=Counter)
     """By kind, and ``restarts``, as an `Observer` counts them."""
@@ -65,7 +67,17 @@ class History:
         self.resumes.append({**{name: facts.get(name) for name in _OF_A_RESUME}, **again})
         newest = facts["version"]
         self.evaluations = [point for point in self.evaluations if point.version is None or point.version <= newest]
+        self.unevaluated = {version: order for version, order in self.unevaluated.items() if version <= newest}
         self.lanes_left_out = ()
+
+    def evaluated(self, event: Mapping[str, Any]) -> None:
+        """A policy, or random actions, came to a result."""
+        point = EvaluationPoint.of(event)
+        if point.version is None:
+            self.random_baseline = point
+            return
+        self.evaluations.append(point)
+        self.unevaluated.pop(point.version, None)
 
 
 def environment_fault(how: str) -> str:
@@ -100,16 +112,19 @@ def read_history(events: Iterable[Mapping[str, Any]]) -> History:
     found = History()
     overdue: set[str] = set()
     """Components that missed a deadline and have not ended yet."""
+    evaluates = False
+    """Whether the session has an evaluator; policies may be frozen without."""
     for event in events:
         found.last_s = max(found.last_s, event.get("t_s") or 0.0)
         component = str(event.get("component"))
         match event.get("kind"):
             case "resumed" if component == "supervisor":  # a learner's own is that of another one in its place
                 found.resume(event)
-            case "evaluated" if event.get("version") is None:
-                found.random_baseline = EvaluationPoint.of(event)
+                evaluates = False
+            case "policy" if evaluates:
+                found.unevaluated[event["version"]] = {name: event[name] for name in ("version", "env_steps")}
             case "evaluated":
-                found.evaluations.append(EvaluationPoint.of(event))
+                found.evaluated(event)
             case "stacks":
                 overdue.add(component)
             case "fault" if component != "supervisor":  # the supervisor's says why the run ends
@@ -120,6 +135,7 @@ def read_history(events: Iterable[Mapping[str, Any]]) -> History:
             case "started" | "restarted" as kind:
                 overdue.discard(component)
                 found.faults["restarts"] += kind == "restarted"
+                evaluates = evaluates or component == "evaluator"
             case "degraded":
                 found.lanes_left_out += tuple(event.get("lanes", ()))
     return found

@@ -101,13 +101,22 @@ class Incidents:
         )
 
     def note(self, event: Exited) -> None:
-        """A child ended that should not have: tell so, and keep what may provoke it again. Before salvaging."""
+        """A child ended that should not have: tell so, and keep what may provoke it again. Before salvaging.
+
+        A collector that could not bring an episode back did right to leave: that is told, and no fault.
+        """
+        if isinstance(event.error, EpisodeNotRestored):
+            text = f"{event.id} is replaced: {event.error.what}; it is cut where its rows end"
+            self._say(
+                "not_restored", event.id, text, pid=event.pid, tell=True, problem=str(event.error), lane=event.lane
+            )
+            return
         self._observer.faults["stalled" if event.stalled else "died"] += 1
         place: dict[str, Any] = {}
         if event.lane >= 0:
             place = {"call": event.call, "lane": event.lane, "step": event.step}
         self._say(
-            "fault", event.id, _headline(event), pid=event.pid, tell=True,
+            "fault", event.id, f"{event.id} {event.stalled or event.how}", pid=event.pid, tell=True,
             exit_code=event.exit_code, incarnation=event.incarnation, error=event.error, log_tail=event.log_tail,
             resources=asdict(event.used) if event.used is not None else None, stuck_in=event.stuck_in, **place,
         )  # fmt: skip
@@ -119,6 +128,10 @@ class Incidents:
         Returns:
             As `Supervisor.decide`; `LeaveOut` if the component has nothing left to do.
         """
+        if isinstance(event.error, EpisodeNotRestored):
+            return Restart(
+                event.id, 0.0
+            )  # who follows repeats no episode, so there is one of these in a session at most
         config = self._basics.config
         is_collector = event.id in collector_ids(config)
         if isinstance(event.error, EnvironmentLost) and not (
@@ -257,10 +270,3 @@ class Incidents:
             # The learner's own: it may have begun a group anew, and notes that with each chunk.
             return int(block.incarnation[event.lane])
         return streams[event.lane // config.env.group_size] + event.incarnation
-
-
-def _headline(event: Exited) -> str:
-    """What happened to a component, in a line."""
-    if isinstance(event.error, EpisodeNotRestored):  # no fault of the run's: it goes on with the next episode
-        return f"{event.id} is replaced: {event.error.what}; it is cut where its rows end"
-    return f"{event.id} {event.stalled or event.how}"

@@ -18,7 +18,7 @@ from headrace.core.config import Section
 from headrace.core.errors import RunDirectoryError
 from headrace.core.files import write_whole
 from headrace.ipc.channel import poll_fds
-from headrace.learners.manifest import MANIFEST
+from headrace.learners.manifest import MANIFEST, Checkpoint
 from headrace.runtime.config import ExperimentConfig, dump_toml, load_config
 from headrace.telemetry.board import Board
 from headrace.telemetry.events import plain
@@ -51,6 +51,9 @@ class RunDirectory:
         self.logs_dir = path / "logs"
         self.stacks_dir = path / "stacks"
         self.checkpoints_dir = path / "checkpoints"
+        self.reproducers_dir = path / "reproducers"
+        self.on_demand: tuple[Path, ...] = (self.reproducers_dir, path / "renders")
+        """What is made only once there is something to be in it."""
         self.may_be_forgotten: Callable[[], bool] = partial(never_began, self)
         """Whether a run ended here before there was anything that anybody could miss."""
         self._lock: int | None = None
@@ -295,10 +298,8 @@ class RunDirectory:
         """
         place = self.path / "earlier" / str(len(list(self.path.glob("earlier/*"))) + 1)
         place.mkdir(parents=True)
-        files = self.config_file, self.board_file, self.events_file, self.metrics_file, self.summary_file
-        for path in (*files, *self.folders()):
-            if path.exists():
-                path.rename(place / path.name)
+        for path in _left_by(self):
+            path.rename(place / path.name)
 
     def _undo(self) -> None:
         """Take away what this object made, the newest first, and the lock last."""
@@ -322,7 +323,7 @@ def _make_folder(path: Path, made: list[Path]) -> None:
 
 def never_began(run: RunDirectory) -> bool:
     """Whether a run ended here before its first environment step."""
-    if any(run.checkpoints_dir.glob(f"*/{MANIFEST}")):
+    if any(_may_hold_steps(path.parent) for path in run.checkpoints_dir.glob(f"*/{MANIFEST}")):
         return False  # also where it was resumed since, and has not come as far again
     if run.summary_file.exists():
         summary = run.read_summary() or {}
@@ -337,6 +338,21 @@ def never_began(run: RunDirectory) -> bool:
         return False
 
 
+def _may_hold_steps(checkpoint: Path) -> bool:
+    """Whether something is lost with it: whoever ends in order writes one, also before the first environment step."""
+    try:
+        return bool(Checkpoint.read(checkpoint).facts.get("env_steps") != 0)
+    except RunDirectoryError:
+        return True
+
+
+def _left_by(run: RunDirectory) -> list[Path]:
+    """Everything that a run leaves and that is there, but for the lock and what was put aside."""
+    files = run.config_file, run.events_file, run.metrics_file, run.board_file, run.summary_file
+    found = (*files, *run.path.glob("config-*.toml"), *run.folders(), *run.on_demand)
+    return [path for path in found if path.exists()]
+
+
 def _refuse_remains(run: RunDirectory) -> None:
     if run.summary_file.exists():
         outcome = (run.read_summary() or {}).get("outcome", "unknown")
@@ -349,6 +365,14 @@ def _refuse_remains(run: RunDirectory) -> None:
                 f"{run.path} holds the remains of a run that did not finish",
                 found=file.name,
                 fix=f"{_ELSEWHERE}, or --resume it; what became of that run stands in its events.jsonl and logs",
+            )
+    for folder in (*run.folders(), run.reproducers_dir):
+        # What somebody is about to start prints may go to its logs/ already.
+        if folder != run.logs_dir and any(path.is_file() for path in folder.rglob("*")):
+            raise RunDirectoryError(
+                f"{run.path} holds what another run has left",
+                found=f"{folder.name}/",
+                fix=f"{_ELSEWHERE}, or move that away",
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,25 +46,43 @@ class Scores:
 class EvaluationQueue:
     """Orders frozen policies for the evaluator. Facts in, facts out; no process.
 
-    An evaluator slower than training is not waited for: the oldest orders but the first are skipped, and counted.
+    An evaluator slower than training is not waited for: the oldest orders but the first are skipped, and counted. What
+    an earlier session did not come to is made up for, before what is ordered now; what it had skipped stays skipped.
 
     Args:
         baseline: Whether uniformly random actions are evaluated first, unless they were in an earlier session.
         enabled: Whether there is an evaluator at all.
         history: Of the run's earlier sessions, whose evaluations stand.
+        policies: Versions that are on disk, of those earlier sessions.
     """
 
-    def __init__(self, *, baseline: bool, enabled: bool, history: History | None = None) -> None:
+    def __init__(
+        self, *, baseline: bool, enabled: bool, history: History | None = None, policies: Collection[int] = ()
+    ) -> None:
         known = history or History()
         self._enabled = enabled
         self._waiting: deque[dict[str, Any]] = deque()
         if baseline and enabled and known.random_baseline is None:
             self._waiting.append({"version": None, "env_steps": None})
         self._running: dict[str, Any] | None = None
-        self.skipped = 0
+        self._skipped = 0
         self.points: list[EvaluationPoint] = list(known.evaluations)
         """What has been evaluated, oldest first."""
         self.random_baseline: EvaluationPoint | None = known.random_baseline
+        self._ordered: set[int | None] = {point.version for point in self.points}
+        """Versions that are not to be played again."""
+        newest = max((point.version or 0 for point in self.points), default=0)
+        for version, order in known.unevaluated.items():
+            if enabled and version > newest and version in policies:
+                self.order(order)
+            else:  # they are played in order, so one that is older than the newest result had been skipped
+                self._skipped += 1
+
+    @property
+    def skipped(self) -> int:
+        """Policies that were to be evaluated in any session, and are not: skipped, or not come to yet."""
+        waiting = [*self._waiting] if self._running is None else [self._running, *self._waiting]
+        return self._skipped + sum(order["version"] is not None for order in waiting)
 
     @property
     def idle(self) -> bool:
@@ -72,13 +90,14 @@ class EvaluationQueue:
         return self._running is None and not self._waiting
 
     def order(self, facts: Mapping[str, Any]) -> None:
-        """A frozen policy shall be evaluated: ``version``, ``env_steps``."""
-        if not self._enabled:
+        """A frozen policy shall be evaluated, unless it was ordered before: ``version``, ``env_steps``."""
+        if not self._enabled or facts["version"] in self._ordered:
             return
+        self._ordered.add(facts["version"])
         self._waiting.append({"version": facts["version"], "env_steps": facts["env_steps"]})
         while len(self._waiting) > _MOST_WAITING:
             del self._waiting[1]
-            self.skipped += 1
+            self._skipped += 1
 
     def next(self) -> dict[str, Any] | None:
         """The order to give now, if the evaluator is free and there is one."""

@@ -194,7 +194,7 @@ def _prepare(run: RunDirectory, before: ExperimentConfig, config: ExperimentConf
             if changes(before, config):
                 _change_config(run, config, run.path / f"config-{number}.toml", undo)
             _set_aside(run.summary_file, earlier / f"summary-{number}.json", undo)
-            for folder in (run.stacks_dir, run.path / "reproducers"):  # this session may give files the same names
+            for folder in (run.stacks_dir, run.reproducers_dir):  # this session may give files the same names
                 if any(path.stat().st_size for path in folder.glob("*")):
                     _set_aside(folder, earlier / f"{folder.name}-{number}", undo)
                     folder.mkdir()  # empty, so that the old one can be renamed over it again

@@ -130,7 +130,7 @@ def _throughput(env_steps: int, updates: int, training_s: float | None) -> dict[
 
 
 def _evaluations(queue: EvaluationQueue) -> dict[str, Any]:
-    """Of all sessions; those that were skipped, of this one."""
+    """Of all sessions."""
     return {
         "evaluations": [asdict(point) for point in queue.points],
         "evaluations_skipped": queue.skipped,

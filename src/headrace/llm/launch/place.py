@@ -26,6 +26,7 @@ class LanguageRun(RunDirectory):
         self.weights_dir = path / "weights"
         self.rollouts_dir = path / "rollouts"
         self.endpoints_file = path / "endpoints.json"
+        self.on_demand = (*self.on_demand, self.model_dir, self.endpoints_file)
         self.may_be_forgotten = self.never_began
         self._of: LanguageRun | None = None
 
@@ -97,14 +98,6 @@ class LanguageRun(RunDirectory):
         except BaseException:
             self._undo()
             raise
-
-    def set_aside(self) -> None:
-        """See `RunDirectory.set_aside`."""
-        super().set_aside()
-        place = max((self.path / "earlier").iterdir(), key=lambda path: int(path.name) if path.name.isdigit() else -1)
-        for path in (self.model_dir, self.endpoints_file):
-            if path.exists():
-                path.rename(place / path.name)
 
     def read_rl_config(self) -> RLConfig:
         """The effective configuration of the run.
