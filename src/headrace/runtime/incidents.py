@@ -129,9 +129,8 @@ class Incidents:
             As `Supervisor.decide`; `LeaveOut` if the component has nothing left to do.
         """
         if isinstance(event.error, EpisodeNotRestored):
-            return Restart(
-                event.id, 0.0
-            )  # who follows repeats no episode, so there is one of these in a session at most
+            # Who follows repeats no episode, so there is one of these in a session at most.
+            return Restart(event.id, 0.0)
         config = self._basics.config
         is_collector = event.id in collector_ids(config)
         if isinstance(event.error, EnvironmentLost) and not (
