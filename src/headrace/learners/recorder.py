@@ -119,7 +119,7 @@ class Recorder:
 
     def drew(self, drawn: Drawn, updates: int) -> None:
         """See `Witness`."""
-        if not self._config.batches:
+        if not self._config.batches or self.lost is not None:
             return
         if self._kept_back == _MOST_PRINTS:
             self._flush()
@@ -162,18 +162,18 @@ class Recorder:
 
     def write(self, event: Event) -> None:
         """Write an event, after the fingerprints of the batches before it."""
-        if self.lost is not None:
-            return
         self._flush()
         self._try(self.trace.write, event)
 
     def sync(self) -> None:
-        """Have the disk hold everything written so far.
+        """Have the disk hold everything written so far; of a record that has ended, here or before, nothing.
 
         Raises:
             OSError: It does not.
         """
         self._flush()
+        if self.lost is not None:
+            return
         if self.rows is not None:
             self.rows.sync()
         self.trace.sync()
@@ -192,7 +192,7 @@ class Recorder:
             self.rows.close()
 
     def _flush(self) -> None:
-        if self._kept_back and self.lost is None:
+        if self._kept_back:
             prints, self._kept_back = self._prints[: self._kept_back], 0
             self._try(self.trace.write, BatchesTrained(self._updates, prints))
 
@@ -230,10 +230,12 @@ class Recorder:
         return block.buffer[at : at + g.head_offset]
 
     def _try(self, write: Callable[[Any], Any], what: Any) -> Any:
+        """Write, unless the record has ended; a failure ends it."""
+        if self.lost is not None:  # also since the call began: one event may be several writes
+            return None
         try:
             return write(what)
         except OSError as error:
             self.lost = f"{type(error).__name__}: {error}"
-            self._kept_back = 0
             self._on_lost(self.lost)
             return None
