@@ -75,8 +75,6 @@ class Recorder:
         self._updates = 0
         self.saves = 0
         """Saves of the learner's state so far."""
-        g = block.geometry
-        self._zeros = bytes(g.head_offset)
 
     def committed(self, commit: Commit, starts: Sequence[int], updates: int) -> None:
         """See `Witness`."""
@@ -213,21 +211,13 @@ class Recorder:
         pieces: list[Any] = []
         for lane, start, stop in stretches:
             pieces += self._block.raw(lane, start, stop)
-            pieces.append(self._following(lane, stop))
+            pieces.append(self._block.following(lane, stop))
         place: RowPlace | None = self._try(self.rows.append, pieces)
         if place is None:
             return NOT_KEPT
         for lane, _, stop in stretches:
             self.contents.note(place.segment, lane, stop)
         return place
-
-    def _following(self, lane: int, stop: int) -> Any:
-        """The observation in row ``stop``, which the last step led to; zeros where no episode is running."""
-        block, g = self._block, self._block.geometry
-        if stop == g.first_row or block.rows[lane, (stop - 1) % g.ring_rows]["kind"] != STEP:
-            return self._zeros
-        at = g.rows_offset + (lane * g.stride_rows + stop % g.ring_rows) * g.dtype.itemsize
-        return block.buffer[at : at + g.head_offset]
 
     def _try(self, write: Callable[[Any], Any], what: Any) -> Any:
         """Write, unless the record has ended; a failure ends it."""

@@ -17,7 +17,7 @@ from headrace.learners.checkpoint import STATE_FILE, LearnerState
 from headrace.learners.checkpoints import CheckpointStore
 from headrace.learners.recorder import Recorder
 from headrace.runtime.config import ExperimentConfig, config_sha256
-from headrace.runtime.refill import lane_facts, running_from
+from headrace.runtime.refill import following_facts, lane_facts, running_from
 from headrace.weights.policy_file import save_policy
 
 
@@ -190,6 +190,7 @@ class Keeper:
             "schedule": dict(schedule),
             "running_from": running.tolist(),
             "lanes": lane_facts(learner.replay.block, books, learner.episodes_begun),
+            "following": following_facts(learner.replay.block, books),
         }
         policy_facts = {**self._policy_facts, "env_steps": counts["env_steps"], "updates": counts["updates"]}
         store.write(counts["version"], learner.state(), facts, learner.published_arrays, policy_facts)
