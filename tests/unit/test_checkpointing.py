@@ -42,7 +42,7 @@ def test_only_episodes_that_will_be_brought_back_keep_their_rows(tmp_path: Path,
     if restored:
         assert (newest.facts["running_from"], kept[0]) == ([newest.facts["running_from"][0]] * 4, 0)
     else:
-        assert newest.facts["running_from"] == [-1] * 4
+        assert (newest.facts["running"], newest.facts["running_from"]) == ([True] * 4, [-1] * 4)
         assert kept[0] > len(kept), "the record keeps about as much as the replay"
 
 
@@ -88,17 +88,36 @@ def test_episodes_that_are_to_be_cut_are_not_read_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
 ):
     run = record_here(tmp_path / "run", **SETTINGS)
+    nbytes, read = [], RowReader.read
+    monkeypatch.setattr(RowReader, "read", lambda *given: nbytes.append(given[2]) or read(*given))
+    block, found = refilled(run, wanted=wanted)
+    size = block.geometry.dtype.itemsize
+    assert {lane: len(one) for lane, one in found.items()} == (dict.fromkeys(range(4), 121) if wanted else {})
+    assert (sum(nbytes) < 4 * 60 * size) is not wanted, "no more than what is resident, in whole chunks"
+    np.testing.assert_array_equal(block.committed[:, 4], block.geometry.first_row + 120)
+
+
+def test_episodes_whose_rows_were_not_kept_are_known_to_run(tmp_path: Path):
+    """Their lanes' rows alone need not tell it, and then nothing would tell of their end."""
+    run = record_here(tmp_path / "run", **SETTINGS, checkpoint__restore_episodes=False)
+    _, found = refilled(run, wanted=True)
+    assert {lane: len(one) for lane, one in found.items()} == dict.fromkeys(range(4), 0)
+
+
+def test_a_checkpoint_that_does_not_say_which_episodes_run_is_taken(tmp_path: Path):
+    run = record_here(tmp_path / "run", **SETTINGS)
+    _, found = refilled(run, wanted=True, without="running")
+    assert {lane: len(one) for lane, one in found.items()} == dict.fromkeys(range(4), 121)
+
+
+def refilled(run: Path, *, wanted: bool, without: str = "") -> tuple[LaneBlock, dict[int, np.ndarray]]:
+    """Lanes as at the newest checkpoint, and the rows of its running episodes; ``without`` a fact of it."""
     (newest,) = CheckpointStore(run / "checkpoints", keep=1).checkpoints()
+    facts = {name: value for name, value in newest.facts.items() if name != without}
     config = RunDirectory.open(run).read_config()
     geometry = EnvSpaces.of(Basics(config, Path())).geometry(config)
     block = LaneBlock(geometry, memoryview(bytearray(geometry.nbytes)))
     block.begin()
     groups = [group_lanes(config, group) for group in range(config.env.groups)]
-    nbytes, read = [], RowReader.read
-    monkeypatch.setattr(RowReader, "read", lambda *given: nbytes.append(given[2]) or read(*given))
     with RowReader(run / "record") as rows, Trace.open(run / "record" / TRACE_FILE) as trace:
-        found = refill(block, groups, trace, rows, newest.facts, lambda: None, episodes=wanted)
-    size = geometry.dtype.itemsize
-    assert {lane: len(one) for lane, one in found.episodes.items()} == (dict.fromkeys(range(4), 121) if wanted else {})
-    assert (sum(nbytes) < 4 * 60 * size) is not wanted, "no more than what is resident, in whole chunks"
-    np.testing.assert_array_equal(block.committed[:, 4], geometry.first_row + 120)
+        return block, refill(block, groups, trace, rows, facts, lambda: None, episodes=wanted).episodes
