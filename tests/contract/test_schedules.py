@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import choice_envs
+import headrace
 from headrace.runtime.api import Run
 from run_support import FIXED_SAC, SAC, SBX, Runs, assert_books, assert_gapless
 
@@ -47,6 +48,20 @@ def test_the_seed_matters(runs):
 
 def test_groups_of_two_lanes(runs):
     assert_same(runs, "Pendulum-v1", (2, 3), env__group_size=2)
+
+
+def test_whoever_acts_in_torch_has_the_threads_of_a_collector(runs):
+    """In the learner's process too, which has others, and in a replay."""
+    network = {"algorithm.actor.factory": "counting_networks:counting", "algorithm.actor.hidden": [256, 256]}
+    found = []
+    for schedule in ("inline", "lockstep"):
+        run = runs.train(
+            "Pendulum-v1", run__schedule=schedule, run__collectors=1, env__group_size=3, learn__threads=2,
+            run__steps=160, replay__ratio=0.2, **network,
+        )  # fmt: skip
+        assert run.completed, run.summary["error"]
+        found += [run.summary["weights_sha256"], headrace.replay(run.path).weights_sha256]
+    assert found == [found[0]] * 4
 
 
 def test_stacked_frames_and_n_step_returns(runs):

@@ -14,6 +14,7 @@ import pytest
 
 import headrace
 from headrace.core.errors import HeadraceError, ReplayDiffers, RunDirectoryError
+from headrace.record.trace import Trace
 from headrace.runtime.api import Run
 from headrace.supervision.spec import BecameReady, Reported
 from headrace.supervision.supervisor import Supervisor
@@ -120,13 +121,16 @@ def ended_with(run: Run) -> tuple[str, int]:
     return found["error"], found["exit_code"]
 
 
-@pytest.mark.parametrize("harm", ["damaged", "gone", "trace gone"])
+@pytest.mark.parametrize("harm", ["damaged", "last observation damaged", "gone", "trace gone"])
 def test_rows_that_every_checkpoint_needs(past, harm):
     rows, trace = one(past.path / "record", "rows-*"), past.path / "record" / "trace.bin"
     kept = copied(past, "kept")
     match harm:
         case "damaged":
             flip(rows, 5000)
+        case "last observation damaged":
+            with Trace.open(trace) as opened:
+                flip(rows, -opened.header["observation_bytes"])
         case "gone":
             rows.unlink()
         case "trace gone":
@@ -136,6 +140,7 @@ def test_rows_that_every_checkpoint_needs(past, harm):
     assert exit_code not in (0, 130)
     assert "rows" in said or "trace" in said, said
     assert "fix:" in said
+    assert ("record/rows-000000.bin" in said and "lane" in said) is ("damaged" in harm), said
     assert {
         path: data for path, data in files(past.path).items() if path.startswith(("record", "checkpoints"))
     } == before
@@ -198,16 +203,18 @@ def test_room_comes_back(runs):
 
 
 def test_disk_without_room_for_the_record(runs):
+    """It ends early, and the run goes on as far as it was to: also for more updates than a record keeps batches back."""
     run = runs.train(
-        "run_envs:tight", kwargs={"file_bytes": 20_000, "spared": os.getpid()}, checkpoint__every_steps=96, **INLINE
-    )
+        "run_envs:tight", kwargs={"file_bytes": 20_000, "spared": os.getpid()}, run__steps=600, replay__ratio=4,
+        checkpoint__every_steps=96, **INLINE,
+    )  # fmt: skip
     assert_completed(run)
     (lost,) = events(run, "record_lost")
     assert "File too large" in lost["problem"]
     assert events(run, "not_saved")
     found = headrace.replay(run.path)
     assert not found.ended
-    assert 0 < found.updates < run.summary["updates"]
+    assert 0 < found.updates < run.summary["updates"] - 1100
 
 
 # Environments that cannot be brought back.

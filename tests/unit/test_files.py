@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from disk_support import in_the_middle_of_writing
@@ -222,6 +222,40 @@ def test_the_library_reads_it_like_its_own(tmp_path):
     assert {name: array.tobytes() for name, array in ours.items()} == {n: a.tobytes() for n, a in theirs.items()}
     with safe_open(tmp_path / "ours", framework="numpy") as file:
         assert file.get_slice("matrix")[1:2].tolist() == [[1.0, 4.0]]
+
+
+def test_any_byte_that_is_flipped_is_found_or_changes_no_array(tmp_path):
+    path = tmp_path / "a"
+    save_tensors(path, ARRAYS, {"text": "beside them"})
+    data, expected = path.read_bytes(), {name: array.tobytes() for name, array in load_tensors(path)[0].items()}
+    taken = []
+    for place in range(len(data)):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :])
+        try:
+            arrays, _ = load_tensors(path)
+        except SafetensorError:
+            continue
+        taken.append(place)
+        assert {name: array.tobytes() for name, array in arrays.items()} == expected
+    assert all(data.index(b"crc32") <= place < data.index(b"crc32") + 5 for place in taken)
+
+
+def test_content_and_checksum_that_differ(tmp_path):
+    save_tensors(tmp_path / "a", {"x": np.zeros(2)}, {})
+    data = bytearray((tmp_path / "a").read_bytes())
+    data[-1] = 1
+    (tmp_path / "a").write_bytes(data)
+    with pytest.raises(
+        SafetensorError, match=r"content and checksum differ: CRC-32 [0-9a-f]{8} was written, [0-9a-f]{8} is"
+    ):
+        load_tensors(tmp_path / "a")
+
+
+def test_a_file_without_a_checksum_is_taken_as_it_is(tmp_path):
+    """An earlier version, or the library, wrote it."""
+    save_file({"x": np.arange(3)}, tmp_path / "a", {"text": "theirs"})
+    arrays, metadata = load_tensors(tmp_path / "a")
+    assert (arrays["x"].tolist(), metadata) == ([0, 1, 2], {"text": "theirs"})
 
 
 def test_without_arrays(tmp_path):

@@ -324,6 +324,31 @@ def test_module_forward_acts_with_the_loaded_weights(user_module):
         np.testing.assert_array_equal(forward.forward(x), trained(torch.from_numpy(x)).numpy())
 
 
+@pytest.mark.parametrize(("threads", "expected"), [(None, 2), (1, 1), (3, 3)])
+def test_module_forward_acts_with_its_threads_and_leaves_those_of_others(monkeypatch, threads, expected):
+    given = [2]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: given[-1])
+    monkeypatch.setattr(torch, "set_num_threads", given.append)
+    forward, x = ModuleForward(Threads(), threads), np.zeros((2, 1), np.float32)
+    assert forward.forward(x).tolist() == [[expected]] * 2
+    assert torch.get_num_threads() == 2
+    with pytest.raises(RuntimeError, match="of the network"):
+        forward.forward(x + 1)
+    assert torch.get_num_threads() == 2
+
+
+class Threads(nn.Linear):
+    """A network that says how many threads it has."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.any():
+            raise RuntimeError("of the network")
+        return x + torch.get_num_threads()
+
+
 class Constant(nn.Module):
     """A network whose outputs do not depend on what it sees."""
 

@@ -133,9 +133,9 @@ def test_the_newest_or_a_named_version(tmp_path):
     folder = run(tmp_path / "run", config(), SPACES["box"], versions=(4, 11, 9))
     assert load_policy(folder).version == 11
     assert load_policy(folder, 9).env_steps == 900
-    with pytest.raises(RunDirectoryError, match="policy 5 of this run cannot be read") as caught:
+    with pytest.raises(RunDirectoryError, match="policy 5 of this run is missing") as caught:
         load_policy(folder, 5)
-    assert caught.value.facts["versions"] == "4, 9, 11"
+    assert caught.value.facts["other_versions"] == "4, 9, 11"
 
 
 def test_the_two_files_are_enough(tmp_path):
@@ -237,11 +237,12 @@ def test_files_that_do_not_belong_together(tmp_path):
 def test_damaged_file(tmp_path):
     folder = run(tmp_path / "run", config(), SPACES["box"])
     path = folder / "checkpoints" / "4" / "policy.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(RunDirectoryError, match="policy 4 of this run cannot be read"):
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes((data[-1] ^ 1,)))
+    with pytest.raises(RunDirectoryError, match="policy 4 of this run is damaged\n"):
         load_policy(folder)
     path.rename(folder / "policy.safetensors")
-    with pytest.raises(RunDirectoryError, match=r"policy\.safetensors cannot be read"):
+    with pytest.raises(RunDirectoryError, match=r"policy\.safetensors is damaged\n"):
         load_policy(folder)
 
 

@@ -67,6 +67,8 @@ class PolicySpec:
     """The algorithm's own section."""
     policy_of: tuple[int, ...] = ()
     """Policy of each agent of a copy; row ``i`` of a call belongs to agent ``i % len(policy_of)``. Empty: one for all."""
+    threads: int | None = None
+    """Threads of torch while it acts, wherever that is; None: as many as the process has."""
 
 
 class LaneNoise(Protocol):

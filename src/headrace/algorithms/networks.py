@@ -172,10 +172,13 @@ class ModuleForward:
 
     Args:
         module: On the CPU. Its initial weights are never used: acting starts with the first snapshot.
+        threads: Of torch meanwhile. They decide on the last bits, and a learner that acts itself has others than a
+            collector. None: as many as there are.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, threads: int | None = None) -> None:
         self._module = module.eval()
+        self._threads = threads
         self._flat = FlatParameters(self._module)
 
     def load(self, flat: Float32) -> None:
@@ -196,8 +199,13 @@ class ModuleForward:
 
     def forward(self, x: Float32) -> Float32:
         """See `Network.forward`; a copy, because actors work in it, and what a module returns may be its own parameter."""
-        with torch.inference_mode():
-            out: Tensor = self._module(torch.from_numpy(x))
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads or before)
+        try:
+            with torch.inference_mode():
+                out: Tensor = self._module(torch.from_numpy(x))
+        finally:
+            torch.set_num_threads(before)
         return out.detach().numpy().copy()
 
 

@@ -232,7 +232,7 @@ def _check_continuous(config: Section, observation_space: Space, action_space: S
 def _td3_actor(policy: PolicySpec) -> Actor:
     config = cast("TD3Config", policy.config)
     inputs, outputs = ObservationEncoder(policy.observation_space).size, ActionBox(policy.action_space).size
-    return BoxActor(policy, _acting_network(config.actor, inputs, outputs), config.exploration)
+    return BoxActor(policy, _acting_network(config.actor, inputs, outputs, policy.threads), config.exploration)
 
 
 def _td3_carried_floats(config: Section, action_space: Space) -> int:
@@ -242,14 +242,14 @@ def _td3_carried_floats(config: Section, action_space: Space) -> int:
     return carried_by_noise(exploration, ActionBox(action_space).size)
 
 
-def _acting_network(config: NetworkConfig, inputs: int, outputs: int) -> Network:
+def _acting_network(config: NetworkConfig, inputs: int, outputs: int, threads: int | None) -> Network:
     if config.factory is None:
         return PerceptronForward(config, inputs, outputs)
     import torch
 
     from headrace.algorithms.networks import ModuleForward, build_network
 
-    return ModuleForward(build_network(config, inputs, outputs, torch.Generator()))
+    return ModuleForward(build_network(config, inputs, outputs, torch.Generator()), threads)
 
 
 def _td3(
@@ -263,7 +263,7 @@ def _td3(
 def _sac_actor(policy: PolicySpec) -> Actor:
     config = cast("SACConfig", policy.config)
     inputs, actions = ObservationEncoder(policy.observation_space).size, ActionBox(policy.action_space).size
-    return SquashedActor(policy, _acting_network(config.actor, inputs, 2 * actions))
+    return SquashedActor(policy, _acting_network(config.actor, inputs, 2 * actions, policy.threads))
 
 
 def _sac(
@@ -290,10 +290,10 @@ def _dqn_acts_in_torch(config: Section) -> bool:
 def _dqn_actor(policy: PolicySpec) -> Actor:
     config = cast("DQNConfig", policy.config)
     encoder, actions = ObservationEncoder(policy.observation_space), Choices(policy.action_space, config.actions).size
-    return QActor(policy, _q_network(config, encoder, actions))
+    return QActor(policy, _q_network(config, encoder, actions, policy.threads))
 
 
-def _q_network(config: DQNConfig, encoder: ObservationEncoder, actions: int) -> Network:
+def _q_network(config: DQNConfig, encoder: ObservationEncoder, actions: int, threads: int | None) -> Network:
     if not _dqn_acts_in_torch(config):
         network = PerceptronForward(config.network, encoder.size, actions + config.dueling)
         return DuelingForward(network) if config.dueling else network
@@ -302,7 +302,7 @@ def _q_network(config: DQNConfig, encoder: ObservationEncoder, actions: int) -> 
     from headrace.algorithms.networks import ModuleForward
     from headrace.algorithms.q_networks import build_q_network
 
-    return ModuleForward(build_q_network(config, encoder, actions, torch.Generator()))
+    return ModuleForward(build_q_network(config, encoder, actions, torch.Generator()), threads)
 
 
 def _random_choosing_actor(policy: PolicySpec) -> Actor | None:
@@ -353,7 +353,7 @@ def _check_sampled(config: Section, observation_space: Space, action_space: Spac
 def _sampling_actor(policy: PolicySpec) -> Actor:
     actor = cast("PPOConfig | VTraceConfig", policy.config).network.actor.network()
     inputs, outputs = ObservationEncoder(policy.observation_space).size, head_of(policy.action_space).outputs
-    return SamplingActor(policy, _acting_network(actor, inputs, outputs))
+    return SamplingActor(policy, _acting_network(actor, inputs, outputs, policy.threads))
 
 
 def _sampling_acts_in_torch(config: Section) -> bool:

@@ -186,7 +186,7 @@ class CollectConfig(Section):
     random_steps: int = Field(default=10_000, ge=0)
     """Environment steps, over all lanes, at the start of a run whose actions are uniformly random."""
     threads: int = Field(default=1, ge=1, le=64)
-    """Threads numpy and torch may use in each collector."""
+    """Threads numpy and torch may use in each collector; and torch wherever it acts, also in a learner that has others."""
     preload: list[str] = Field(default_factory=list)
     """Modules the fork server imports once, so that collectors need not."""
 

@@ -113,6 +113,13 @@ class LaneBlock:
             value = zlib.crc32(piece, value)
         return value
 
+    def following(self, lane: int, stop: int) -> memoryview | bytes:
+        """The observation in row ``stop``, which the last step led to, as bytes; zeros where no episode is running."""
+        g = self.geometry
+        if stop == g.first_row or self.rows[lane, (stop - 1) % self._ring]["kind"] != STEP:
+            return bytes(g.head_offset)
+        return self.raw(lane, stop, stop + 1)[0][: g.head_offset]
+
     def windows(self, width: int) -> NDArray[np.void]:
         """All windows of ``width`` neighbouring rows of all lanes, as one flat overlapping view of the block.
 

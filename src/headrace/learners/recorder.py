@@ -75,8 +75,6 @@ class Recorder:
         self._updates = 0
         self.saves = 0
         """Saves of the learner's state so far."""
-        g = block.geometry
-        self._zeros = bytes(g.head_offset)
 
     def committed(self, commit: Commit, starts: Sequence[int], updates: int) -> None:
         """See `Witness`."""
@@ -119,7 +117,7 @@ class Recorder:
 
     def drew(self, drawn: Drawn, updates: int) -> None:
         """See `Witness`."""
-        if not self._config.batches:
+        if not self._config.batches or self.lost is not None:
             return
         if self._kept_back == _MOST_PRINTS:
             self._flush()
@@ -162,18 +160,18 @@ class Recorder:
 
     def write(self, event: Event) -> None:
         """Write an event, after the fingerprints of the batches before it."""
-        if self.lost is not None:
-            return
         self._flush()
         self._try(self.trace.write, event)
 
     def sync(self) -> None:
-        """Have the disk hold everything written so far.
+        """Have the disk hold everything written so far; of a record that has ended, here or before, nothing.
 
         Raises:
             OSError: It does not.
         """
         self._flush()
+        if self.lost is not None:
+            return
         if self.rows is not None:
             self.rows.sync()
         self.trace.sync()
@@ -192,7 +190,7 @@ class Recorder:
             self.rows.close()
 
     def _flush(self) -> None:
-        if self._kept_back and self.lost is None:
+        if self._kept_back:
             prints, self._kept_back = self._prints[: self._kept_back], 0
             self._try(self.trace.write, BatchesTrained(self._updates, prints))
 
@@ -213,7 +211,7 @@ class Recorder:
         pieces: list[Any] = []
         for lane, start, stop in stretches:
             pieces += self._block.raw(lane, start, stop)
-            pieces.append(self._following(lane, stop))
+            pieces.append(self._block.following(lane, stop))
         place: RowPlace | None = self._try(self.rows.append, pieces)
         if place is None:
             return NOT_KEPT
@@ -221,19 +219,13 @@ class Recorder:
             self.contents.note(place.segment, lane, stop)
         return place
 
-    def _following(self, lane: int, stop: int) -> Any:
-        """The observation in row ``stop``, which the last step led to; zeros where no episode is running."""
-        block, g = self._block, self._block.geometry
-        if stop == g.first_row or block.rows[lane, (stop - 1) % g.ring_rows]["kind"] != STEP:
-            return self._zeros
-        at = g.rows_offset + (lane * g.stride_rows + stop % g.ring_rows) * g.dtype.itemsize
-        return block.buffer[at : at + g.head_offset]
-
     def _try(self, write: Callable[[Any], Any], what: Any) -> Any:
+        """Write, unless the record has ended; a failure ends it."""
+        if self.lost is not None:  # also since the call began: one event may be several writes
+            return None
         try:
             return write(what)
         except OSError as error:
             self.lost = f"{type(error).__name__}: {error}"
-            self._kept_back = 0
             self._on_lost(self.lost)
             return None

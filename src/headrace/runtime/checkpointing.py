@@ -17,7 +17,7 @@ from headrace.learners.checkpoint import STATE_FILE, LearnerState
 from headrace.learners.checkpoints import CheckpointStore
 from headrace.learners.recorder import Recorder
 from headrace.runtime.config import ExperimentConfig, config_sha256
-from headrace.runtime.refill import lane_facts
+from headrace.runtime.refill import following_facts, lane_facts
 from headrace.weights.policy_file import save_policy
 
 
@@ -129,10 +129,12 @@ class Keeper:
         """
         recorder, began_s, counts = self.recorder, self._clock.now(), self._counts()
         self._checkpointed_s, self._next_steps = began_s, self._after(self._learner.env_steps)
-        if self.record_lost is not None:
-            return counts | {"problem": f"the record ended early ({self.record_lost})"}
-        assert recorder is not None, "the configuration refuses checkpoints without a record"
         try:
+            if recorder is not None:
+                recorder.sync()  # writes what was kept back, and may end the record with that
+            if self.record_lost is not None:
+                return counts | {"problem": f"the record ended early ({self.record_lost})"}
+            assert recorder is not None, "the configuration refuses checkpoints without a record"
             self._write(recorder, counts, schedule, exact)
         except OSError as error:
             return counts | {"problem": f"{type(error).__name__}: {error}"}
@@ -169,7 +171,6 @@ class Keeper:
     def _write(self, recorder: Recorder, counts: Mapping[str, Any], schedule: Mapping[str, Any], exact: bool) -> None:
         learner, store = self._learner, self._store
         assert recorder.rows is not None, "the configuration refuses checkpoints of a record without rows"
-        recorder.sync()
         books, at = learner.replay.books, recorder.rows.position
         running = np.array(learner.running_from)
         wanted = running if self._config.checkpoint.restore_episodes else np.full_like(running, -1)  # else they are cut
@@ -189,6 +190,7 @@ class Keeper:
             "running": (running >= 0).tolist(),
             "running_from": wanted.tolist(),
             "lanes": lane_facts(learner.replay.block, books, learner.episodes_begun),
+            "following": following_facts(learner.replay.block, books),
         }
         policy_facts = {**self._policy_facts, "env_steps": counts["env_steps"], "updates": counts["updates"]}
         store.write(counts["version"], learner.state(), facts, learner.published_arrays, policy_facts)

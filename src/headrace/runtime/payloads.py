@@ -118,7 +118,9 @@ class EnvSpaces:
         """What the acting half is built from."""
         observation = stacked_space(self.observation, config.env.frame_stack)
         policy_of = self.cast(config).policy_of if self.agents else ()
-        return PolicySpec(config.algorithm.name, observation, self.action, config.algorithm, policy_of)
+        return PolicySpec(
+            config.algorithm.name, observation, self.action, config.algorithm, policy_of, config.collect.threads
+        )
 
 
 def _room(config: ExperimentConfig) -> tuple[int, int]:

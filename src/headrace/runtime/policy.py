@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ class Policy:
         self.version = int(facts["version"])
         self.env_steps = int(facts["env_steps"]) if "env_steps" in facts else None
         """Environment steps of the run when the policy was written; None if that was not noted."""
-        actor = build_actor(spaces.policy(config))
+        actor = build_actor(replace(spaces.policy(config), threads=None))  # whose program it is says how many it has
         actor.load(arrays)
         name, cast = environment_name(config.env), config.env.cast_observations
         self._check = ObservationCheck(self.observation_space, name, cast=cast)

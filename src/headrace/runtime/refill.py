@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +15,13 @@ from headrace.lanes.lane import LaneBlock
 from headrace.lanes.layout import Geometry
 from headrace.lanes.replay import LaneBooks
 from headrace.record.events import ChunkCommitted, GroupSalvaged, RowPlace
-from headrace.record.rows import RowReader
+from headrace.record.rows import RowReader, segment_name
 from headrace.record.segments import SegmentContents
 from headrace.record.trace import Trace
 
 BOOKS = ("committed", "salvaged", "rejected", "evicted", "row", "resident_from")
 """What a checkpoint says of each lane's books, in this order; the episodes begun follow."""
+_ROWS = "rows {:,} to {:,} of lane {} in the record differ"
 RowEvent = ChunkCommitted | GroupSalvaged
 
 
@@ -29,6 +31,11 @@ def lane_facts(block: LaneBlock, books: LaneBooks, episodes_begun: Sequence[int]
         [*(int(getattr(books, name)[lane]) for name in BOOKS), episodes_begun[lane]]
         for lane in range(block.geometry.lanes)
     ]
+
+
+def following_facts(block: LaneBlock, books: LaneBooks) -> list[int]:
+    """CRC-32 of the observation behind each lane's newest row: in the record it lies where no event has a checksum of it."""
+    return [zlib.crc32(block.following(lane, row)) for lane, row in enumerate(books.row.tolist())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,8 @@ def refill(
         groups: Lanes of each group.
         trace: The record's events.
         rows: The record's rows.
-        facts: Of the checkpoint: ``trace_bytes``, ``lanes`` (see `lane_facts`), ``running`` and ``running_from``.
+        facts: Of the checkpoint: ``trace_bytes``, ``lanes`` (see `lane_facts`), ``running_from`` and, unless an earlier version
+            wrote it, ``running`` and ``following`` (see `following_facts`).
         on_event: Called for every event that is read: there may be millions, and whoever waits is to see that it goes on.
         episodes: Whether the running ones are wanted, whole: they may be far longer than what is resident.
 
@@ -115,16 +123,24 @@ def refill(
             place = RowPlace(event.place.segment, event.place.offset + offset)
             if stop >= resident_from[lane] - (g.frame_stack - 1):
                 _put(block, lane, start, stop, rows, place)
-                _require(block, lane, start, stop, checksum)
-            running.add(lane, start, stop, place)
+                _require(_ROWS.format(start, stop, lane), lane, place, checksum, block.checksum(lane, start, stop))
+            running.add(lane, start, stop, place, checksum)
     for group, event in newest.items():
-        for lane in groups[group]:
-            block.chunk_begun[lane] = event.chunk, 0
-            block.incarnation[lane] = event.incarnation
-        if isinstance(event, ChunkCommitted):
-            for lane, part in zip(groups[group], event.lanes, strict=True):
-                block.carry[lane] = np.frombuffer(part.carry, np.float32)  # in every slot: nobody need know which
+        _go_on(block, groups[group], event, facts.get("following"))
     return Refilled(contents, running.episodes())
+
+
+def _go_on(block: LaneBlock, lanes: Sequence[int], event: RowEvent, following: Sequence[int] | None) -> None:
+    """What else the newest event says of a group, whose rows are there."""
+    for lane, stop in zip(lanes, stops_of(event), strict=True):
+        if following is not None:
+            what = f"the observation after row {stop:,} of lane {lane} in the record differs"
+            _require(what, lane, event.place, following[lane], zlib.crc32(block.following(lane, stop)))
+        block.chunk_begun[lane] = event.chunk, 0
+        block.incarnation[lane] = event.incarnation
+    if isinstance(event, ChunkCommitted):
+        for lane, part in zip(lanes, event.lanes, strict=True):
+            block.carry[lane] = np.frombuffer(part.carry, np.float32)  # in every slot: nobody need know which
 
 
 class _Running:
@@ -138,16 +154,25 @@ class _Running:
         self._lanes: list[int] = np.flatnonzero(running).tolist() if wanted else []
         self._parts: dict[int, list[bytes]] = {lane: [] for lane in self._lanes if begins[lane] >= 0}
 
-    def add(self, lane: int, start: int, stop: int, place: RowPlace) -> None:
-        """Rows of an event."""
+    def add(self, lane: int, start: int, stop: int, place: RowPlace, checksum: int) -> None:
+        """Rows of an event, which are resident or not.
+
+        Raises:
+            RecordDamaged: They differ from what was committed.
+        """
         begin, g = self._begins[lane], self._geometry
         if lane not in self._parts or stop <= begin:
             return
         try:
-            data = self._rows.read(place, (stop - start) * g.dtype.itemsize + g.head_offset)
+            nbytes = (stop - start) * g.dtype.itemsize
+            data = self._rows.read(place, nbytes + g.head_offset)
         except RecordDamaged:  # no longer kept; the environment cannot be brought back then
             del self._parts[lane]
             return
+        _require(
+            _ROWS.format(start, stop, lane), lane, place, checksum, zlib.crc32(memoryview(data)[:nbytes]),
+            "; with checkpoint.restore_episodes = false nobody reads rows that only the running episode needs",
+        )  # fmt: skip
         parts = self._parts[lane]
         if parts:
             parts[-1] = parts[-1][: -g.head_offset]  # the observation after it is the next part's first
@@ -197,12 +222,13 @@ def _put(block: LaneBlock, lane: int, start: int, stop: int, rows: RowReader, pl
         block.rows[lane, g.ring_rows + slot] = block.rows[lane, slot]
 
 
-def _require(block: LaneBlock, lane: int, start: int, stop: int, checksum: int) -> None:
-    if block.checksum(lane, start, stop) != checksum:
+def _require(what: str, lane: int, place: RowPlace, checksum: int, found: int, otherwise: str = "") -> None:
+    if found != checksum:
         raise RecordDamaged(
-            f"rows {start:,} to {stop:,} of lane {lane} in the record differ from what was committed",
+            f"{what} from what was committed",
+            file=f"record/{segment_name(place.segment)}",
             lane=lane,
-            expected=f"checksum {checksum:08x}",
-            found=f"checksum {block.checksum(lane, start, stop):08x}",
-            fix="the disk or somebody else has changed record/rows-*.bin; resume from a copy, or start a new run",
+            expected=f"CRC-32 {checksum:08x}",
+            found=f"CRC-32 {found:08x}",
+            fix=f"the disk or somebody else has changed that file; resume from a copy, or start a new run{otherwise}",
         )

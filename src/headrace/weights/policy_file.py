@@ -72,12 +72,13 @@ def load_policy_arrays(checkpoints: Path, version: int) -> tuple[dict[str, NDArr
     try:
         return load_tensors(path)
     except (OSError, SafetensorError) as error:
+        others = [str(one) for one in policy_versions(checkpoints) if one != version]
         raise RunDirectoryError(
-            f"policy {version} of this run cannot be read",
+            f"policy {version} of this run {_happened(error)}",
             file=path,
             found=error,
-            versions=", ".join(map(str, policy_versions(checkpoints))) or "none",
-            fix="choose one of the versions",
+            other_versions=", ".join(others) or "none",
+            fix="choose one of the other versions" if others else "copy it again, if there is a copy",
         ) from error
 
 
@@ -91,8 +92,14 @@ def read_policy(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
         return load_tensors(path)
     except (OSError, SafetensorError) as error:
         raise RunDirectoryError(
-            f"{path.name} cannot be read", file=path, found=error, fix="copy it again from the run it belongs to"
+            f"{path.name} {_happened(error)}", file=path, found=error, fix="copy it again from the run it belongs to"
         ) from error
+
+
+def _happened(error: OSError | SafetensorError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "is missing"
+    return "cannot be read" if isinstance(error, OSError) else "is damaged"
 
 
 def holds(path: Path, arrays: Mapping[str, NDArray[Any]]) -> bool:
