@@ -87,6 +87,49 @@ class Comers:
         pass
 
 
+class Relay(Comers):
+    """One agent at a time: after ``shift`` turns it is terminated, and the next one comes in that very turn."""
+
+    def __init__(self, shift: int = 4, length: int = 12) -> None:
+        super().__init__(length)
+        self._shift = shift
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed, options)
+        self.agents, self.lives = ["a"], {"a": 1, "b": 0, "c": 0}
+        self.seen = {"a": self._see("a")}
+        return dict(self.seen), {"a": {}}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        assert set(actions) == set(self.agents), f"{sorted(actions)} acted, {self.agents} are there"
+        (agent,), self.turn, self._heard = self.agents, self.turn + 1, float(sum(map(int, actions.values())))
+        late = self.turn >= self.length
+        tired = not late and self.turn % self._shift == 0
+        if tired:
+            self.agents = [self.possible_agents[(self.possible_agents.index(agent) + 1) % 3]]
+            self.lives[self.agents[0]] += 1
+        elif late:
+            self.agents = []
+        obs = {one: self._see(one) for one in {agent, *self.agents}}
+        return obs, {agent: self.turn + float(self._rng.random())}, {agent: tired}, {agent: late}, {agent: {}}
+
+
+class Stayers(Comers):
+    """All are there from the first turn to the last."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed, options)
+        self.agents, self.lives = list(self.possible_agents), dict.fromkeys(self.possible_agents, 1)
+        return {agent: self._see(agent) for agent in self.agents}, {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        live, self.turn, self._heard = list(self.agents), self.turn + 1, float(sum(map(int, actions.values())))
+        late = dict.fromkeys(live, self.turn >= self.length)
+        self.agents = [] if self.turn >= self.length else live
+        rewards = {agent: int(actions[agent]) + float(self._rng.random()) for agent in live}
+        return {agent: self._see(agent) for agent in live}, rewards, dict.fromkeys(live, False), late, {}
+
+
 class Leavers(Comers):
     """Agent a terminates in turn 5 with +10, b in turn 2 with -5, c is truncated in turn 4; all other rewards are 1."""
 
@@ -172,6 +215,14 @@ class Differing(Leavers):
 
 def comers(**kwargs: Any) -> Comers:
     return Comers(**kwargs)
+
+
+def relay(**kwargs: Any) -> Relay:
+    return Relay(**kwargs)
+
+
+def stayers(**kwargs: Any) -> Stayers:
+    return Stayers(**kwargs)
 
 
 def leavers() -> Leavers:

@@ -141,7 +141,8 @@ def tampered(collect: Callable[..., Commit], chunk: int, lane: int, tamper: Tamp
         writer.transitions -= gone
         writer._place -= gone
         block.rows_written[lane] = writer.row
-        part = LaneCommit(writer.row, writer.transitions - before, block.checksum(lane, start, writer.row))
+        checksum, running = block.checksum(lane, start, writer.row), commit.lanes[0].running
+        part = LaneCommit(writer.row, writer.transitions - before, checksum, running)
         return Commit(commit.incarnation, commit.group, number, commit.version, commit.last, (part,))
 
     return collect_and_tamper

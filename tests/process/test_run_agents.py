@@ -19,7 +19,7 @@ from headrace.lanes.layout import ABSENT, CUT, FINAL, STEP, steps_among
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.verifier import verify_run
 from replay_support import Blows, blows, replayed_alike
-from run_support import Runs, assert_books, events
+from run_support import PPO, Runs, assert_books, events
 from session_support import assert_replays, in_sessions, outcome
 
 __all__ = ["blows"]
@@ -153,6 +153,73 @@ def test_stopped_and_resumed_it_learns_the_same(runs: Runs) -> None:
     assert outcome(stopped) == outcome(whole)
     assert all(event["problems"] == [] for event in events(stopped, "resumed"))
     assert_replays(stopped)
+
+
+ON_POLICY: Mapping[str, Any] = {
+    **PPO, "env.lanes": 6, "env.group_size": 3, "agents.count": 3, "collect.chunk_steps": 4,
+}  # fmt: skip
+RESUMED: Mapping[str, Mapping[str, Any]] = {
+    "dqn": {**OWN, "collect.chunk_steps": 4, "collect.random_steps": 0, "replay.learning_starts": 24},
+    "dqn_small_replay": {
+        **OWN, "collect.chunk_steps": 4, "collect.random_steps": 0, "replay.learning_starts": 24,
+        "replay.capacity": 72, "replay.n_step": 2, "env.frame_stack": 2,
+    },
+    "ppo": ON_POLICY,
+}  # fmt: skip
+"""Of three agents in each of two copies, four steps a chunk."""
+
+
+def assert_resumed_alike(
+    runs: Runs, env: str, kwargs: Mapping[str, object], case: str, chain: list[Mapping[str, Any]], steps: list[int]
+) -> None:
+    """Stopped after so many steps, it comes to what one that was never stopped comes to; and both are on record."""
+    settings = {key: value for key, value in RESUMED[case].items() if key != "run.steps"}
+    whole = runs.train(env, kwargs=kwargs, **settings, **{**INLINE, "run.steps": steps[-1]})
+    assert whole.completed, whole.summary["error"]
+    assert whole.summary["updates"] > 0
+    sessions = [{**one, "run.steps": stop} for one, stop in zip(chain, steps, strict=True)]
+    stopped = in_sessions(runs, env, sessions, kwargs, **settings)
+    assert outcome(stopped) == outcome(whole)
+    assert not events(stopped, "not_restored")
+    assert_replays(stopped)
+
+
+@pytest.mark.parametrize(
+    ("case", "shift", "chain"),
+    [
+        ("dqn", 4, [INLINE, LOCKSTEP, INLINE]),
+        pytest.param("dqn", 4, [INLINE, INLINE, INLINE], marks=pytest.mark.table),
+        pytest.param("dqn", 3, [INLINE, LOCKSTEP, INLINE], marks=pytest.mark.table),
+        ("ppo", 4, [INLINE, LOCKSTEP, INLINE]),
+        pytest.param("ppo", 3, [LOCKSTEP, INLINE, LOCKSTEP], marks=pytest.mark.table),
+    ],
+)
+def test_stopped_when_all_leave_as_others_come_it_learns_the_same(
+    runs: Runs, case: str, shift: int, chain: list[Mapping[str, Any]]
+) -> None:
+    """After 20 and 40 steps of each copy: with shifts of 4 in such a step, with shifts of 3 before one and after one."""
+    assert_resumed_alike(runs, "agent_envs:relay", {"shift": shift, "length": 44}, case, chain, [40, 80, 120])
+
+
+@pytest.mark.parametrize("case", ["dqn_small_replay", pytest.param("ppo", marks=pytest.mark.table)])
+def test_episodes_longer_than_the_lanes_are_brought_back(runs: Runs, case: str) -> None:
+    """150 turns; a lane of the small replay may hold twelve rows, one of PPO four chunks of four."""
+    chain = [INLINE, LOCKSTEP, INLINE]
+    assert_resumed_alike(runs, "agent_envs:stayers", {"length": 150}, case, chain, [480, 768, 1200])
+
+
+@pytest.mark.table
+def test_those_who_have_just_come_leave_again_where_episodes_are_not_brought_back(runs: Runs) -> None:
+    """The cut is in the record, though no row of theirs is."""
+    settings = {key: value for key, value in RESUMED["dqn"].items() if key != "run.steps"}
+    sessions = [{**INLINE, "run.steps": 40}, {"run.steps": 120, "checkpoint.restore_episodes": True}]
+    run = in_sessions(
+        runs, "agent_envs:relay", sessions, {"length": 44}, **settings, **{"checkpoint.restore_episodes": False}
+    )
+    told = events(run, "not_restored", "learner")
+    assert [event["group"] for event in told] == [0, 1]
+    assert all("no longer kept" in event["problem"] for event in told)
+    assert_replays(run)
 
 
 def test_the_agents_have_to_be_declared_as_they_are(runs: Runs) -> None:

@@ -47,7 +47,7 @@ def test_only_episodes_that_will_be_brought_back_keep_their_rows(tmp_path: Path,
     if restored:
         assert (newest.facts["running_from"], kept[0]) == ([newest.facts["running_from"][0]] * 4, 0)
     else:
-        assert newest.facts["running_from"] == [-1] * 4
+        assert (newest.facts["running"], newest.facts["running_from"]) == ([True] * 4, [-1] * 4)
         assert kept[0] > len(kept), "the record keeps about as much as the replay"
 
 
@@ -102,6 +102,20 @@ def test_episodes_that_are_to_be_cut_are_not_read_into_memory(
     assert {lane: len(one) for lane, one in found.episodes.items()} == (dict.fromkeys(range(4), 121) if wanted else {})
     assert (sum(nbytes) < 4 * 60 * size) is not wanted, "no more than what is resident, in whole chunks"
     np.testing.assert_array_equal(block.committed[:, 4], geometry.first_row + 120)
+
+
+@pytest.mark.parametrize(("restored", "rows"), [(True, 121), (False, 0)])
+def test_episodes_whose_rows_were_not_kept_are_known_to_run(tmp_path: Path, restored: bool, rows: int):
+    """Their lanes' rows alone need not tell it, and then nothing would tell of their end; earlier versions did not say it."""
+    run = record_here(tmp_path / "run", **SETTINGS, checkpoint__restore_episodes=restored)
+    (newest,) = CheckpointStore(run / "checkpoints", keep=1).checkpoints()
+    _, found = refilled(run, newest)
+    assert {lane: len(one) for lane, one in found.episodes.items()} == dict.fromkeys(range(4), rows)
+    before = {name: value for name, value in newest.facts.items() if name != "running"}
+    _, found = refilled(run, replace(newest, facts=before))
+    assert {lane: len(one) for lane, one in found.episodes.items()} == (
+        dict.fromkeys(range(4), 121) if restored else {}
+    )
 
 
 @pytest.mark.parametrize("wanted", [True, False])

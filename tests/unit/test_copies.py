@@ -25,7 +25,6 @@ from headrace.lanes.replay import Replay
 from headrace.lanes.samplers import UniformSampler
 from headrace.lanes.several import SeveralSamplers
 from headrace.learners.episodes import EpisodeBooks
-from headrace.runtime.refill import running_from
 from headrace.telemetry.board import Board
 from headrace.weights.snapshot import SnapshotLayout, SnapshotReader, Snapshots
 
@@ -82,6 +81,8 @@ class Bench:
         self.snapshots.publish({"bias": np.ones(1)})
         self.board = Board.create(tmp_path / "board", [("collector-0", "collector")])
         self.random_steps = random_steps
+        self.running: list[bool] = []
+        """Of each lane, what its newest commit says."""
         self.begin()
 
     def begin(self, *, resume: bool = False) -> None:
@@ -99,6 +100,7 @@ class Bench:
         for lane, part in enumerate(commit.lanes):
             self.replay.check(lane, part)
             self.replay.take_over(lane, part)
+        self.running = [part.running for part in commit.lanes]
         return commit
 
     def rows(self, lane: int) -> np.ndarray:
@@ -343,21 +345,24 @@ def test_a_chunk_that_was_cut_short_between_two_lanes_is_made_again_as_it_was(be
 
 
 def episodes_in(b: Bench) -> Episodes:
+    """As `refill` has them: of an agent that has just come the observation is not on record."""
     found = {}
-    for lane, start in enumerate(running_from(b.replay, AGENTS).tolist()):
-        if start >= 0:
-            stop = int(b.replay.books.row[lane])
-            found[lane] = np.concatenate(b.block.pieces(lane, start, stop + 1))
+    for lane in np.flatnonzero(b.running).tolist():
+        rows = b.rows(lane)
+        own = rows[rows["episode"] == rows["episode"][-1]]
+        after = b.block.rows[lane, int(b.block.rows_written[lane]) % b.geometry.ring_rows]
+        found[lane] = np.concatenate([own, [after if rows["kind"][-1] == STEP else np.zeros_like(after)]])
     return found
 
 
+@pytest.mark.parametrize("make", [agent_envs.comers, agent_envs.relay], ids=["comers", "relay"])
 @pytest.mark.parametrize("chunks", range(1, 12))
-def test_a_copy_is_brought_back_into_its_episode_whoever_is_there(bench, tmp_path, chunks):
-    whole = bench()
+def test_a_copy_is_brought_back_into_its_episode_whoever_is_there(bench, tmp_path, chunks, make):
+    whole = bench(make)
     for chunk in range(chunks + 6):
         whole.collect(chunk, 3)
     (tmp_path / "half").mkdir()
-    half = Bench(tmp_path / "half")
+    half = Bench(tmp_path / "half", make)
     try:
         for chunk in range(chunks):
             half.collect(chunk, 3)
@@ -390,6 +395,52 @@ def test_a_copy_that_does_something_else_is_not_brought_back(bench):
     b.begin(resume=True)
     with pytest.raises(EpisodeNotRestored, match="no longer kept"):
         b.collector.restore({}, lambda: False)
+
+
+def test_a_copy_in_which_all_end_as_others_come_goes_on(bench):
+    """Its rows look like those of one that is over; what is running is told beside them."""
+    b = bench(agent_envs.relay)
+    b.collect(0, 4)
+    assert [int(b.rows(lane)["kind"][-1]) for lane in range(LANES)] == [FINAL, ABSENT, ABSENT] * COPIES
+    assert b.running == [True] * LANES
+    episodes = episodes_in(b)
+    b.begin(resume=True)
+    with pytest.raises(EpisodeNotRestored, match="no longer kept"):
+        b.collector.restore({lane: rows[:0] for lane, rows in episodes.items()}, lambda: False)
+    b.make = lambda: agent_envs.relay(length=4)
+    b.begin(resume=True)
+    with pytest.raises(EpisodeNotRestored):
+        b.collector.restore(episodes, lambda: False)
+    b.make = ending_when_the_next_should_come
+    b.begin(resume=True)
+    with pytest.raises(EpisodeNotRestored, match="could not be brought back") as raised:
+        b.collector.restore(episodes, lambda: False)
+    assert raised.value.facts["problem"] == "its environment says that the episode is over"
+
+
+def ending_when_the_next_should_come() -> agent_envs.Relay:
+    env = agent_envs.relay()
+    step = env.step
+
+    def lonely(actions):
+        found = step(actions)
+        if env.turn == 4:
+            env.agents = []
+        return found
+
+    env.step = lonely
+    return env
+
+
+def test_a_copy_that_is_over_is_not_brought_back(bench):
+    b = bench(agent_envs.relay)
+    b.collect(0, 12)
+    assert b.running == [False] * LANES
+    b.begin(resume=True)
+    b.collector.restore(episodes_in(b), lambda: False)
+    b.collect(1, 1)
+    assert [len(env.seeds) for env in b.envs] == [1] * COPIES
+    assert b.running == [True] * LANES
 
 
 def test_random_steps_are_counted_by_lane(bench):

@@ -12,7 +12,7 @@ from headrace.lanes.rate_limiter import RateLimiter
 
 UINT32 = st.integers(0, 2**32 - 1)
 COUNT = st.integers(0, 2**63 - 1)
-LANES = st.lists(st.builds(LaneCommit, COUNT, COUNT, UINT32), max_size=5).map(tuple)
+LANES = st.lists(st.builds(LaneCommit, COUNT, COUNT, UINT32, st.booleans()), max_size=5).map(tuple)
 
 
 @given(st.builds(Commit, UINT32, UINT32, COUNT, COUNT, st.booleans(), LANES))

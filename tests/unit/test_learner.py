@@ -75,10 +75,20 @@ class Bench:
             writer.step([np.zeros(1, np.float32)], 1.0, (False, False), [obs], 1)
         return start
 
-    def commit(self, lane: int, steps: int, *, version: int = 1) -> None:
-        start = self.write(lane, steps)
+    def end(self, lane: int) -> None:
+        """Begin another episode in a lane, after one that has just ended."""
+        writer = self.writers[lane]
+        writer.step([np.zeros(1, np.float32)], 1.0, (True, False), [np.zeros(1, np.float32)], 1)
+        writer.begin_episode([np.zeros(1, np.float32)])
+
+    def commit(
+        self, lane: int, steps: int, *, version: int = 1, start: int | None = None, running: bool = True
+    ) -> None:
+        begun, transitions = self.write(lane, steps), self.writers[lane].transitions
+        start = begun if start is None else start
         row = self.writers[lane].row
-        part = LaneCommit(row, steps, self.block.checksum(lane, start, row))
+        made = transitions - self.learner.replay.books.transitions_before(lane, start)
+        part = LaneCommit(row, made, self.block.checksum(lane, start, row), running)
         self.learner.commit(Commit(0, lane, 0, version, last=False, lanes=(part,)))
 
 
@@ -121,6 +131,31 @@ def test_rows_that_are_not_those_that_were_committed_are_refused(bench):
     with pytest.raises(DataLossError, match="the rows of lane 0 differ from what its collector committed"):
         bench.learner.commit(Commit(0, 0, 0, 1, last=False, lanes=(LaneCommit(3, 3, 12345),)))
     assert bench.learner.env_steps == 0
+
+
+def test_where_an_episode_began_is_known_when_its_first_rows_are_gone(bench):
+    learner = bench.learner
+    assert learner.running_from == [-1, -1]
+    bench.commit(0, 5)
+    start = bench.write(0, 1)
+    bench.end(0)  # seven steps, and the row that ends the episode
+    bench.commit(0, 2, start=start)
+    assert learner.running_from == [8, -1]
+    for _ in range(3 * bench.block.geometry.ring_rows // 8):
+        bench.commit(0, 8)
+    assert learner.running_from == [8, -1]
+    learner.salvage(0)
+    assert learner.running_from == [-1, -1]
+
+
+def test_whether_an_episode_is_running_is_for_its_collector_to_say(bench):
+    """Of many agents the next ones may come in the step in which all others end, and have no row yet."""
+    bench.commit(0, 5)
+    bench.commit(1, 5)
+    bench.commit(0, 0, running=False)
+    assert bench.learner.running_from == [-1, 0]
+    bench.commit(0, 0)
+    assert bench.learner.running_from == [0, 0]
 
 
 def test_policy_is_published_once_per_state(bench):

@@ -232,7 +232,7 @@ def test_a_restored_learner_goes_on_with_what_had_arrived(bench, board):
     assert state.facts["arrived"] == [[1, 0, 1, [4]], [0, 1, 1, [8, 8]]]
     other = Bench(board, bench.world)
     bench.world.rollouts.load_state([])
-    other.learner.restore(state, {"bias": np.full(1, 3.0)})
+    other.learner.restore(state, {"bias": np.full(1, 3.0)}, learner.running_from)
     assert [(one.group, one.chunk, one.stops) for one in other.learner.arrived] == [(1, 0, (4,)), (0, 1, (8, 8))]
     assert not other.learner.due
     for name in ("updates", "env_steps", "sampled", "lag", "version", "first_update_at"):

@@ -75,9 +75,10 @@ def test_an_environment_that_raises_is_told_in_its_own_words(bench):
 
 def test_episodes_travel_in_a_file_with_every_byte(bench, tmp_path):
     raw = np.frombuffer(np.random.default_rng(0).bytes(3 * bench.rows.dtype.itemsize), bench.rows.dtype)
-    save_episodes(tmp_path / "running.npz", {1: bench.rows, 4: raw})
+    save_episodes(tmp_path / "running.npz", {1: bench.rows, 4: raw, 7: raw[:0]})
     found = load_episodes(tmp_path / "running.npz", bench.rows.dtype)
-    assert {lane: rows.tobytes() for lane, rows in found.items()} == {1: bench.rows.tobytes(), 4: raw.tobytes()}
+    expected = {1: bench.rows.tobytes(), 4: raw.tobytes(), 7: b""}
+    assert {lane: rows.tobytes() for lane, rows in found.items()} == expected
     save_episodes(tmp_path / "running.npz", {})
     assert load_episodes(tmp_path / "running.npz", bench.rows.dtype) == {}
 

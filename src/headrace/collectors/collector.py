@@ -16,7 +16,7 @@ from headrace.algorithms.base import Actor, Arrays
 from headrace.collectors.copies import copies_of, stand_in
 from headrace.collectors.finite import refuse_non_finite
 from headrace.collectors.remote import RemoteEnv
-from headrace.collectors.restoring import Episodes, bring_back, not_restored
+from headrace.collectors.restoring import Episodes, bring_back, kept_rows
 from headrace.collectors.stepping import Group, SteppedLane, refused
 from headrace.collectors.streams import LaneStreams
 from headrace.core import seeding
@@ -122,9 +122,7 @@ class Collector:
         for lane in () if self._copies else self._lanes:
             if not lane.running:
                 continue
-            if lane.number not in episodes:
-                raise not_restored(lane.number, problem="its first rows are no longer kept")
-            rows, seed = episodes[lane.number], self.group.seed
+            rows, seed = kept_rows(episodes, lane.number), self.group.seed
             bring_back(lane.env, rows, lane.number, seed, self._check, self._slot, stopping)
 
     def collect(
@@ -170,11 +168,17 @@ class Collector:
             lanes=tuple(
                 LaneCommit(
                     lane.writer.row, lane.writer.transitions - transitions,
-                    self._block.checksum(lane.number, row, lane.writer.row),
+                    self._block.checksum(lane.number, row, lane.writer.row), running,
                 )
-                for lane, (row, transitions) in zip(self._lanes, begun, strict=True)
+                for lane, (row, transitions), running in zip(self._lanes, begun, self._running(), strict=True)
             ),
         )  # fmt: skip
+
+    def _running(self) -> list[bool]:
+        """Whether an episode of each lane's environment is running."""
+        if self._copies:
+            return [copy.running for copy in self._copies for _ in copy.lanes]
+        return [lane.running for lane in self._lanes]
 
     def repeat(self, chunk: int, steps: Sequence[int], lost: LostSteps = frozenset()) -> None:
         """Make a part of a chunk again that a collector which is gone had made.

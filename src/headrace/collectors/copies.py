@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.collectors.restoring import Episodes, bring_back_agents, not_restored
+from headrace.collectors.restoring import Episodes, bring_back_agents, kept_rows
 from headrace.collectors.stepping import Group, SteppedLane, raised
 from headrace.core import seeding
 from headrace.core.errors import EnvironmentFault
@@ -77,20 +77,18 @@ class AgentLanes:
         """Bring the copy to where its lanes' rows end, if an episode of it is running.
 
         Args:
-            episodes: Of every lane of a copy in which one is.
+            episodes: Of every lane of a copy in which one is. Its lanes' rows alone do not tell: those who are there may
+                have come in the very last step.
             check: Of the environment's observations.
             stopping: Asked between steps; true ends it early, and no step may follow.
 
         Raises:
             EpisodeNotRestored: The environment did something else than what is stored, or too little is stored.
         """
-        if not any(lane.running for lane in self.lanes):
+        if not any(lane.running or lane.number in episodes for lane in self.lanes):
             return
-        first = self.first.number
-        if any(lane.number not in episodes for lane in self.lanes):
-            raise not_restored(first, problem="its first rows are no longer kept")
-        rows = {agent: episodes[lane.number] for agent, lane in enumerate(self.lanes)}
-        joined = bring_back_agents(self._copy, rows, first, self._seed, check, self._slot, stopping)
+        rows = {agent: kept_rows(episodes, lane.number) for agent, lane in enumerate(self.lanes)}
+        joined = bring_back_agents(self._copy, rows, self.first.number, self._seed, check, self._slot, stopping)
         for agent, obs in joined.items():
             self.lanes[agent].begin(obs, self.episode)
         self.running = True

@@ -23,7 +23,7 @@ EPISODES_FILE = "running.npz"
 """Name of the file, in the record's folder, that holds the running episodes of a run that is being resumed."""
 Episodes = Mapping[int, NDArray[np.void]]
 """Rows of the running episode of each lane that has one, from its reset on, and one more that holds the observation
-the last row led to."""
+the last row led to. None at all of a lane whose first rows are no longer kept."""
 
 
 def save_episodes(path: Path, episodes: Episodes) -> None:
@@ -32,7 +32,7 @@ def save_episodes(path: Path, episodes: Episodes) -> None:
     Raises:
         OSError: They cannot be written.
     """
-    raw = {str(lane): rows.view(np.uint8).reshape(len(rows), -1) for lane, rows in episodes.items()}
+    raw = {str(lane): rows.view(np.uint8).reshape(len(rows), rows.itemsize) for lane, rows in episodes.items()}
     with path.open("wb") as file:
         np.savez(file, **raw)  # type: ignore[arg-type]  # its stub takes the names for keywords of its own
 
@@ -109,12 +109,12 @@ def bring_back_agents(
     joined: Mapping[int, Any] = {}
     slot.enter(Activity.ENV_RESET, first, 0)
     try:
-        seen = dict(copy.reset(seeding.integer(seed, "environment", first, episode)))
+        stay = dict(copy.reset(seeding.integer(seed, "environment", first, episode)))
         for step in range(count):
             if stopping():
                 return {}
             there = {agent: one[step] for agent, one in steps.items() if one[step]["kind"] == STEP}
-            _compare_agents(copy, first, step, there, seen, check)
+            _compare_agents(copy, first, step, there, {**stay, **joined}, check)
             slot.enter(Activity.ENV_STEP, first, step)
             slot.add("rows")
             turn = copy.step({agent: _action(copy.action_space, row) for agent, row in there.items()})
@@ -124,9 +124,10 @@ def bring_back_agents(
                     _compare(first + agent, step, name, row[name], np.asarray(value, row[name].dtype))
             joined = turn.joined
             gone = {agent for agent, row in there.items() if row["terminated"] or row["truncated"]}
-            seen = {agent: one[0] for agent, one in turn.returned.items() if agent not in gone} | dict(joined)
-        following = {agent: one[-1] for agent, one in rows.items() if agent in seen and agent not in joined}
-        _compare_agents(copy, first, count, following, {agent: seen[agent] for agent in following}, check)
+            stay = {agent: one[0] for agent, one in turn.returned.items() if agent not in gone}
+        if not stay and not joined:
+            raise not_restored(first, step=count, problem="its environment says that the episode is over")
+        _compare_agents(copy, first, count, {agent: rows[agent][-1] for agent in stay}, stay, check)
     except EpisodeNotRestored:
         raise
     except Exception as error:  # user code may raise anything; that too is something else than what is stored
@@ -156,6 +157,18 @@ def _action(space: spaces.Space[Any], row: np.void) -> Any:
 def _compare(lane: int, step: int, field: str, stored: Any, found: Any) -> None:
     if np.asarray(stored).tobytes() != found.tobytes():
         raise not_restored(lane, step=step, field=field, stored=stored, found=found)
+
+
+def kept_rows(episodes: Episodes, lane: int) -> NDArray[np.void]:
+    """Rows of the episode that is running in a lane.
+
+    Raises:
+        EpisodeNotRestored: They were not kept.
+    """
+    rows = episodes.get(lane)
+    if rows is None or not len(rows):
+        raise not_restored(lane, problem="its first rows are no longer kept")
+    return rows
 
 
 def not_restored(lane: int, **facts: object) -> EpisodeNotRestored:

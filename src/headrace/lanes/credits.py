@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _COMMIT = struct.Struct("<IIqqB7x")
-_LANE = struct.Struct("<qqI4x")
+_LANE = struct.Struct("<qqIB3x")
 _CREDIT = struct.Struct("<IIqqqB7x")
 CREDIT_BYTES = _CREDIT.size
 
@@ -26,6 +26,9 @@ class LaneCommit:
     """Transitions among the rows, as the collector counted them while stepping."""
     checksum: int
     """CRC-32 of the rows' bytes."""
+    running: bool = False
+    """Whether an episode of the lane's environment goes on after the rows. They do not tell: of many agents all may end in
+    one step in which others come, who have no row yet. False also of a collector that is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +48,16 @@ class Commit:
     def pack(self) -> bytes:
         """The message."""
         head = _COMMIT.pack(self.incarnation, self.group, self.chunk, self.version, self.last)
-        return head + b"".join(_LANE.pack(lane.stop, lane.transitions, lane.checksum) for lane in self.lanes)
+        return head + b"".join(
+            _LANE.pack(lane.stop, lane.transitions, lane.checksum, lane.running) for lane in self.lanes
+        )
 
     @classmethod
     def unpack(cls, data: bytes) -> Commit:
         """The commit in a message."""
         incarnation, group, chunk, version, last = _COMMIT.unpack_from(data)
-        lanes = tuple(LaneCommit(*part) for part in _LANE.iter_unpack(data[_COMMIT.size :]))
+        parts = _LANE.iter_unpack(data[_COMMIT.size :])
+        lanes = tuple(LaneCommit(stop, made, checksum, bool(running)) for stop, made, checksum, running in parts)
         return cls(incarnation, group, chunk, version, bool(last), lanes)
 
 

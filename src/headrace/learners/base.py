@@ -99,6 +99,10 @@ class BaseLearner(ABC):
         """Of each group's random streams: of its newest rows, or the next one where its collector was lost."""
         self.episodes_begun = [0] * parts.replay.geometry.lanes
         """Episodes begun in the rows taken over of each lane."""
+        self._began = [-1] * parts.replay.geometry.lanes
+        """Row number at which the newest of them begins."""
+        self.running_from = [-1] * parts.replay.geometry.lanes
+        """The same of each lane in whose environment it is running; -1 of the others."""
         self.published_updates = -1
         """Updates behind the newest published policy; -1: none is published."""
 
@@ -153,6 +157,8 @@ class BaseLearner(ABC):
         stretches = [self.replay.take_over(lane, part) for lane, part in parts]
         self.incarnations[commit.group] = commit.incarnation
         self._take_in(stretches)
+        for lane, part in parts:
+            self.running_from[lane] = self._began[lane] if part.running else -1
         self._took(
             commit.group, commit.chunk, commit.version, sum(part.transitions for part in commit.lanes), committed=True
         )
@@ -170,6 +176,7 @@ class BaseLearner(ABC):
         self.incarnations[group] = int(self.replay.block.incarnation[lanes[0]]) + 1
         for lane in lanes:  # of one that died between a reset and its first step nothing else is left
             self.episodes_begun[lane] = int(self.replay.block.episodes_begun[lane])
+            self.running_from[lane] = -1
         self.witness.salvaged(group, [saved for _, saved in found], self.updates)
         self._take_in([stretch for stretch, _ in found])
         made = self.env_steps - before
@@ -180,11 +187,9 @@ class BaseLearner(ABC):
     def _take_in(self, stretches: Sequence[Stretch]) -> None:
         for stretch in stretches:
             self.episodes.add(stretch)
-            for piece in stretch.rows[-1:]:
-                if len(piece):
-                    self.episodes_begun[stretch.lane] = max(
-                        self.episodes_begun[stretch.lane], int(piece["episode"][-1]) + 1
-                    )
+            number, row = _newest_episode(stretch, int(self.replay.books.row[stretch.lane]))
+            if number >= self.episodes_begun[stretch.lane]:
+                self.episodes_begun[stretch.lane], self._began[stretch.lane] = number + 1, row
             if self.suspicion is not None:
                 for piece in stretch.rows:
                     self.suspicion.add(stretch.lane, piece)
@@ -249,12 +254,13 @@ class BaseLearner(ABC):
         }
         return LearnerState(self.algorithm.state(), facts)
 
-    def restore(self, state: LearnerState, published: Mapping[str, NDArray[Any]]) -> None:
+    def restore(self, state: LearnerState, published: Mapping[str, NDArray[Any]], running_from: Sequence[int]) -> None:
         """Go on exactly where `state` was taken, in lanes that hold the very rows there were.
 
         Args:
             state: Of the same run.
             published: `published_arrays` at that time.
+            running_from: As it was at that time.
         """
         self._load(state, same_rows=True)
         self.env_steps = self.replay.env_steps
@@ -262,6 +268,7 @@ class BaseLearner(ABC):
         self.published_updates = state.facts["published_updates"]
         self.incarnations = list(state.facts["incarnations"])
         self.episodes_begun = list(state.facts["episodes_begun"])
+        self._began, self.running_from = list(running_from), list(running_from)
         slot = self._parts.slot
         for name, value in (("env_steps", self.env_steps), ("episodes", self.episodes.finished),
                             ("updates", self.updates), ("version", self.version)):  # fmt: skip
@@ -320,6 +327,17 @@ def _salvaged(replay: Replay, lane: int) -> tuple[Stretch, Salvaged]:
         start, int(books.row[lane]), int(books.salvaged[lane]) - salvaged, int(books.rejected[lane]) - rejected,
         cut, version,
     )  # fmt: skip
+
+
+def _newest_episode(stretch: Stretch, stop: int) -> tuple[int, int]:
+    """Number of the newest episode in rows that end before row number ``stop``, and its first row among them.
+
+    Noted when they arrive: when a checkpoint asks, the row may long have left its lane. -1 where there are no rows.
+    """
+    numbers = np.concatenate([piece["episode"] for piece in stretch.rows])
+    if not len(numbers):
+        return -1, -1
+    return int(numbers[-1]), stop - len(numbers) + int(np.searchsorted(numbers, numbers[-1]))  # they only rise
 
 
 def _seen(replay: Replay, stretch: Stretch) -> Arrays:

@@ -135,7 +135,7 @@ class _Desk:
             )
         )  # fmt: skip
         learner, layout = self._learner(Replay(self._block, resume=True), recorder)
-        learner.restore(state, checkpoint.policy()[0])
+        learner.restore(state, checkpoint.policy()[0], facts["running_from"])
         if recorder is not None:
             recorder.contents, recorder.saves = refilled.contents, facts["saves"]
             again = {"session": point.session, "machine": self._header()["machine"]}

@@ -17,7 +17,7 @@ from headrace.learners.checkpoint import STATE_FILE, LearnerState
 from headrace.learners.checkpoints import CheckpointStore
 from headrace.learners.recorder import Recorder
 from headrace.runtime.config import ExperimentConfig, config_sha256
-from headrace.runtime.refill import following_facts, lane_facts, running_from
+from headrace.runtime.refill import following_facts, lane_facts
 from headrace.weights.policy_file import save_policy
 
 
@@ -172,11 +172,10 @@ class Keeper:
         learner, store = self._learner, self._store
         assert recorder.rows is not None, "the configuration refuses checkpoints of a record without rows"
         books, at = learner.replay.books, recorder.rows.position
-        running = np.full(books.row.shape, -1)
-        if self._config.checkpoint.restore_episodes:  # otherwise they will be cut, and nobody needs their first rows
-            running = running_from(learner.replay, self._config.agents.count)
+        running = np.array(learner.running_from)
+        wanted = running if self._config.checkpoint.restore_episodes else np.full_like(running, -1)  # else they are cut
         floors = self._resident_from()
-        floors = np.where(running >= 0, np.minimum(floors, running), floors).tolist()
+        floors = np.where(wanted >= 0, np.minimum(floors, wanted), floors).tolist()
         facts = {
             **counts,
             "config_sha256": config_sha256(self._config),
@@ -188,7 +187,8 @@ class Keeper:
             "exact": exact,
             "saves": recorder.saves,
             "schedule": dict(schedule),
-            "running_from": running.tolist(),
+            "running": (running >= 0).tolist(),
+            "running_from": wanted.tolist(),
             "lanes": lane_facts(learner.replay.block, books, learner.episodes_begun),
             "following": following_facts(learner.replay.block, books),
         }

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from headrace.core.errors import RecordDamaged
 from headrace.lanes.lane import LaneBlock
-from headrace.lanes.layout import STEP, Geometry
-from headrace.lanes.replay import LaneBooks, Replay
+from headrace.lanes.layout import Geometry
+from headrace.lanes.replay import LaneBooks
 from headrace.record.events import ChunkCommitted, GroupSalvaged, RowPlace
 from headrace.record.rows import RowReader, segment_name
 from headrace.record.segments import SegmentContents
@@ -38,52 +38,6 @@ def following_facts(block: LaneBlock, books: LaneBooks) -> list[int]:
     return [zlib.crc32(block.following(lane, row)) for lane, row in enumerate(books.row.tolist())]
 
 
-def running_from(replay: Replay, agents: int = 1) -> NDArray[np.int64]:
-    """Row number at which the running episode of each lane begins; -1 where none is running.
-
-    Args:
-        replay: The lanes.
-        agents: Of one copy, whose lanes follow each other. Where an episode of a copy is running, it is in all of them,
-            also in those whose agent is not there; -1 if its beginning is no longer in the ring of one of them.
-    """
-    g = replay.geometry
-    last = [_last(replay, lane) for lane in range(g.lanes)]
-    if agents == 1:
-        return np.array(
-            [-1 if row is None else _end(replay, lane) - 1 - int(row["t"]) for lane, row in enumerate(last)]
-        )
-    found = np.full(g.lanes, -1, np.int64)
-    for first in range(0, g.lanes, agents):
-        running = next((row for row in last[first : first + agents] if row is not None), None)
-        if running is not None:
-            lanes = range(first, first + agents)
-            begins = [_begin_of(replay, lane, int(running["episode"])) for lane in lanes]
-            found[list(lanes)] = begins if min(begins) >= 0 else -1
-    return found
-
-
-def _end(replay: Replay, lane: int) -> int:
-    return int(replay.books.row[lane])
-
-
-def _last(replay: Replay, lane: int) -> np.void | None:
-    """The last row of a lane, if an episode goes on after it."""
-    row, g = _end(replay, lane), replay.geometry
-    last: np.void = replay.block.rows[lane, (row - 1) % g.ring_rows]
-    return last if row > g.first_row and last["kind"] == STEP else None
-
-
-def _begin_of(replay: Replay, lane: int, episode: int) -> int:
-    """The first of the rows at a lane's end that are of this episode; -1: it is no longer there."""
-    g, stop = replay.geometry, _end(replay, lane)
-    start = max(g.first_row, stop - g.ring_rows + 1)
-    rows = np.concatenate([piece["episode"] for piece in replay.block.pieces(lane, start, stop)])
-    others = np.flatnonzero(rows != episode)
-    if len(others):
-        return start + int(others[-1]) + 1
-    return start if start == g.first_row else -1
-
-
 @dataclass(frozen=True, slots=True)
 class Refilled:
     """What is known after lanes were filled."""
@@ -91,8 +45,7 @@ class Refilled:
     contents: SegmentContents
     """Which rows lie in which segment."""
     episodes: dict[int, NDArray[np.void]]
-    """Running episodes, see `headrace.collectors.restoring.Episodes`; without those whose first rows are gone, or that were
-    to be cut at a resume when the checkpoint was made (``checkpoint.restore_episodes``)."""
+    """Running episodes, see `headrace.collectors.restoring.Episodes`; none where they are not wanted."""
 
 
 def stops_of(event: RowEvent) -> list[int]:
@@ -149,7 +102,7 @@ def refill(
         trace: The record's events.
         rows: The record's rows.
         facts: Of the checkpoint: ``trace_bytes``, ``lanes`` (see `lane_facts`), ``running_from`` and, unless an earlier version
-            wrote it, ``following`` (see `following_facts`).
+            wrote it, ``running`` and ``following`` (see `following_facts`).
         on_event: Called for every event that is read: there may be millions, and whoever waits is to see that it goes on.
         episodes: Whether the running ones are wanted, whole: they may be far longer than what is resident.
 
@@ -159,7 +112,7 @@ def refill(
     g = block.geometry
     _restore_books(block, facts["lanes"])
     resident_from = [values[BOOKS.index("resident_from")] for values in facts["lanes"]]
-    running = _Running(g, rows, facts["running_from"] if episodes else [-1] * g.lanes)
+    running = _Running(g, rows, facts, wanted=episodes)
     contents = SegmentContents(g.lanes)
     newest: dict[int, RowEvent] = {}
     for event, extents in _row_events(block, groups, trace, int(facts["trace_bytes"]), on_event):
@@ -193,11 +146,13 @@ def _go_on(block: LaneBlock, lanes: Sequence[int], event: RowEvent, following: S
 class _Running:
     """Gathers the rows of running episodes, which may be longer than the replay."""
 
-    def __init__(self, geometry: Geometry, rows: RowReader, begins: Sequence[int]) -> None:
+    def __init__(self, geometry: Geometry, rows: RowReader, facts: Mapping[str, Any], *, wanted: bool) -> None:
         self._geometry = geometry
         self._rows = rows
-        self._begins = begins
-        self._parts: dict[int, list[bytes]] = {lane: [] for lane, row in enumerate(begins) if row >= 0}
+        self._begins = begins = facts["running_from"]
+        running = facts.get("running", [row >= 0 for row in begins])  # checkpoints of before do not say it
+        self._lanes: list[int] = np.flatnonzero(running).tolist() if wanted else []
+        self._parts: dict[int, list[bytes]] = {lane: [] for lane in self._lanes if begins[lane] >= 0}
 
     def add(self, lane: int, start: int, stop: int, place: RowPlace, checksum: int) -> None:
         """Rows of an event, which are resident or not.
@@ -224,11 +179,12 @@ class _Running:
         parts.append(data[max(0, begin - start) * g.dtype.itemsize :])
 
     def episodes(self) -> dict[int, NDArray[np.void]]:
-        """Whole episodes by lane."""
+        """Whole episodes by lane; none of its rows where one is no longer kept."""
         # As bytes: joined as records they would lose the gaps between their fields.
         g = self._geometry
         tail = bytes(g.dtype.itemsize - g.head_offset)
-        return {lane: np.frombuffer(b"".join([*parts, tail]), g.dtype) for lane, parts in self._parts.items()}
+        whole = {lane: np.frombuffer(b"".join([*parts, tail]), g.dtype) for lane, parts in self._parts.items()}
+        return {lane: whole.get(lane, np.zeros(0, g.dtype)) for lane in self._lanes}
 
 
 def _restore_books(block: LaneBlock, lanes: Sequence[Sequence[int]]) -> None:
