@@ -290,7 +290,8 @@ def test_chunks_nobody_took_over_are_found_whatever_was_lost_in_them(bench):
     for number in range(3):
         made += [one.collect(number, 8) for one in b.collectors[:1]]
     for commit in made[:-1]:  # the newest is left to be salvaged
-        assert next_unread(b.replay, 0, (0, 1)) == commit
+        lanes = tuple(replace(part, running=False) for part in commit.lanes)  # what the dead collector ran is over
+        assert next_unread(b.replay, 0, (0, 1)) == replace(commit, lanes=lanes)
         for lane, part in enumerate(commit.lanes):
             b.replay.commit(lane, part)
     assert next_unread(b.replay, 0, (0, 1)) is None
