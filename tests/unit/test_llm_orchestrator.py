@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from headrace.llm.messages import Batch, Completion, Failure, GenerationRequest,
 from headrace.llm.orchestration.attempts import Attempts
 from headrace.llm.orchestration.filters import Losses
 from headrace.llm.orchestration.problems import ShuffledPasses
-from orchestration_support import Bench, MadeUp, SumGame, pause, rl_config, run_in_fake_time, same_samples
+from orchestration_support import Bench, FakeTimeLoop, MadeUp, SumGame, pause, rl_config, run_in_fake_time, same_samples
 
 
 def lags(bench: Bench) -> list[int]:
@@ -373,6 +374,29 @@ def test_what_is_slow_fails_by_its_own_limit_and_the_others_are_trained_on() -> 
     assert bench.books["failed"] == {"timeout": 1}
     assert bench.books["failed_attempts"] == {"connection": 2, "timeout": 1}
     assert len(bench.batches) == 2
+    assert balanced(bench.books)
+
+
+class OnlyJustLate(MadeUp):
+    """The first answer to rollouts comes in time, and reading it lasts until their time is over."""
+
+    async def generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[Completion | Failure]:
+        is_first = not self.calls
+        answers = await super().generate(requests, timeout_s)
+        if is_first:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, FakeTimeLoop)
+            loop.jump(timeout_s)
+        return answers
+
+
+def test_whoever_runs_out_of_time_as_it_asks_again_takes_no_room_with_it() -> None:
+    """Its request is given up before it was sent; as many as there are slots, and nothing more could be asked for."""
+    section = {"rollout_timeout_s": 10.0, "groups_per_step": 2, "group_size": 2, "max_retries": 0}
+    config = rl_config(steps=4, lag=1, inference={"slots": 4}, orchestrator=section)
+    bench = Bench(config, OnlyJustLate(), environment=SumGame(held_out=0)).run()
+    assert bench.books["failed"] == {"timeout": 4}
+    assert len(bench.batches) == 4
     assert balanced(bench.books)
 
 
