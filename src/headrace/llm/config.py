@@ -209,7 +209,10 @@ class TrainerConfig(Section):
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the rate rises linearly to ``lr``."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    """Of the rate over ``run.steps`` after the warm-up, to ``final_lr_fraction``."""
+    """Of the rate after the warm-up, to ``final_lr_fraction``, which it has from step ``decay_steps`` on."""
+    decay_steps: int | None = Field(default=None, ge=1)
+    """Of the trainer, the warm-up included; not set: ``run.steps``. A resume changes nothing of it: with more ``run.steps``
+    it has to be set to what it was."""
     final_lr_fraction: float = Field(default=0.1, ge=0, le=1)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
@@ -311,6 +314,13 @@ class RLConfig(Section):
         for check in _CHECKS:
             check(self)
         return self
+
+    def settled(self) -> Self:
+        """The same with what otherwise follows from the length of the run, which may change, written out."""
+        trainer = self.trainer
+        if trainer.decay == "constant" or trainer.decay_steps is not None:
+            return self
+        return self.model_copy(update={"trainer": trainer.model_copy(update={"decay_steps": self.run.steps})})
 
 
 def _inline_is_on_policy(config: RLConfig) -> None:
@@ -427,6 +437,11 @@ def _nothing_is_ignored(config: RLConfig) -> None:
         (
             "trainer.final_lr_fraction",
             trainer.decay == "constant" and trainer.final_lr_fraction != kept,
+            "the rate does not fall",
+        ),
+        (
+            "trainer.decay_steps",
+            trainer.decay == "constant" and trainer.decay_steps is not None,
             "the rate does not fall",
         ),
         ("inference.command", inference.command and inference.backend != "vllm", "only vLLM is started by a command"),
