@@ -10,10 +10,14 @@ import pytest
 
 from headrace.core.errors import ConfigError
 from headrace.envs.text.protocol import Message, Problem
+from headrace.llm import evaluating
 from headrace.llm.config import FilterConfig
-from headrace.llm.orchestration.evaluation import is_due, wilson
+from headrace.llm.messages import Failure
+from headrace.llm.orchestration.evaluation import is_due, specs, wilson
 from headrace.llm.orchestration.filters import filtered
+from headrace.llm.orchestration.gatherer import Gatherer
 from headrace.llm.orchestration.problems import Problems, build_curriculum
+from orchestration_support import pause, rl_config, run_in_fake_time
 
 FIVE = [Problem(f"p{n}", (Message("user", str(n)),)) for n in range(5)]
 
@@ -126,6 +130,31 @@ def test_when_is_evaluated() -> None:
     assert is_due(7, 0, 10, 5)  # versions may be skipped
     assert not is_due(9, 7, 10, 5)
     assert not is_due(10, 10, 10, 5)
+
+
+@pytest.mark.parametrize(("waiting", "most"), [(0, 3), (2, 5), (9, 6)])
+def test_an_evaluation_by_command_asks_for_no_more_at_once_than_its_engine_holds(waiting: int, most: int) -> None:
+    playing = [0]
+
+    class Player:
+        async def play(self, spec: object) -> Failure:
+            playing.append(playing[-1] + 1)
+            await pause(1.0)
+            playing.append(playing[-1] - 1)
+            return Failure("made_up")
+
+    async def main() -> None:
+        config = rl_config(
+            lag=1,
+            inference={"slots": 3, "max_waiting": waiting},
+            orchestrator={"groups_per_step": 3, "group_size": 2},
+        )
+        todo = specs(FIVE, config.evaluation.model_copy(update={"samples": 3}))
+        gatherer = Gatherer(None, rounds=True, at_once=3)  # type: ignore[arg-type]
+        assert len(await evaluating._played(todo, Player(), gatherer, config)) == 15  # type: ignore[arg-type]
+
+    run_in_fake_time(main())
+    assert max(playing) == most
 
 
 def test_the_interval_of_a_rate() -> None:

@@ -167,7 +167,7 @@ class InferenceConfig(Section):
     slots: int = Field(default=256, ge=1)
     """Completions generated at the same time; others wait."""
     max_waiting: int = Field(default=4096, ge=0)
-    """Requests that may wait; more are answered 503."""
+    """Requests that may wait; more are answered 503. Without policy lag a whole batch of rollouts asks at once."""
     kv_reuse: bool = True
     """Keep what was computed for a session's tokens until its next request."""
     threads: int = Field(default=1, ge=1, le=256)
@@ -332,6 +332,24 @@ def _inline_is_on_policy(config: RLConfig) -> None:
         )
 
 
+def _rounds_fit(config: RLConfig) -> None:
+    """Without lag, completions of all that plays are asked for in one call; our engine refuses one it can never hold."""
+    section, inference, evaluation = config.orchestrator, config.inference, config.evaluation
+    if section.max_policy_lag or inference.backend != "headrace":
+        return
+    batch, most = section.groups_per_step * section.group_size, inference.slots + inference.max_waiting
+    trained = min(batch, (section.groups_in_flight or section.groups_per_step) * section.group_size)
+    evaluated = min(batch, evaluation.problems * evaluation.samples or batch)
+    asked = max(trained, evaluated)
+    if asked > most:
+        raise ConfigError(
+            "without policy lag all rollouts that play are asked for in one call, and the server never takes as many",
+            asked_at_once=f"{asked:,}, in {'training' if trained == asked else 'evaluation'}",
+            taken_at_most=f"{most:,}: inference.slots {inference.slots:,} + inference.max_waiting {inference.max_waiting:,}",
+            fix=f"set inference.max_waiting = {asked - inference.slots}, or make orchestrator.groups_per_step smaller",
+        )
+
+
 def _url_fits(config: RLConfig) -> None:
     section = config.inference
     if (section.backend == "external") != (section.url is not None):
@@ -453,6 +471,7 @@ def _nothing_is_ignored(config: RLConfig) -> None:
 _CHECKS = (
     _nothing_is_ignored,
     _inline_is_on_policy,
+    _rounds_fit,
     _url_fits,
     _icepop_interval,
     _group_fits,
