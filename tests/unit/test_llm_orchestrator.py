@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.core.errors import ComponentStalled, ConfigError, NothingToTrain, RunDirectoryError, StaleWeights
+from headrace.core.errors import (
+    ComponentStalled,
+    ConfigError,
+    EnvironmentRaised,
+    NothingToTrain,
+    RunDirectoryError,
+    StaleWeights,
+)
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply
 from headrace.llm.messages import Batch, Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
 from headrace.llm.orchestration.attempts import Attempts
@@ -321,8 +328,30 @@ def test_what_a_curriculum_raises_while_others_play_ends_the_run() -> None:
     """It is asked as the group ends that another one is to take the place of."""
     section = {"curriculum": f"{__name__}:Stumbles"}
     bench = Bench(rl_config(steps=1, orchestrator=section), environment=FirstIsShort(held_out=0))
-    with pytest.raises(IndexError, match="no problem of this difficulty"):
+    with pytest.raises(
+        EnvironmentRaised, match=r"next.. of the curriculum .*Stumbles raised IndexError: no problem of this"
+    ):
         bench.run()
+    assert balanced(bench.books)
+
+
+class Counts(ShuffledPasses):
+    """Keeps what NumPy counts from the third group on."""
+
+    def __init__(self, ids: list[str]) -> None:
+        super().__init__(ids, 5)
+
+    def state(self) -> Any:
+        return super().state() if self._taken < 3 else {"taken": np.int64(self._taken)}
+
+
+def test_a_state_that_becomes_one_that_cannot_be_kept_ends_the_run_before_it_is_shipped() -> None:
+    bench = Bench(rl_config(steps=2, orchestrator={"curriculum": f"{__name__}:Counts"}))
+    with pytest.raises(
+        ConfigError, match=r"state.. of the curriculum .*Counts is not what a checkpoint would give back"
+    ):
+        bench.run()
+    assert not bench.batches
     assert balanced(bench.books)
 
 
