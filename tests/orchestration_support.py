@@ -232,8 +232,15 @@ class Bench:
         async def main() -> None:
             await self.make().run()
 
-        run_in_fake_time(main())
+        try:
+            run_in_fake_time(main())
+        finally:
+            self._all_room_is_back()
         return self
+
+    def _all_room_is_back(self) -> None:
+        if self.orchestrator is not None:
+            assert self.orchestrator._gatherer.outstanding == 0, "requests are counted that nobody generates"
 
     def reports(self, kind: str) -> list[dict[str, Any]]:
         return [facts for told, facts in self.told if told == kind]

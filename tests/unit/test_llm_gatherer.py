@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -26,6 +26,18 @@ class Noting:
 
 def request(name: str) -> GenerationRequest:
     return GenerationRequest(id=name, prompt_ids=(1,), max_tokens=1)
+
+
+class Turn:
+    """Awaited, it lets everybody else who can go on do so once."""
+
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await Turn()
 
 
 async def member(gatherer: Gatherer, key: int, turns: int, thinks_s: float = 0.0) -> list[str]:
@@ -129,3 +141,56 @@ def test_a_call_that_nobody_waits_for_is_ended() -> None:
 
     run_in_fake_time(main())
     assert ended == [3.0]
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+@pytest.mark.parametrize("after_turns", range(5))
+def test_whoever_gives_up_in_whichever_turn_gives_the_room_back(after_turns: int, rounds: bool) -> None:
+    """Before the call is made, after that and before its first turn, in the middle of it."""
+    generator = Noting()
+
+    async def main() -> str:
+        gatherer = Gatherer(generator, rounds=rounds, at_once=1)  # type: ignore[arg-type]
+        gatherer.enter()
+        gone = asyncio.create_task(gatherer.complete((0, 0), request("gone"), 9.0))
+        gone.add_done_callback(lambda _: gatherer.leave())
+        await turns(after_turns)
+        gone.cancel()
+        await asyncio.wait({gone}, timeout=1.0)
+        await turns(3)
+        assert gone.cancelled()
+        assert gatherer.outstanding == 0
+        gatherer.enter()
+        async with asyncio.timeout(9.0):
+            answer = await gatherer.complete((1, 0), request("next"), 9.0)
+        assert isinstance(answer, Failure)
+        await turns(1)
+        assert gatherer.outstanding == 0
+        return answer.detail
+
+    assert run_in_fake_time(main()) == "next"
+
+
+@pytest.mark.parametrize("given_up", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("rounds", [True, False])
+def test_nothing_is_generated_that_was_given_up_in_the_turn_before(given_up: tuple[int, ...], rounds: bool) -> None:
+    generator = Noting()
+
+    async def main() -> None:
+        gatherer = Gatherer(generator, rounds=rounds, at_once=8)  # type: ignore[arg-type]
+        asking = [asyncio.create_task(gatherer.complete((key, 0), request(str(key)), 9.0)) for key in range(2)]
+        for task in asking:
+            gatherer.enter()
+            task.add_done_callback(lambda _: gatherer.leave())
+        if rounds:
+            gatherer.enter()  # one who asks for nothing, and leaves in the turn in which others give up
+        await turns(1)
+        for key in given_up:
+            asking[key].cancel()
+        if rounds:
+            gatherer.leave()
+        await asyncio.wait(set(asking), timeout=5.0)
+
+    run_in_fake_time(main())
+    stay = [str(key) for key in range(2) if key not in given_up]
+    assert [ids for _, ids in generator.calls] == ([stay] if stay else [])

@@ -108,6 +108,58 @@ def test_every_zero_of_the_command_line_reaches_the_run():
     assert sum(dumped[name] != defaults[name] for name in dumped) == 6  # each section but run, whose seed is 0 anyway
 
 
+LIMITED = {
+    "orchestrator.max_policy_lag": 0,
+    "orchestrator.groups_per_step": 3,
+    "orchestrator.group_size": 4,
+    "inference.slots": 5,
+    "inference.max_waiting": 7,
+}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"orchestrator.groups_in_flight": 9},
+        {"orchestrator.groups_in_flight": 3},
+        {"orchestrator.groups_in_flight": 2, "evaluation.problems": 6, "evaluation.samples": 2},
+        {"orchestrator.groups_in_flight": 2},  # of all problems that there are
+        {"evaluation.problems": 1},
+        {"run.schedule": "inline"},
+    ],
+)
+def test_without_lag_the_server_holds_all_that_plays(more):
+    load_rl_config([], {**LIMITED, **more})
+    for fewer in ({"inference.slots": 4}, {"inference.max_waiting": 6}):
+        with pytest.raises(ConfigError, match="asked for in one call, and the server never takes as many"):
+            load_rl_config([], {**LIMITED, **more, **fewer})
+
+
+@pytest.mark.parametrize(
+    "without",
+    [
+        {"orchestrator.max_policy_lag": 1},
+        {"inference.backend": "vllm", "model.heads": 2},
+        {"inference.backend": "external", "inference.url": "http://a:1"},
+        {"orchestrator.groups_in_flight": 2, "evaluation.problems": 4, "evaluation.samples": 2},
+    ],
+)
+def test_what_is_never_asked_for_in_one_call_may_be_more_than_the_server_holds(without):
+    load_rl_config([], {**LIMITED, "inference.max_waiting": 3, **without})
+
+
+def test_a_batch_that_the_server_never_takes_is_told_with_what_to_set():
+    with pytest.raises(ConfigError) as caught:
+        load_rl_config([], {**LIMITED, "inference.max_waiting": 6})
+    assert str(caught.value) == (
+        "[CFG-001] without policy lag all rollouts that play are asked for in one call, and the server never takes as many\n"
+        "  asked at once: 12, in training\n"
+        "  taken at most: 11: inference.slots 5 + inference.max_waiting 6\n"
+        "  fix: set inference.max_waiting = 7, or make orchestrator.groups_per_step smaller"
+    )
+    load_rl_config([], {**LIMITED, "inference.max_waiting": 7})
+
+
 def test_an_evaluation_may_not_last_longer_than_the_trainer_waits():
     with pytest.raises(ConfigError, match="the trainer would give up during an evaluation that is in time"):
         load_rl_config([], {"deadlines.batch_s": 240.0})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 from collections.abc import Sequence
@@ -10,13 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.core.errors import ComponentStalled, ConfigError, NothingToTrain, RunDirectoryError, StaleWeights
+from headrace.core.errors import (
+    ComponentStalled,
+    ConfigError,
+    EnvironmentRaised,
+    NothingToTrain,
+    RunDirectoryError,
+    StaleWeights,
+)
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply
 from headrace.llm.messages import Batch, Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
 from headrace.llm.orchestration.attempts import Attempts
 from headrace.llm.orchestration.filters import Losses
 from headrace.llm.orchestration.problems import ShuffledPasses
-from orchestration_support import Bench, MadeUp, SumGame, pause, rl_config, run_in_fake_time, same_samples
+from orchestration_support import Bench, FakeTimeLoop, MadeUp, SumGame, pause, rl_config, run_in_fake_time, same_samples
 
 
 def lags(bench: Bench) -> list[int]:
@@ -320,8 +328,30 @@ def test_what_a_curriculum_raises_while_others_play_ends_the_run() -> None:
     """It is asked as the group ends that another one is to take the place of."""
     section = {"curriculum": f"{__name__}:Stumbles"}
     bench = Bench(rl_config(steps=1, orchestrator=section), environment=FirstIsShort(held_out=0))
-    with pytest.raises(IndexError, match="no problem of this difficulty"):
+    with pytest.raises(
+        EnvironmentRaised, match=r"next.. of the curriculum .*Stumbles raised IndexError: no problem of this"
+    ):
         bench.run()
+    assert balanced(bench.books)
+
+
+class Counts(ShuffledPasses):
+    """Keeps what NumPy counts from the third group on."""
+
+    def __init__(self, ids: list[str]) -> None:
+        super().__init__(ids, 5)
+
+    def state(self) -> Any:
+        return super().state() if self._taken < 3 else {"taken": np.int64(self._taken)}
+
+
+def test_a_state_that_becomes_one_that_cannot_be_kept_ends_the_run_before_it_is_shipped() -> None:
+    bench = Bench(rl_config(steps=2, orchestrator={"curriculum": f"{__name__}:Counts"}))
+    with pytest.raises(
+        ConfigError, match=r"state.. of the curriculum .*Counts is not what a checkpoint would give back"
+    ):
+        bench.run()
+    assert not bench.batches
     assert balanced(bench.books)
 
 
@@ -373,6 +403,29 @@ def test_what_is_slow_fails_by_its_own_limit_and_the_others_are_trained_on() -> 
     assert bench.books["failed"] == {"timeout": 1}
     assert bench.books["failed_attempts"] == {"connection": 2, "timeout": 1}
     assert len(bench.batches) == 2
+    assert balanced(bench.books)
+
+
+class OnlyJustLate(MadeUp):
+    """The first answer to rollouts comes in time, and reading it lasts until their time is over."""
+
+    async def generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[Completion | Failure]:
+        is_first = not self.calls
+        answers = await super().generate(requests, timeout_s)
+        if is_first:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, FakeTimeLoop)
+            loop.jump(timeout_s)
+        return answers
+
+
+def test_whoever_runs_out_of_time_as_it_asks_again_takes_no_room_with_it() -> None:
+    """Its request is given up before it was sent; as many as there are slots, and nothing more could be asked for."""
+    section = {"rollout_timeout_s": 10.0, "groups_per_step": 2, "group_size": 2, "max_retries": 0}
+    config = rl_config(steps=4, lag=1, inference={"slots": 4}, orchestrator=section)
+    bench = Bench(config, OnlyJustLate(), environment=SumGame(held_out=0)).run()
+    assert bench.books["failed"] == {"timeout": 4}
+    assert len(bench.batches) == 4
     assert balanced(bench.books)
 
 

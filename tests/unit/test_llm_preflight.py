@@ -232,6 +232,12 @@ def test_a_short_run_is_short_and_the_same_otherwise(tmp_path):
     assert (short.trainer.lr, short.env, short.model) == (0.25, whole.env, whole.model)
 
 
+def test_a_short_run_asks_for_no_more_at_once_than_the_whole_one(tmp_path):
+    orchestrator = {"max_policy_lag": 0, "groups_per_step": 3, "group_size": 4, "groups_in_flight": 1}
+    few = {"inference.slots": 4, "inference.max_waiting": 0, "evaluation.problems": 1}
+    short_config(load_rl_config([], {"orchestrator": orchestrator, **few}), tmp_path)
+
+
 def test_an_environment_is_played_and_what_it_raises_is_a_finding():
     assert verdicts(try_environment(config(), Unguarded()))[0] is Verdict.OK
     missing = config(env__factory="no_such_package.envs:make")

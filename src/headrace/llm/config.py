@@ -167,7 +167,7 @@ class InferenceConfig(Section):
     slots: int = Field(default=256, ge=1)
     """Completions generated at the same time; others wait."""
     max_waiting: int = Field(default=4096, ge=0)
-    """Requests that may wait; more are answered 503."""
+    """Requests that may wait; more are answered 503. Without policy lag a whole batch of rollouts asks at once."""
     kv_reuse: bool = True
     """Keep what was computed for a session's tokens until its next request."""
     threads: int = Field(default=1, ge=1, le=256)
@@ -209,7 +209,10 @@ class TrainerConfig(Section):
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the rate rises linearly to ``lr``."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    """Of the rate over ``run.steps`` after the warm-up, to ``final_lr_fraction``."""
+    """Of the rate after the warm-up, to ``final_lr_fraction``, which it has from step ``decay_steps`` on."""
+    decay_steps: int | None = Field(default=None, ge=1)
+    """Of the trainer, the warm-up included; not set: ``run.steps``. A resume changes nothing of it: with more ``run.steps``
+    it has to be set to what it was."""
     final_lr_fraction: float = Field(default=0.1, ge=0, le=1)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
@@ -312,6 +315,13 @@ class RLConfig(Section):
             check(self)
         return self
 
+    def settled(self) -> Self:
+        """The same with what otherwise follows from the length of the run, which may change, written out."""
+        trainer = self.trainer
+        if trainer.decay == "constant" or trainer.decay_steps is not None:
+            return self
+        return self.model_copy(update={"trainer": trainer.model_copy(update={"decay_steps": self.run.steps})})
+
 
 def _inline_is_on_policy(config: RLConfig) -> None:
     if config.run.schedule == "inline" and config.orchestrator.max_policy_lag:
@@ -319,6 +329,24 @@ def _inline_is_on_policy(config: RLConfig) -> None:
             "run.schedule inline calls the components in turn, so no policy can lag",
             max_policy_lag=config.orchestrator.max_policy_lag,
             fix="set orchestrator.max_policy_lag = 0, or run.schedule = async",
+        )
+
+
+def _rounds_fit(config: RLConfig) -> None:
+    """Without lag, completions of all that plays are asked for in one call; our engine refuses one it can never hold."""
+    section, inference, evaluation = config.orchestrator, config.inference, config.evaluation
+    if section.max_policy_lag or inference.backend != "headrace":
+        return
+    batch, most = section.groups_per_step * section.group_size, inference.slots + inference.max_waiting
+    trained = min(batch, (section.groups_in_flight or section.groups_per_step) * section.group_size)
+    evaluated = min(batch, evaluation.problems * evaluation.samples or batch)
+    asked = max(trained, evaluated)
+    if asked > most:
+        raise ConfigError(
+            "without policy lag all rollouts that play are asked for in one call, and the server never takes as many",
+            asked_at_once=f"{asked:,}, in {'training' if trained == asked else 'evaluation'}",
+            taken_at_most=f"{most:,}: inference.slots {inference.slots:,} + inference.max_waiting {inference.max_waiting:,}",
+            fix=f"set inference.max_waiting = {asked - inference.slots}, or make orchestrator.groups_per_step smaller",
         )
 
 
@@ -429,6 +457,11 @@ def _nothing_is_ignored(config: RLConfig) -> None:
             trainer.decay == "constant" and trainer.final_lr_fraction != kept,
             "the rate does not fall",
         ),
+        (
+            "trainer.decay_steps",
+            trainer.decay == "constant" and trainer.decay_steps is not None,
+            "the rate does not fall",
+        ),
         ("inference.command", inference.command and inference.backend != "vllm", "only vLLM is started by a command"),
     ):
         if is_ignored:
@@ -438,6 +471,7 @@ def _nothing_is_ignored(config: RLConfig) -> None:
 _CHECKS = (
     _nothing_is_ignored,
     _inline_is_on_policy,
+    _rounds_fit,
     _url_fits,
     _icepop_interval,
     _group_fits,

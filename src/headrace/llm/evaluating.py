@@ -142,7 +142,8 @@ async def _played(
     todo: Sequence[RolloutSpec], player: RolloutPlayer, gatherer: Gatherer, config: RLConfig
 ) -> list[Rollout | Failure]:
     limit_s = config.deadlines.evaluate_s
-    at_once = config.orchestrator.groups_per_step * config.orchestrator.group_size
+    most = config.inference.slots + config.inference.max_waiting  # more in one call is refused; without lag never fewer
+    at_once = min(most, config.orchestrator.groups_per_step * config.orchestrator.group_size)
     try:
         async with asyncio.timeout(limit_s):
             return await play_all(todo, player, gatherer, at_once)

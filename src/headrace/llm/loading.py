@@ -114,9 +114,9 @@ def differences(ours: RLConfig, theirs: RLConfig, ignored: frozenset[str] = froz
     Args:
         ours: One.
         theirs: The other.
-        ignored: Keys that may differ.
+        ignored: Keys that may differ. What follows from them in one that leaves it open is compared all the same.
     """
-    mine, others = _flat(ours.model_dump()), _flat(theirs.model_dump())
+    mine, others = _flat(ours.settled().model_dump()), _flat(theirs.settled().model_dump())
     return {
         key: f"{mine.get(key)!r} here, {others.get(key)!r} there"
         for key in sorted({*mine, *others} - ignored)

@@ -257,7 +257,7 @@ def short_config(config: RLConfig, directory: Path) -> RLConfig:
     table: dict[str, Any] = config.model_dump()
     groups = min(2, config.orchestrator.groups_per_step)
     table["run"] |= {"steps": 1, "run_duration_s": None, "directory": str(directory)}
-    table["orchestrator"] |= {"groups_per_step": groups, "groups_in_flight": None}
+    table["orchestrator"]["groups_per_step"] = groups
     table["orchestrator"]["filter"] |= {"zero_advantage": False, "easy_above": None, "hard_below": None}
     table["evaluation"] |= {"every_steps": 0, "problems": 1, "samples": 1}
     table["sft"] |= {"steps": min(1, config.sft.steps)}

@@ -170,11 +170,13 @@ def refuse_changes(before: RLConfig, config: RLConfig) -> None:
     """
     changed = differences(config, before, MAY_CHANGE)
     if changed:
-        raise ConfigError(
-            "a run goes on as it began, and this would change what is learned",
-            **changed,
-            fix="leave these keys out, or begin a new run",
-        )
+        fix = "leave these keys out, or begin a new run"
+        if "trainer.decay_steps" in changed and config.trainer.decay_steps is None:
+            fix = (
+                f"set trainer.decay_steps = {before.settled().trainer.decay_steps}: trainer.decay {before.trainer.decay} "
+                "falls over run.steps otherwise, and the rate would jump"
+            )
+        raise ConfigError("a run goes on as it began, and this would change what is learned", **changed, fix=fix)
 
 
 def run_id_of(place: LanguageRun) -> str:

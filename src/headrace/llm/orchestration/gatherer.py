@@ -53,14 +53,13 @@ class Gatherer:
         self._answered = answered
         self._waiting: dict[Key, _Asked] = {}
         self._members = 0
-        self._outstanding = 0
         self._calls: dict[asyncio.Task[None], list[_Asked]] = {}
         self._flush_planned = False
 
     @property
     def outstanding(self) -> int:
         """Requests that are with the generator."""
-        return self._outstanding
+        return sum(map(len, self._calls.values()))
 
     def enter(self) -> None:
         """A rollout is alive. Said before it runs, so that no round begins without it."""
@@ -108,17 +107,23 @@ class Gatherer:
 
     def _flush(self) -> None:
         self._flush_planned = False
-        room = self._at_once - self._outstanding
+        room = self._at_once - self.outstanding
         if room > 0 and self._waiting:
             self._send(room)
 
     def _send(self, most: int) -> None:
-        keys = sorted(self._waiting)[:most]
+        keys = sorted(key for key, asked in self._waiting.items() if not asked.given_up)[:most]
+        if not keys:
+            return
         asked = [self._waiting.pop(key) for key in keys]
         call = asyncio.get_running_loop().create_task(self._call(asked))
         self._calls[call] = asked
-        call.add_done_callback(self._calls.pop)
-        self._outstanding += len(keys)
+        call.add_done_callback(self._ended)
+
+    def _ended(self, call: asyncio.Task[None]) -> None:
+        """Said by the loop, as a call that is cancelled before its first turn runs nothing of its own, no ``finally`` either."""
+        del self._calls[call]
+        self._look()
 
     async def _call(self, asked: list[_Asked]) -> None:
         left_s = max(one.deadline_s for one in asked) - asyncio.get_running_loop().time()
@@ -132,6 +137,3 @@ class Gatherer:
             for one in asked:
                 if not one.answer.done():
                     one.answer.set_exception(error)
-        finally:
-            self._outstanding -= len(asked)
-            self._look()

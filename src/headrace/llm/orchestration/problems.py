@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
 from headrace.core import seeding
 from headrace.core.errors import ConfigError
+from headrace.envs.text.asking import called
 from headrace.envs.text.protocol import Problem
+
+_Answer = TypeVar("_Answer")
+_METHODS = ("next", "told", "state", "restore")
 
 
 class Curriculum(Protocol):
@@ -28,7 +33,7 @@ class Curriculum(Protocol):
         ...
 
     def state(self) -> Any:
-        """All it needs to go on, as JSON."""
+        """All it needs to go on, as JSON: what is no JSON, or would be read back as something else, ends the run."""
         ...
 
     def restore(self, state: Any) -> None:
@@ -80,7 +85,8 @@ class Problems:
         curriculum: Decides; None: shuffled passes.
 
     Raises:
-        ConfigError: There is none, or two have the same id.
+        ConfigError: There is none, or two have the same id. Or the curriculum lacks a method, or cannot be kept.
+        EnvironmentRaised: The curriculum raised, here or later; it is named, with the method.
     """
 
     def __init__(self, problems: Sequence[Problem], seed: int, curriculum: Curriculum | None = None) -> None:
@@ -92,9 +98,10 @@ class Problems:
                 ids=len(self._by_id),
                 fix="have dataset('train') return at least one problem, each with an id of its own",
             )
-        self._curriculum = curriculum or ShuffledPasses(list(self._by_id), seed)
+        self._curriculum = ShuffledPasses(list(self._by_id), seed) if curriculum is None else curriculum
         self._seed = seed
         self._draws = 0
+        self._look()
 
     def next(self) -> Problem:
         """The problem of the next group.
@@ -102,35 +109,78 @@ class Problems:
         Raises:
             ConfigError: The curriculum named none of the training problems.
         """
-        name = self._curriculum.next(seeding.generator(self._seed, "curriculum", self._draws))
+        rng = seeding.generator(self._seed, "curriculum", self._draws)
+        name: object = self._called("next", lambda: self._curriculum.next(rng))
         self._draws += 1
-        if name not in self._by_id:
+        if not isinstance(name, str) or name not in self._by_id:
             raise ConfigError(
-                f"the curriculum chose {name!r}, which is no training problem",
-                curriculum=type(self._curriculum).__name__,
+                f"the curriculum chose {name!r:.200}, which is no training problem",
+                curriculum=self._label,
                 fix="have its next() return the id of a problem of dataset('train')",
             )
         return self._by_id[name]
 
     def told(self, problem: str, rewards: Sequence[float]) -> None:
         """See `Curriculum.told`."""
-        self._curriculum.told(problem, rewards)
+        self._called("told", lambda: self._curriculum.told(problem, rewards), problem=problem)
 
     def state(self) -> dict[str, Any]:
-        """Where it is, as JSON."""
-        return {"draws": self._draws, "curriculum": self._curriculum.state()}
+        """Where it is, as JSON.
+
+        Raises:
+            ConfigError: The curriculum's state is none, or would be read back as something else.
+        """
+        return {"draws": self._draws, "curriculum": self._kept()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         self._draws = int(state["draws"])
-        self._curriculum.restore(state["curriculum"])
+        self._called("restore", lambda: self._curriculum.restore(state["curriculum"]))
+
+    @property
+    def _label(self) -> str:
+        kind = type(self._curriculum)
+        return f"{kind.__module__}:{kind.__qualname__}"
+
+    def _called(self, method: str, call: Callable[[], _Answer], **facts: object) -> _Answer:
+        return called(f"{method}() of the curriculum {self._label}", call, **facts)
+
+    def _look(self) -> None:
+        """What can be known of a curriculum before anything is played."""
+        lacking = [name for name in _METHODS if not callable(getattr(self._curriculum, name, None))]
+        if lacking:
+            raise ConfigError(
+                f"{self._label} is no curriculum: it has no {', '.join(f'{name}()' for name in lacking)}",
+                fix="return an object with the methods of headrace.llm.orchestration.problems.Curriculum",
+            )
+        self._kept()
+
+    def _kept(self) -> Any:
+        """The curriculum's state as a checkpoint gives it back: what it does with it later reaches no checkpoint."""
+        state: object = self._called("state", self._curriculum.state)
+        read: object = None
+        try:
+            read = json.loads(json.dumps(state))
+            problem = _changed(state, read)
+        except (TypeError, ValueError, RecursionError) as error:
+            problem = f"{error}"
+        if problem is None:
+            return read
+        raise ConfigError(
+            f"state() of the curriculum {self._label} is not what a checkpoint would give back to restore()",
+            problem=problem,
+            state=f"{state!r:.200}",
+            fix="have it return dicts with keys of text, lists, texts, numbers of Python's own, True, False and None",
+        )
 
 
 def build_curriculum(name: str | None, ids: Sequence[str]) -> Curriculum | None:
     """The object that ``module:function``, called with the ids of all training problems, returns.
 
     Raises:
-        ConfigError: The name is not spelled like that, or names no function. An import that fails raises its own error.
+        ConfigError: The name is not spelled like that, names no function, or one that returns None. An import that fails
+            raises its own error.
+        EnvironmentRaised: The function raised.
     """
     if name is None:
         return None
@@ -142,7 +192,24 @@ def build_curriculum(name: str | None, ids: Sequence[str]) -> Curriculum | None:
     found = getattr(importlib.import_module(module), function, None)
     if not callable(found):
         raise ConfigError(f"module {module} has no function {function}", fix="name a function of this module")
-    return cast("Curriculum", found(list(ids)))
+    made: object = called(f"the curriculum {name}", lambda: found(list(ids)))
+    if made is None:
+        raise ConfigError(f"the curriculum {name} returned None", fix="return the object that is to be asked")
+    return cast("Curriculum", made)
+
+
+def _changed(given: object, read: object) -> str | None:
+    """What JSON has made another value of; None: nothing."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        odd = next((key for key in given if not isinstance(key, str)), None)
+        if odd is not None:
+            return f"the key {odd!r:.80} is read back as text"
+        return next((found for key in read if (found := _changed(given[key], read[key])) is not None), None)
+    if isinstance(given, list) and isinstance(read, list):
+        pairs = zip(given, read, strict=True)
+        return next((found for one, other in pairs if (found := _changed(one, other)) is not None), None)
+    same = given == read or (given != given and read != read)  # the latter: NaN
+    return None if same else f"{given!r:.80} is read back as {read!r:.80}"
 
 
 def check_split(train: Sequence[Problem], held_out: Sequence[Problem]) -> None:

@@ -8,8 +8,6 @@ are not in it. Nothing here imports torch before tensors are asked for.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -60,11 +58,6 @@ class RLCheckpoint:
     """Of the orchestrator, as it was shipped with the last batch that was trained on."""
     config: Mapping[str, Any]
 
-    @property
-    def config_sha256(self) -> str:
-        """Of the settings that must not differ."""
-        return _sha256(self.config)
-
     def load(self) -> dict[str, Tensor]:
         """The trainer's state.
 
@@ -100,11 +93,10 @@ class RLCheckpoint:
         Raises:
             ConfigError: Such a setting differs.
         """
-        now = settings_that_count(config)
-        if _sha256(now) == self.config_sha256:
-            return
-        before, after = _flat(self.config), _flat(now)
+        before, after = _flat(self.config), _flat(settings_that_count(config))
         differing = sorted(key for key in before | after if before.get(key) != after.get(key))
+        if not differing:
+            return
         raise ConfigError(
             "the checkpoint was made with other settings",
             checkpoint=self.folder,
@@ -115,7 +107,7 @@ class RLCheckpoint:
 
 def settings_that_count(config: RLConfig) -> dict[str, Any]:
     """Those that decide what a step learns: not deadlines, places, how long, nor how often something is looked at."""
-    return config.model_dump(mode="json", exclude=_FREE)
+    return config.settled().model_dump(mode="json", exclude=_FREE)
 
 
 def read_checkpoint(folder: Path, run_id: str) -> RLCheckpoint:
@@ -258,10 +250,6 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
     folder.rename(gone)  # so that nobody takes half of it for a checkpoint
     shutil.rmtree(gone)
-
-
-def _sha256(settings: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:

@@ -14,8 +14,10 @@ def rate_at(config: TrainerConfig, step: int, steps: int) -> float:
     Args:
         config: Says how it rises and falls.
         step: From 0.
-        steps: Of the whole run; the last one has ``final_lr_fraction`` of the rate, unless that is constant.
+        steps: Of the whole run, over which it falls unless ``decay_steps`` is set; the last one of them, and what follows, has
+            ``final_lr_fraction`` of the rate, unless that is constant.
     """
+    steps = config.decay_steps or steps
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     share = (step - config.warmup_steps) / max(1, steps - 1 - config.warmup_steps)
