@@ -275,6 +275,38 @@ def test_one_that_looks_at_the_shape_of_a_pass_is_refused(
         prove(engine)
 
 
+def with_positions(kind: str, count: int) -> Any:
+    """A model that has so many positions, by whatever name."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    wide = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": count}
+    own: dict[str, Any] = {
+        "gpt2": wide,
+        "gptj": {**wide, "rotary_dim": 4},
+        "ctrl": {**wide, "dff": 64},
+        "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": count},
+        "opt": {
+            "hidden_size": 32, "ffn_dim": 64, "word_embed_proj_dim": 32, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "max_position_embeddings": count,
+        },
+    }[kind]  # fmt: skip
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    from_config: Any = AutoModelForCausalLM.from_config
+    return redrawn(from_config(AutoConfig.for_model(kind, vocab_size=VOCABULARY, **ends, **own)), 0)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "opt", "gptj", "mpt", "ctrl"])
+def test_a_model_with_fewer_positions_than_the_context_is_refused(kind: str) -> None:
+    """Beyond what is proved by generating, where its first longer text would end the server."""
+    model = with_positions(kind, 300)
+    with pytest.raises(ConfigError, match=r"has no positions for model\.context_tokens = 400"):
+        prove(Engine(model, slots=1, context_tokens=400))
+    engine = Engine(model, slots=1, context_tokens=300)
+    prove(engine)
+    [said] = run(engine, [wanted(0, 290, max_tokens=9)])
+    assert len(said.token_ids) == 9
+
+
 def test_one_without_finite_scores_generates_nothing() -> None:
     model = llama()
     with torch.no_grad():

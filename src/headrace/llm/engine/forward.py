@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -10,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headrace.llm.attending import refuse_partial_attention
+from headrace.llm.attending import cache_parameter, refuse_missing_positions, refuse_partial_attention
 from headrace.llm.engine.cache import KVCache
 
 
@@ -91,7 +90,7 @@ def build_forward(model: Any, cache: KVCache) -> Forward:
     """The fastest one that fits the model.
 
     Raises:
-        ConfigError: Its layers do not all attend to the whole context.
+        ConfigError: Its layers do not all attend to the whole context, or it has no positions for it.
     """
     if LlamaForward.fits(model):
         return LlamaForward(model, cache)
@@ -244,10 +243,10 @@ class ModuleForward:
 
     def __init__(self, model: Any, cache: KVCache) -> None:
         refuse_partial_attention(model, cache.columns)
+        refuse_missing_positions(model, cache.columns)
         self._model = model
         self._cache = cache
-        parameters = inspect.signature(model.forward).parameters
-        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self._cache_name = cache_parameter(model) or "past_key_values"
         self.vocabulary: int = model.config.vocab_size
 
     def logits(self, span: Span, every: bool = False) -> Tensor:
