@@ -111,6 +111,11 @@ class Engine:
         return self._forward.vocabulary
 
     @property
+    def model_name(self) -> str:
+        """What transformers calls it."""
+        return type(self._model).__name__
+
+    @property
     def evictions(self) -> int:
         """Sessions whose kept tokens had to make room for another's."""
         return self._sessions.evictions

@@ -277,8 +277,19 @@ class _Handed:
         self._places = cache.places(span.rows, span.columns)
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Keep what is new [R, H, T, D]; all there is up to the last filled column."""
+        """Keep what is new [R, H, T, D]; all there is up to the last filled column.
+
+        Raises:
+            ValueError: The model keeps something else than its configuration says.
+        """
         span = self._span
+        room = self._cache.shape
+        for new in (keys, values):
+            if (new.shape[1], new.shape[3]) != (room.heads, room.head_width):
+                raise ValueError(
+                    f"layer {layer_idx} keeps {_told(keys)} as keys and {_told(values)} as values of a token, "
+                    f"its configuration says {room.heads} x {room.head_width}"
+                )
         packed = (span.packed(new.transpose(1, 2)) for new in (keys, values))
         self._cache.write(layer_idx, self._places, *packed)
         return self._cache.view(layer_idx, span.first_row, span.row_count, span.key_columns)
@@ -286,3 +297,8 @@ class _Handed:
     def get_seq_length(self, *_: Any) -> int:
         """Tokens before the new ones; positions are always handed over, so nobody relies on it."""
         return 0
+
+
+def _told(heads: Tensor) -> str:
+    """How many there are, and how wide, of [R, H, T, D]."""
+    return f"{heads.shape[1]} x {heads.shape[-1]}"
