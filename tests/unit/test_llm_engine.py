@@ -13,7 +13,7 @@ import torch
 from headrace.core.errors import ComponentError, ConfigError
 from headrace.llm.engine import forward
 from headrace.llm.engine.building import prove
-from headrace.llm.engine.engine import Engine
+from headrace.llm.engine.engine import Engine, EngineCounts
 from headrace.llm.engine.forward import LlamaForward
 from headrace.llm.messages import Completion, Failure, GenerationRequest
 from llm_serving_support import (
@@ -243,9 +243,11 @@ def test_a_model_of_nan_fails_its_requests_and_nothing_else_later() -> None:
 @pytest.mark.parametrize(("slots", "kv_reuse"), [(4, True), (4, False), (1, True)])
 def test_an_engine_that_was_proved_is_as_it_was(kind: str, slots: int, kv_reuse: bool) -> None:
     engine = Engine(MODELS[kind](), slots=slots, context_tokens=CONTEXT, kv_reuse=kv_reuse, max_waiting=0)
+    counting = engine.counts
+    assert not engine.proven
     assert prove(engine).finish_reason == "length"
-    assert (engine.running, engine.waiting, engine.counts.completed) == (0, 0, 1)
-    assert engine.counts.prefix_hits == kv_reuse
+    assert (engine.running, engine.waiting, engine.counts, engine.proven) == (0, 0, EngineCounts(), True)
+    assert counting.prefix_hits == kv_reuse
     for place in range(slots):  # no room went to the proof
         run(engine, [dataclasses.replace(wanted(place), session=f"s{place}")])
     assert engine.evictions == 0

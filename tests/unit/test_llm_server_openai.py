@@ -157,6 +157,8 @@ def test_a_text_that_ends_it_is_no_part_of_it(stream: bool) -> None:
         assert text == long[: long.index(stop)]
         assert reason == "stop"
         assert (driver.engine.running, driver.outstanding) == (0, 0)
+        counts = driver.engine.counts
+        assert (counts.requests, counts.completed, counts.cancelled) == (2, 2, 0)
 
     ask(work)
 

@@ -10,7 +10,7 @@ import torch
 
 from headrace.core.errors import ComponentError, ConfigError, HeadraceError
 from headrace.llm.config import RLConfig
-from headrace.llm.engine.engine import Engine
+from headrace.llm.engine.engine import Engine, EngineCounts
 from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights
 
 _PROVED_COLUMNS = 288
@@ -61,14 +61,16 @@ def prove(engine: Engine) -> Completion:
     that goes on from what the cache holds and a shorter, fresh one are passed together, and each is scored alone afterwards.
 
     Returns:
-        The first text's beginning. Nothing is left in flight, nor kept for a session.
+        The first text's beginning. Nothing is left in flight, nor kept for a session, nor counted.
 
     Raises:
         ComponentError: It did not come about.
         ConfigError: What the model says of a text depends on what is passed beside it, or it cannot be passed as we do it.
     """
     with _in_our_words(engine):
-        return _generated(engine)
+        answer = _generated(engine)
+    engine.counts = EngineCounts(updates=engine.counts.updates)  # nobody asked for what was counted
+    return answer
 
 
 @contextmanager

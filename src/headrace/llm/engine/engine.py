@@ -27,12 +27,12 @@ from headrace.llm.engine.scheduling import (
     token_limit,
 )
 from headrace.llm.engine.sizes import cache_rows
-from headrace.llm.messages import Failure, GenerationRequest, PublishedWeights, ServedWeights
+from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
 
 
 @dataclass(slots=True)
 class EngineCounts:
-    """What an engine has done since it was made."""
+    """What an engine has done since it was made, without what proves it."""
 
     requests: int = 0
     """Taken; = completed + failed + cancelled + those that run or wait."""
@@ -81,6 +81,8 @@ class Engine:
         self.limits = Limits(slots=slots, context_tokens=context_tokens, max_waiting=max_waiting)
         self.served = served or ServedWeights(version=0, sha256="")
         self.counts = EngineCounts()
+        self.proven = False
+        """Whether a completion came about since it was made: the only proof that one can."""
         self._model = model.eval()
         self.shape = Shape.of(model)
         kept = slots if kv_reuse else 0
@@ -164,6 +166,18 @@ class Engine:
 
     def cancel(self, ids: Collection[str]) -> int:
         """Forget requests; nobody is told. How many of them there were."""
+        gone = self._forget(ids)
+        self.counts.cancelled += gone
+        return gone
+
+    def finish(self, request_id: str) -> Completion:
+        """What there is of a request that runs is all of it: a text that ends it was said."""
+        tokens, logprobs, versions = self.so_far(request_id)
+        self.counts.completed += self._forget([request_id])
+        self.proven = True
+        return Completion(token_ids=tokens, logprobs=logprobs, versions=versions, finish_reason="stop")
+
+    def _forget(self, ids: Collection[str]) -> int:
         gone = self._ids.intersection(ids)
         if not gone:
             return 0
@@ -171,7 +185,6 @@ class Engine:
         rows = [row for row, job in enumerate(self._rows.jobs) if job.request.id in gone]
         self._leave(rows)
         self._ids -= gone
-        self.counts.cancelled += len(gone)
         return len(gone)
 
     def so_far(self, request_id: str) -> tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...]]:
@@ -244,6 +257,7 @@ class Engine:
         self._leave(ended)
         self.counts.failed += len(wrong)
         self.counts.completed += len(ended) - len(wrong)
+        self.proven = self.proven or len(ended) > len(wrong)
         self._ids.difference_update(job.request.id for job, _ in answers)
         for job, answer in answers:
             job.on_done(job.place, answer)
