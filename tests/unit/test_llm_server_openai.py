@@ -22,11 +22,11 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-def ask(work: Work, *, generating: bool = True) -> None:
+def ask(work: Work, *, generating: bool = True, life: int | None = None) -> None:
     async def main() -> None:
         over = Engine(llama(), slots=16, context_tokens=CONTEXT)
         async with (
-            served(over, generating=generating) as (url, driver),
+            served(over, generating=generating, life=life) as (url, driver),
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
         ):
             await work(client, driver)
@@ -140,6 +140,23 @@ def test_a_stream_is_the_whole_in_pieces() -> None:
         assert parts == {choice.index: choice.text for choice in plain.choices}
 
     ask(work)
+
+
+def test_a_server_that_is_started_again_says_something_else_unless_it_is_given_a_seed() -> None:
+    unseeded: list[str] = []
+    seeded: list[str] = []
+
+    async def work(client: openai.AsyncOpenAI, _: Driver) -> None:
+        settings = {"model": "policy", "prompt": "hello", "max_tokens": 40}
+        for seed, said in ((None, unseeded), (None, unseeded), (0, seeded), (1, seeded)):
+            given = {} if seed is None else {"seed": seed}
+            said.append((await client.completions.create(**settings, **given)).choices[0].text)
+
+    ask(work, life=0)  # which is no client's seed either
+    ask(work, life=1)
+    ask(work)
+    assert len({*unseeded, *seeded}) == 6 + 2
+    assert seeded == seeded[:2] * 3
 
 
 @pytest.mark.parametrize("stream", [False, True])
