@@ -90,6 +90,10 @@ class Engine:
         self._scratch = rows - 1
         self._cache = KVCache(self.shape, rows, context_tokens)
         self._forward = build_forward(model, self._cache)
+        self.vocabulary = self._forward.vocabulary
+        """Token ids the model knows."""
+        self.model_name = type(model).__name__
+        """What transformers calls it."""
         self._rows = Rows(slots, kept, context_tokens)
         self._sessions = Sessions(kept)
         self._waiting: deque[Job] = deque()
@@ -106,16 +110,6 @@ class Engine:
     def waiting(self) -> int:
         """Requests that have no slot yet."""
         return len(self._waiting)
-
-    @property
-    def vocabulary(self) -> int:
-        """Token ids the model knows."""
-        return self._forward.vocabulary
-
-    @property
-    def model_name(self) -> str:
-        """What transformers calls it."""
-        return type(self._model).__name__
 
     @property
     def evictions(self) -> int:
@@ -166,18 +160,6 @@ class Engine:
 
     def cancel(self, ids: Collection[str]) -> int:
         """Forget requests; nobody is told. How many of them there were."""
-        gone = self._forget(ids)
-        self.counts.cancelled += gone
-        return gone
-
-    def finish(self, request_id: str) -> Completion:
-        """What there is of a request that runs is all of it: a text that ends it was said."""
-        tokens, logprobs, versions = self.so_far(request_id)
-        self.counts.completed += self._forget([request_id])
-        self.proven = True
-        return Completion(token_ids=tokens, logprobs=logprobs, versions=versions, finish_reason="stop")
-
-    def _forget(self, ids: Collection[str]) -> int:
         gone = self._ids.intersection(ids)
         if not gone:
             return 0
@@ -185,7 +167,17 @@ class Engine:
         rows = [row for row, job in enumerate(self._rows.jobs) if job.request.id in gone]
         self._leave(rows)
         self._ids -= gone
+        self.counts.cancelled += len(gone)
         return len(gone)
+
+    def finish(self, request_id: str) -> Completion:
+        """What there is of a request that runs is all of it: a text that ends it was said."""
+        tokens, logprobs, versions = self.so_far(request_id)
+        gone = self.cancel([request_id])
+        self.counts.cancelled -= gone
+        self.counts.completed += gone
+        self.proven = True
+        return Completion(token_ids=tokens, logprobs=logprobs, versions=versions, finish_reason="stop")
 
     def so_far(self, request_id: str) -> tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...]]:
         """Tokens, log-probabilities and versions of a request in flight, for whoever streams; empty while it waits."""

@@ -54,7 +54,7 @@ async def unless_gone(request: Request, work: asyncio.Task[_Result], timeout_s: 
     try:
         await asyncio.wait({work, leaves}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if work.done():
-            return work.result()
+            return await work
         raise ClientGone if leaves.done() else ApiError.of_failure(late(timeout_s))
     finally:
         leaves.cancel()
