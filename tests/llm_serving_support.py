@@ -164,11 +164,12 @@ async def served(
     clock: Clock | None = None,
     generating: bool = True,
     texts: Texts | None = None,
+    life: int | None = None,
 ) -> AsyncIterator[tuple[str, Driver]]:
     """The root of a server over ``engine``, and what drives it; nothing is generated unless ``generating``."""
     driver = Driver(engine, stalled_s=stalled_s, clock=clock or MonotonicClock())
     texts = texts or Texts(tokenizer())
-    server = build_server(build_application(driver, run_id=run_id, timeout_s=60.0, texts=texts))
+    server = build_server(build_application(driver, run_id=run_id, timeout_s=60.0, texts=texts, life=life))
     with contextlib.closing(socket.socket()) as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(256)

@@ -122,7 +122,7 @@ def test_serves_until_it_is_told_to_stop_and_again_after_that(place: Place) -> N
         )
         assert status == 200
         place.wait_until_idle()  # an answer is on its way before whoever gave it waits again
-        assert place.shown().counters["episodes"] == 3
+        assert place.shown().counters["episodes"] == 2
         newer = place.publish(1)
         update = {"weight_dir": str(newer.folder), "version": 1, "sha256": newer.sha256, "run_id": RUN}
         assert place.ask("/update_weights", update)[1]["version"] == 1

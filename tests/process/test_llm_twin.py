@@ -13,7 +13,7 @@ import pytest
 from headrace.envs.text.wordle.environment import WordleEnvironment
 from headrace.llm import weights
 from headrace.llm.client import HttpGenerator
-from headrace.llm.engine.building import build_engine, prove
+from headrace.llm.engine.building import build_engine
 from headrace.llm.messages import Batch, Generator
 from headrace.llm.payloads import Basics, TwinPayload
 from headrace.llm.server.application import build_application
@@ -43,7 +43,6 @@ def over_http(basics: Basics) -> Callable[[Work], Awaitable[None]]:
 
     async def generating(work: Work) -> None:
         engine = build_engine(basics.config, basics.model, weights.look(basics.weights / "0", basics.run_id))
-        prove(engine)
         driver = Driver(engine)
         server = build_server(build_application(driver, run_id=basics.run_id))
         with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listening:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.core.clock import FakeClock
 from headrace.core.errors import ComponentError, ComponentStalled, StaleWeights
-from headrace.llm.client import HttpGenerator
+from headrace.llm.client import HttpGenerator, _completions
 from headrace.llm.messages import Completion, Failure, GenerationRequest, Probe, PublishedWeights, ServedWeights
 
 Handler = Callable[[dict[str, Any]], Awaitable[web.StreamResponse] | web.StreamResponse]
@@ -175,6 +178,29 @@ def test_whatever_goes_wrong_is_an_answer_with_a_reason() -> None:
     assert failures(Told()) == {("refused", False)}
 
 
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = ("token_ids", "logprobs", "versions", "finish_reason", "error", "reason", "detail")
+NEARLY = st.dictionaries(st.sampled_from(FIELDS), VALUES | st.just("stop") | st.just({"reason": {}}), max_size=5)
+
+
+@given(VALUES | st.fixed_dictionaries({"completions": VALUES | st.lists(VALUES | NEARLY, max_size=2)}))
+def test_whatever_is_answered_is_completions_or_no_answer(answer: Any) -> None:
+    with contextlib.suppress(ValueError):
+        assert len(_completions(answer, 1)) == 1
+
+
+def test_an_answer_of_another_kind_in_the_middle_is_a_failure() -> None:
+    one = {"token_ids": [1], "logprobs": [0.0], "versions": [float("inf")], "finish_reason": "stop"}
+    assert failures(Told(generate=[says({"completions": [["x"]] * 2})])) == {("malformed", True)}
+    assert failures(Told(generate=[says({"completions": [one] * 2})])) == {("malformed", True)}
+    assert failures(Told(generate=[lambda _: web.Response(text="[" * 200_000)])) == {("malformed", True)}
+    assert failures(Told(generate=[lambda _: web.Response(text="[" * 4_000, status=400)])) == {("refused", False)}
+
+
 def test_single_requests_fail_by_themselves() -> None:
     one = {"error": {"reason": "too_long", "detail": "99 tokens", "may_retry": False}}
     two = {"token_ids": [5], "logprobs": [-1.0], "versions": [0], "finish_reason": "stop"}
@@ -237,6 +263,9 @@ def test_scores() -> None:
     assert asked(server, lambda one: one.score((1, 2, 3), 5.0)) == (-0.5, -1.0)
     with pytest.raises(ComponentError, match="inference answered /score without log-probabilities"):
         asked(Told(score=[says({"version": 3})]), lambda one: one.score((1, 2), 5.0))
+    for other in (10**400, "1", None, [1]):
+        with pytest.raises(ComponentError, match="inference answered /score without log-probabilities"):
+            asked(Told(score=[says({"logprobs": [other]})]), lambda one: one.score((1, 2), 5.0))
 
 
 def test_ready_is_who_has_generated_something() -> None:

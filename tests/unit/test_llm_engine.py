@@ -13,7 +13,7 @@ import torch
 from headrace.core.errors import ComponentError, ConfigError
 from headrace.llm.engine import forward
 from headrace.llm.engine.building import prove
-from headrace.llm.engine.engine import Engine
+from headrace.llm.engine.engine import Engine, EngineCounts
 from headrace.llm.engine.forward import LlamaForward
 from headrace.llm.messages import Completion, Failure, GenerationRequest
 from llm_serving_support import (
@@ -243,9 +243,11 @@ def test_a_model_of_nan_fails_its_requests_and_nothing_else_later() -> None:
 @pytest.mark.parametrize(("slots", "kv_reuse"), [(4, True), (4, False), (1, True)])
 def test_an_engine_that_was_proved_is_as_it_was(kind: str, slots: int, kv_reuse: bool) -> None:
     engine = Engine(MODELS[kind](), slots=slots, context_tokens=CONTEXT, kv_reuse=kv_reuse, max_waiting=0)
+    counting = engine.counts
+    assert not engine.proven
     assert prove(engine).finish_reason == "length"
-    assert (engine.running, engine.waiting, engine.counts.completed) == (0, 0, 1)
-    assert engine.counts.prefix_hits == kv_reuse
+    assert (engine.running, engine.waiting, engine.counts, engine.proven) == (0, 0, EngineCounts(), True)
+    assert counting.prefix_hits == kv_reuse
     for place in range(slots):  # no room went to the proof
         run(engine, [dataclasses.replace(wanted(place), session=f"s{place}")])
     assert engine.evictions == 0
@@ -273,6 +275,38 @@ def test_one_that_looks_at_the_shape_of_a_pass_is_refused(
     engine = engine_of(gpt_neo(kinds, window=8), kv_reuse=kv_reuse)
     with pytest.raises(ConfigError, match="what the model says of a text depends on what is passed beside it"):
         prove(engine)
+
+
+def with_positions(kind: str, count: int) -> Any:
+    """A model that has so many positions, by whatever name."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    wide = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": count}
+    own: dict[str, Any] = {
+        "gpt2": wide,
+        "gptj": {**wide, "rotary_dim": 4},
+        "ctrl": {**wide, "dff": 64},
+        "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": count},
+        "opt": {
+            "hidden_size": 32, "ffn_dim": 64, "word_embed_proj_dim": 32, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "max_position_embeddings": count,
+        },
+    }[kind]  # fmt: skip
+    ends = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    from_config: Any = AutoModelForCausalLM.from_config
+    return redrawn(from_config(AutoConfig.for_model(kind, vocab_size=VOCABULARY, **ends, **own)), 0)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "opt", "gptj", "mpt", "ctrl"])
+def test_a_model_with_fewer_positions_than_the_context_is_refused(kind: str) -> None:
+    """Beyond what is proved by generating, where its first longer text would end the server."""
+    model = with_positions(kind, 300)
+    with pytest.raises(ConfigError, match=r"has no positions for model\.context_tokens = 400"):
+        prove(Engine(model, slots=1, context_tokens=400))
+    engine = Engine(model, slots=1, context_tokens=300)
+    prove(engine)
+    [said] = run(engine, [wanted(0, 290, max_tokens=9)])
+    assert len(said.token_ids) == 9
 
 
 def test_one_without_finite_scores_generates_nothing() -> None:

@@ -21,7 +21,7 @@ from headrace.llm.engine.scheduling import Limits
 from headrace.llm.messages import GenerationRequest
 from headrace.llm.rendering import Renderer
 from headrace.llm.server import reading
-from headrace.llm.server.asked import ChatBody, CompletionsBody, asked_completions
+from headrace.llm.server.asked import ChatBody, CompletionsBody, Unseeded, asked_completions
 from headrace.llm.server.following import GrowingText
 from headrace.llm.server.native import GenerateBody, ScoreBody
 from headrace.llm.server.reading import LEAST_BODY_BYTES, MOST_BODY_BYTES, BodyLimits
@@ -229,7 +229,7 @@ def test_what_has_no_room_is_told_before_it_becomes_tokens(monkeypatch: pytest.M
 def test_requests_share_the_tokens_of_their_prompt() -> None:
     body = CompletionsBody(model="policy", prompt=[[1, 2, 3], [4]], n=1024)
     limits = Limits(slots=4, context_tokens=CONTEXT, max_waiting=4)
-    made = asyncio.run(asked_completions(body, Texts(tokenizer()), 0, limits))
+    made = asyncio.run(asked_completions(body, Texts(tokenizer()), Unseeded(0, 0), limits))
     assert len({id(one.prompt_ids) for one in made.requests}) == 2
     assert len({id(one.stop_ids) for one in made.requests}) == 1
 
@@ -246,7 +246,9 @@ def test_texts_are_made_tokens_of_in_turn_with_what_others_ask() -> None:
 
         turn()
         body = CompletionsBody(model="policy", prompt=["ab"] * 20)
-        await asked_completions(body, Texts(tokenizer()), 0, Limits(slots=4, context_tokens=CONTEXT, max_waiting=40))
+        await asked_completions(
+            body, Texts(tokenizer()), Unseeded(0, 0), Limits(slots=4, context_tokens=CONTEXT, max_waiting=40)
+        )
         return turns
 
     assert asyncio.run(main()) >= 20

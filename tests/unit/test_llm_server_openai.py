@@ -22,11 +22,11 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-def ask(work: Work, *, generating: bool = True) -> None:
+def ask(work: Work, *, generating: bool = True, life: int | None = None) -> None:
     async def main() -> None:
         over = Engine(llama(), slots=16, context_tokens=CONTEXT)
         async with (
-            served(over, generating=generating) as (url, driver),
+            served(over, generating=generating, life=life) as (url, driver),
             openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
         ):
             await work(client, driver)
@@ -142,6 +142,23 @@ def test_a_stream_is_the_whole_in_pieces() -> None:
     ask(work)
 
 
+def test_a_server_that_is_started_again_says_something_else_unless_it_is_given_a_seed() -> None:
+    unseeded: list[str] = []
+    seeded: list[str] = []
+
+    async def work(client: openai.AsyncOpenAI, _: Driver) -> None:
+        settings = {"model": "policy", "prompt": "hello", "max_tokens": 40}
+        for seed, said in ((None, unseeded), (None, unseeded), (0, seeded), (1, seeded)):
+            given = {} if seed is None else {"seed": seed}
+            said.append((await client.completions.create(**settings, **given)).choices[0].text)
+
+    ask(work, life=0)  # which is no client's seed either
+    ask(work, life=1)
+    ask(work)
+    assert len({*unseeded, *seeded}) == 6 + 2
+    assert seeded == seeded[:2] * 3
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_text_that_ends_it_is_no_part_of_it(stream: bool) -> None:
     async def work(client: openai.AsyncOpenAI, driver: Driver) -> None:
@@ -157,6 +174,8 @@ def test_a_text_that_ends_it_is_no_part_of_it(stream: bool) -> None:
         assert text == long[: long.index(stop)]
         assert reason == "stop"
         assert (driver.engine.running, driver.outstanding) == (0, 0)
+        counts = driver.engine.counts
+        assert (counts.requests, counts.completed, counts.cancelled) == (2, 2, 0)
 
     ask(work)
 
@@ -305,8 +324,10 @@ def test_a_stream_tells_of_its_deadline() -> None:
         with pytest.raises(openai.APIError, match="no answer within"):
             async for _ in await chat(client, stream=True, extra_body={"timeout_s": 0.01}):
                 pass
-        with pytest.raises(openai.InternalServerError, match="no answer within"):
-            await chat(client, extra_body={"timeout_s": 0.01})
-        assert driver.outstanding == 0
+        for stop in (None, "zz"):
+            with pytest.raises(openai.InternalServerError, match="no answer within") as told:
+                await chat(client, stop=stop, extra_body={"timeout_s": 0.01})
+            assert (told.value.status_code, told.value.code) == (504, "timeout")
+        await until(lambda: not driver.outstanding)
 
     ask(work, generating=False)

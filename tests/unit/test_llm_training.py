@@ -26,6 +26,7 @@ from headrace.llm.training.forward import Device, said
 from headrace.llm.training.packing import pack
 from headrace.llm.training.rates import rate_at
 from headrace.llm.training.trainer import Trainer
+from llm_serving_support import gpt2
 from llm_support import VOCABULARY, alone_logprobs, batch, sample, sampled_by, tiny_model
 
 
@@ -423,6 +424,13 @@ def test_a_model_with_a_window_is_not_trained(model: Any) -> None:
     narrow.config.sliding_window = 8
     with pytest.raises(ConfigError, match="do not attend to the whole context"):
         build(narrow)
+
+
+def test_a_model_with_fewer_positions_than_the_context_is_not_trained() -> None:
+    other = gpt2()
+    with pytest.raises(ConfigError, match=r"GPT2LMHeadModel has no positions for model\.context_tokens = 97"):
+        build(other, rl_config(model={"context_tokens": 97}))
+    build(other, rl_config(model={"context_tokens": 96}))
 
 
 def test_a_pass_too_small_for_a_sample_is_refused(model: Any) -> None:

@@ -228,6 +228,7 @@ def test_the_stock_route_is_given_the_folder() -> None:
         ("/pause", (500, {"error": "no"}), "inference refused to pause for new weights"),
         ("/collective_rpc", (500, {}), f"inference refused to load version 3 by {OURS}"),
         ("/collective_rpc", (200, {"results": [{"error": "torn file"}]}), "inference could not load version 3"),
+        ("/collective_rpc", (200, [1]), "inference did not say whether it loaded them"),
         ("/reset_prefix_cache", (200, {"success": False}), "inference kept what it had computed with the old weights"),
     ],
 )

@@ -1,9 +1,14 @@
-"""Whether what a model says of a text depends on that text alone: it is computed beside others, under a mask of ours."""
+"""Whether what a model says of a text depends on that text alone, and it says it up to the end of the context."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from headrace.core.errors import ConfigError
 
@@ -44,6 +49,74 @@ def refuse_partial_attention(model: Any, columns: int) -> None:
                 context_tokens=columns,
                 fix="set model.context_tokens to so many at most, or use another model",
             )
+
+
+def refuse_missing_positions(model: Any, columns: int) -> None:
+    """Refuse a model that has fewer positions than the context: its first longer text would end whoever passes it.
+
+    No configuration says so alike for all models, so one token is passed in the last place, behind keys of zeros; this costs
+    what one token costs there. A model that takes not even the first place so is not judged here.
+
+    Args:
+        model: Of transformers.
+        columns: Tokens of the longest sample.
+
+    Raises:
+        ConfigError: It cannot be passed there.
+    """
+    if _problem(model, 0) is not None:
+        return
+    problem = _problem(model, columns - 1)
+    if problem is not None:
+        raise ConfigError(
+            f"{type(model).__name__} has no positions for model.context_tokens = {columns:,}",
+            problem=problem,
+            fix="set model.context_tokens to the positions that it has at most, or use another model",
+        )
+
+
+@torch.no_grad()
+def _problem(model: Any, place: int) -> str | None:
+    """What is wrong with a token in this place of a text, if anything is."""
+    token = torch.zeros((1, 1), dtype=torch.long, device=model.device)
+    known = cache_parameter(model)
+    handed = {known: _Zeros(place)} if known else {}
+    keys = 1 + place if known else 1
+    mask = torch.zeros((1, 1, 1, keys), dtype=model.dtype, device=model.device)
+    try:
+        scores = model(
+            input_ids=token, position_ids=token + place, attention_mask=mask, use_cache=True, **handed
+        ).logits
+        scores.cpu()  # a device raises late
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - a border: the model's own code, which may raise whatever it likes
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return None
+
+
+def cache_parameter(model: Any) -> str | None:
+    """What the model calls a cache that it is handed, if it takes one."""
+    parameters = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in parameters), None)
+
+
+class _Zeros:
+    """What a transformers model takes for its own cache: so many tokens of zeros before the new ones."""
+
+    is_compileable = False
+
+    def __init__(self, before: int) -> None:
+        self._before = before
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Those before, and what is new [R, H, T, D]."""
+        before = (0, 0, self._before, 0)
+        return F.pad(keys, before), F.pad(values, before)
+
+    def get_seq_length(self, *_: Any) -> int:
+        """As our own cache answers: positions are always handed over, so nobody relies on it."""
+        return 0
 
 
 def _layers(config: Any) -> set[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -144,16 +146,33 @@ class Calls:
             text = await response.read()
         if response.status >= 400:
             raise Refused(response.status, text[:_BODY_BYTES].decode(errors="replace"))
-        return json.loads(text) if text else None
+        with reading():
+            return json.loads(text) if text else None
 
     def error(self, what: str, **facts: object) -> ComponentError:
         """What it did wrong."""
         return ComponentError(f"{self.server} {what}", **facts, fix=f"read logs/{self.server}.log")
 
 
+@contextmanager
+def reading() -> Iterator[None]:
+    """Takes apart what somebody else has answered: there may be anything in it.
+
+    Raises:
+        ValueError: It is not what it should be, whatever that led to.
+    """
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:  # any kind: what is wrong is in the answer, and not here
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
 def said(text: str) -> str:
     """The message of an error in OpenAI's form; anything else as it is, cut."""
     try:
-        return str(json.loads(text)["error"]["message"])[:500]
-    except (ValueError, KeyError, TypeError):
+        with reading():
+            return str(json.loads(text)["error"]["message"])[:500]
+    except ValueError:
         return text[:200]

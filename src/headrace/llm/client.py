@@ -15,7 +15,7 @@ from typing import Any, Self
 import aiohttp
 
 from headrace.core.errors import ComponentError, ComponentStalled, StaleWeights
-from headrace.llm.calls import Calls, Refused, said
+from headrace.llm.calls import Calls, Refused, reading, said
 from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
 
 _SERVER_SHARE = 0.8
@@ -103,10 +103,11 @@ class HttpGenerator:
     async def score(self, token_ids: Sequence[int], timeout_s: float) -> tuple[float, ...]:
         """See `Generator.score`."""
         answer = await self._ask("POST", "/score", {"token_ids": list(token_ids)}, timeout_s, "score the probe")
-        logprobs = answer.get("logprobs")
-        if not isinstance(logprobs, list) or not all(isinstance(value, int | float) for value in logprobs):
-            raise self._calls.error("answered /score without log-probabilities", answer=str(answer)[:200])
-        return tuple(map(float, logprobs))
+        try:
+            with reading():
+                return tuple(map(_number, answer["logprobs"]))
+        except ValueError as error:
+            raise self._calls.error("answered /score without log-probabilities", answer=str(answer)[:200]) from error
 
     async def _generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[Completion | Failure]:
         """One call; whatever goes wrong is the answer to each of its requests."""
@@ -129,7 +130,7 @@ class HttpGenerator:
             failure = Failure(reason, what, may_retry=False)
         except (aiohttp.ClientError, OSError) as error:
             failure = Failure("connection", f"{type(error).__name__}: {error}")
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             failure = Failure("malformed", f"{self._server}: {type(error).__name__}: {error}")
         return [failure] * len(requests)
 
@@ -188,10 +189,17 @@ def _completions(answer: Any, wanted: int) -> list[Completion | Failure]:
     Raises:
         ValueError: It is not one answer per request.
     """
-    found = answer["completions"]
-    if len(found) != wanted:
-        raise ValueError(f"{len(found)} answers to {wanted} requests")
-    return [_completion(one) for one in found]
+    with reading():
+        found = answer["completions"]
+        if len(found) != wanted:
+            raise ValueError(f"{len(found)} answers to {wanted} requests")
+        return [_completion(one) for one in found]
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no number")  # float() would read texts, too
+    return float(value)
 
 
 def _completion(one: Mapping[str, Any]) -> Completion | Failure:

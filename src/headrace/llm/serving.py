@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from headrace.core.errors import ChannelClosed, ConfigError
 from headrace.ipc.child import ChildContext
-from headrace.llm.engine.building import build_engine, prove
+from headrace.llm.engine.building import build_engine
 from headrace.llm.messages import PublishedWeights
 from headrace.llm.payloads import Basics, InferencePayload
 from headrace.llm.server.application import build_application
@@ -47,8 +47,6 @@ def inference(context: ChildContext) -> None:
         published = first_weights(payload.basics, payload.serve_version)
         engine = build_engine(config, payload.basics.model, published)
         slot.count("version", published.version)
-        slot.enter(Activity.GENERATE)
-        prove(engine)
         driver = Driver(engine, slot, stalled_s=config.deadlines.generate_s)
         application = build_application(
             driver,

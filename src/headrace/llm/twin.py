@@ -12,7 +12,7 @@ import torch
 from headrace.core.clock import MonotonicClock
 from headrace.envs.text.building import close_environment
 from headrace.ipc.child import ChildContext
-from headrace.llm.engine.building import build_engine, prove
+from headrace.llm.engine.building import build_engine
 from headrace.llm.engine.engine import Engine
 from headrace.llm.engine.local import LocalGenerator
 from headrace.llm.engine.rows import OnDone
@@ -43,7 +43,6 @@ def twin(context: ChildContext) -> None:
         parts = Parts(basics, payload.resume)
         stack.callback(close_environment, parts.environment)
         engine = build_engine(config, basics.model, training.published)
-        prove(engine)
         presence = Presence(slot)
 
         async def ship(batch: Batch) -> None:

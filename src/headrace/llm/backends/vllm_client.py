@@ -17,7 +17,7 @@ from typing import Any, Self
 import aiohttp
 
 from headrace.core.errors import ComponentError, ComponentStalled, StaleWeights
-from headrace.llm.calls import Calls, Refused
+from headrace.llm.calls import Calls, Refused, reading
 from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
 from headrace.llm.weights import MODEL
 
@@ -179,8 +179,9 @@ class VllmGenerator:
         body = self._body(token_ids, {"max_tokens": 1, "prompt_logprobs": 0, "detokenize": False})
         answer = await self._calls.ask("POST", _GENERATE, body, timeout_s, "score the probe")
         try:
-            return _scores(answer, token_ids)
-        except (ValueError, KeyError, TypeError) as error:
+            with reading():
+                return _scores(answer, token_ids)
+        except ValueError as error:
             raise self._calls.error(
                 "answered without log-probabilities of the prompt", error=f"{type(error).__name__}: {error}"
             ) from error
@@ -226,7 +227,12 @@ class VllmGenerator:
         answer = await self._calls.ask(
             "POST", "/collective_rpc", call, timeout_s, f"load version {published.version} by {self._loader}"
         )
-        problems = [result["error"] for result in answer["results"] if isinstance(result, dict) and "error" in result]
+        try:
+            with reading():
+                results = [result for result in answer["results"] if isinstance(result, dict)]
+        except ValueError as error:
+            raise self._calls.error("did not say whether it loaded them", answer=str(answer)[:200]) from error
+        problems = [result["error"] for result in results if "error" in result]
         if problems:
             raise self._calls.error(f"could not load version {published.version}", file=file, problem=problems[0])
 
@@ -235,7 +241,8 @@ class VllmGenerator:
             while True:
                 try:
                     answer = await self._calls.patiently("POST", _GENERATE, self._asked(request), deadline_s)
-                    return _completion(answer, request, self._run_id)
+                    with reading():
+                        return _completion(answer, request, self._run_id)
                 except Refused as refused:
                     lasting = 400 <= refused.status < 500
                     if lasting or await self._is_well(deadline_s):
@@ -245,7 +252,7 @@ class VllmGenerator:
             return Failure("timeout", f"{self._server} gave no answer in time: {error}", may_retry=False)
         except (aiohttp.ClientError, OSError) as error:
             return Failure("connection", f"{type(error).__name__}: {error}")
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             return Failure("malformed", f"{self._server}: {type(error).__name__}: {error}")
 
     def _asked(self, request: GenerationRequest) -> dict[str, Any]:
@@ -274,7 +281,7 @@ def _completion(answer: Mapping[str, Any], request: GenerationRequest, run_id: s
     """What an answer holds.
 
     Raises:
-        ValueError, KeyError, TypeError: It does not say of every token what it has to.
+        Exception: Of any kind; it does not say of every token what it has to.
     """
     (choice,) = answer["choices"]
     tokens = [int(token) for token in choice["token_ids"]]

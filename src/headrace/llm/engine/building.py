@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from headrace.core.errors import ComponentError, ConfigError
+from headrace.core.errors import ComponentError, ConfigError, HeadraceError
 from headrace.llm.config import RLConfig
-from headrace.llm.engine.engine import Engine
+from headrace.llm.engine.engine import Engine, EngineCounts
 from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights
 
 _PROVED_COLUMNS = 288
@@ -23,7 +24,7 @@ _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 
 
 def build_engine(config: RLConfig, model_folder: Path, published: PublishedWeights) -> Engine:
-    """An engine that serves ``published``.
+    """An engine that serves ``published``, and has generated: see `prove`.
 
     Args:
         config: Of the run.
@@ -32,6 +33,7 @@ def build_engine(config: RLConfig, model_folder: Path, published: PublishedWeigh
 
     Raises:
         ConfigError: The folder holds no model that can be served.
+        ComponentError: It generates nothing.
         HeadraceError: The weights cannot be read, or do not fit.
     """
     from headrace.llm.tiny import load_model
@@ -48,22 +50,45 @@ def build_engine(config: RLConfig, model_folder: Path, published: PublishedWeigh
         kv_reuse=section.kv_reuse,
     )
     engine.load(published)
+    prove(engine)
     return engine
 
 
 def prove(engine: Engine) -> Completion:
-    """Real generation: what an engine has to have done before it is called ready.
+    """Real generation: what an engine has to have done before anybody uses it.
 
     A model's own code may look at the shape of a pass, which no list of such models would ever be complete about. So a text
     that goes on from what the cache holds and a shorter, fresh one are passed together, and each is scored alone afterwards.
 
     Returns:
-        The first text's beginning. Nothing is left in flight, nor kept for a session.
+        The first text's beginning. Nothing is left in flight, nor kept for a session, nor counted.
 
     Raises:
         ComponentError: It did not come about.
-        ConfigError: What the model says of a text depends on what is passed beside it.
+        ConfigError: What the model says of a text depends on what is passed beside it, or it cannot be passed as we do it.
     """
+    with _in_our_words(engine):
+        answer = _generated(engine)
+    engine.counts = EngineCounts(updates=engine.counts.updates)  # nobody asked for what was counted
+    return answer
+
+
+@contextmanager
+def _in_our_words(engine: Engine) -> Iterator[None]:
+    """Whatever a model's own code raises where it is handed our mask and our cache."""
+    try:
+        yield
+    except (HeadraceError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{engine.model_name} cannot be served by our engine",
+            problem=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+            fix='set inference.backend = "vllm", or use another model',
+        ) from error
+
+
+def _generated(engine: Engine) -> Completion:
     columns = min(engine.limits.context_tokens, _PROVED_COLUMNS)
     added, said = max(1, columns // 8), max(2, columns // 16)
     begun = max(1, columns - added - said - _BEGUN_SAID)

@@ -38,7 +38,7 @@ class KVCache:
     def __init__(self, shape: Shape, rows: int, columns: int) -> None:
         self.rows = rows
         self.columns = columns
-        token = shape.token
+        self.shape = token = shape.token
         self._block = torch.zeros(token.block(rows, columns), dtype=shape.dtype, device=shape.device)
         self._layers = [(self._block[layer, 0], self._block[layer, 1]) for layer in range(token.layers)]
         self._flat = [tuple(part.view(-1, token.head_width) for part in layer) for layer in self._layers]

@@ -27,12 +27,12 @@ from headrace.llm.engine.scheduling import (
     token_limit,
 )
 from headrace.llm.engine.sizes import cache_rows
-from headrace.llm.messages import Failure, GenerationRequest, PublishedWeights, ServedWeights
+from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
 
 
 @dataclass(slots=True)
 class EngineCounts:
-    """What an engine has done since it was made."""
+    """What an engine has done since it was made, without what proves it."""
 
     requests: int = 0
     """Taken; = completed + failed + cancelled + those that run or wait."""
@@ -81,6 +81,8 @@ class Engine:
         self.limits = Limits(slots=slots, context_tokens=context_tokens, max_waiting=max_waiting)
         self.served = served or ServedWeights(version=0, sha256="")
         self.counts = EngineCounts()
+        self.proven = False
+        """Whether a completion came about since it was made: the only proof that one can."""
         self._model = model.eval()
         self.shape = Shape.of(model)
         kept = slots if kv_reuse else 0
@@ -88,6 +90,10 @@ class Engine:
         self._scratch = rows - 1
         self._cache = KVCache(self.shape, rows, context_tokens)
         self._forward = build_forward(model, self._cache)
+        self.vocabulary = self._forward.vocabulary
+        """Token ids the model knows."""
+        self.model_name = type(model).__name__
+        """What transformers calls it."""
         self._rows = Rows(slots, kept, context_tokens)
         self._sessions = Sessions(kept)
         self._waiting: deque[Job] = deque()
@@ -104,11 +110,6 @@ class Engine:
     def waiting(self) -> int:
         """Requests that have no slot yet."""
         return len(self._waiting)
-
-    @property
-    def vocabulary(self) -> int:
-        """Token ids the model knows."""
-        return self._forward.vocabulary
 
     @property
     def evictions(self) -> int:
@@ -168,6 +169,15 @@ class Engine:
         self._ids -= gone
         self.counts.cancelled += len(gone)
         return len(gone)
+
+    def finish(self, request_id: str) -> Completion:
+        """What there is of a request that runs is all of it: a text that ends it was said."""
+        tokens, logprobs, versions = self.so_far(request_id)
+        gone = self.cancel([request_id])
+        self.counts.cancelled -= gone
+        self.counts.completed += gone
+        self.proven = True
+        return Completion(token_ids=tokens, logprobs=logprobs, versions=versions, finish_reason="stop")
 
     def so_far(self, request_id: str) -> tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...]]:
         """Tokens, log-probabilities and versions of a request in flight, for whoever streams; empty while it waits."""
@@ -239,6 +249,7 @@ class Engine:
         self._leave(ended)
         self.counts.failed += len(wrong)
         self.counts.completed += len(ended) - len(wrong)
+        self.proven = self.proven or len(ended) > len(wrong)
         self._ids.difference_update(job.request.id for job, _ in answers)
         for job, answer in answers:
             job.on_done(job.place, answer)

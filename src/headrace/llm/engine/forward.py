@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -10,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headrace.llm.attending import refuse_partial_attention
+from headrace.llm.attending import cache_parameter, refuse_missing_positions, refuse_partial_attention
 from headrace.llm.engine.cache import KVCache
 
 
@@ -91,7 +90,7 @@ def build_forward(model: Any, cache: KVCache) -> Forward:
     """The fastest one that fits the model.
 
     Raises:
-        ConfigError: Its layers do not all attend to the whole context.
+        ConfigError: Its layers do not all attend to the whole context, or it has no positions for it.
     """
     if LlamaForward.fits(model):
         return LlamaForward(model, cache)
@@ -244,10 +243,10 @@ class ModuleForward:
 
     def __init__(self, model: Any, cache: KVCache) -> None:
         refuse_partial_attention(model, cache.columns)
+        refuse_missing_positions(model, cache.columns)
         self._model = model
         self._cache = cache
-        parameters = inspect.signature(model.forward).parameters
-        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self._cache_name = cache_parameter(model) or "past_key_values"
         self.vocabulary: int = model.config.vocab_size
 
     def logits(self, span: Span, every: bool = False) -> Tensor:
@@ -278,8 +277,19 @@ class _Handed:
         self._places = cache.places(span.rows, span.columns)
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Keep what is new [R, H, T, D]; all there is up to the last filled column."""
+        """Keep what is new [R, H, T, D]; all there is up to the last filled column.
+
+        Raises:
+            ValueError: The model keeps something else than its configuration says.
+        """
         span = self._span
+        room = self._cache.shape
+        for new in (keys, values):
+            if (new.shape[1], new.shape[3]) != (room.heads, room.head_width):
+                raise ValueError(
+                    f"layer {layer_idx} keeps {_told(keys)} as keys and {_told(values)} as values of a token, "
+                    f"its configuration says {room.heads} x {room.head_width}"
+                )
         packed = (span.packed(new.transpose(1, 2)) for new in (keys, values))
         self._cache.write(layer_idx, self._places, *packed)
         return self._cache.view(layer_idx, span.first_row, span.row_count, span.key_columns)
@@ -287,3 +297,8 @@ class _Handed:
     def get_seq_length(self, *_: Any) -> int:
         """Tokens before the new ones; positions are always handed over, so nobody relies on it."""
         return 0
+
+
+def _told(heads: Tensor) -> str:
+    """How many there are, and how wide, of [R, H, T, D]."""
+    return f"{heads.shape[1]} x {heads.shape[-1]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 from starlette.applications import Starlette
@@ -41,6 +42,7 @@ def build_application(
     timeout_s: float = 60.0,
     texts: Texts | None = None,
     names: tuple[str, ...] = (MODEL,),
+    life: int | None = None,
 ) -> Starlette:
     """An ASGI application over a driver, which somebody else runs.
 
@@ -50,6 +52,7 @@ def build_application(
         timeout_s: For calls that do not say.
         texts: Of the model; without it there are no routes of OpenAI's.
         names: By which clients may call the model.
+        life: Names the random streams of calls of OpenAI's routes without a seed; None: it is drawn.
     """
     native = NativeRoutes(driver, run_id, timeout_s)
     routes = [
@@ -61,7 +64,9 @@ def build_application(
         Route("/update_weights", native.update_weights, methods=["POST"]),
     ]
     if texts is not None:
-        openai = OpenAIRoutes(driver, texts, names, timeout_s)
+        # Of the system, and no stream of the run's seed: after a start they shall not say what they said after the last one.
+        drawn = secrets.randbits(64) if life is None else life
+        openai = OpenAIRoutes(driver, texts, names, timeout_s, drawn)
         routes += [
             Route("/v1/models", openai.models, methods=["GET"]),
             Route("/v1/models/{name:path}", openai.model, methods=["GET"]),  # a name may have slashes

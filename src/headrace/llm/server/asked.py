@@ -103,6 +103,20 @@ class ChatBody(AskedBody):
 
 
 @dataclass(frozen=True, slots=True)
+class Unseeded:
+    """A call, which names the random streams of its completions where the client gives no seed."""
+
+    life: int
+    """Drawn when the server started, so that another one does not say the same again."""
+    number: int
+    """Of the call, since then."""
+
+    def seed(self, place: int) -> int:
+        """Of a completion: from a stream of another name than those of clients' seeds."""
+        return seeding.integer(self.life, "unseeded choice", self.number, place)
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """What was asked for, in requests of the engine: ``n`` for each prompt, one prompt after the other."""
 
@@ -156,8 +170,8 @@ def count_completions(body: CompletionsBody) -> int:
     return count
 
 
-async def asked_completions(body: CompletionsBody, texts: Texts, seed: int, limits: Limits) -> Asked:
-    """Of ``/v1/completions``; ``seed`` is taken where the client gives none.
+async def asked_completions(body: CompletionsBody, texts: Texts, unseeded: Unseeded, limits: Limits) -> Asked:
+    """Of ``/v1/completions``; ``unseeded`` is asked where the client gives no seed.
 
     Raises:
         ApiError: A text does not fit the context.
@@ -170,12 +184,12 @@ async def asked_completions(body: CompletionsBody, texts: Texts, seed: int, limi
                 await asyncio.sleep(0)  # thousands of texts take seconds, and others are served meanwhile
             else:
                 prompts.append(tuple(one))
-    requests = _requests(body, prompts, body.max_tokens or 16, texts.end_ids, seed)
+    requests = _requests(body, prompts, body.max_tokens or 16, texts.end_ids, unseeded)
     return Asked(requests, prompts, body, body.logprobs is not None, bool(body.echo))
 
 
-def asked_chat(body: ChatBody, texts: Texts, seed: int, limits: Limits) -> Asked:
-    """Of ``/v1/chat/completions``; ``seed`` is taken where the client gives none.
+def asked_chat(body: ChatBody, texts: Texts, unseeded: Unseeded, limits: Limits) -> Asked:
+    """Of ``/v1/chat/completions``; ``unseeded`` is asked where the client gives no seed.
 
     Raises:
         ApiError: The model cannot chat, its template refuses the conversation, or that does not fit the context.
@@ -185,7 +199,7 @@ def asked_chat(body: ChatBody, texts: Texts, seed: int, limits: Limits) -> Asked
     with _fitting("messages", limits):
         prompts = [tuple(texts.chat([message.plain() for message in body.messages], limits.context_tokens))]
     most = body.max_completion_tokens or body.max_tokens or limits.context_tokens
-    return Asked(_requests(body, prompts, most, texts.stop_ids, seed), prompts, body, bool(body.logprobs))
+    return Asked(_requests(body, prompts, most, texts.stop_ids, unseeded), prompts, body, bool(body.logprobs))
 
 
 @contextmanager
@@ -207,11 +221,10 @@ def _given(prompt: str | Sequence[Any]) -> Sequence[str | Sequence[int]]:
 
 
 def _requests(
-    body: AskedBody, prompts: list[tuple[int, ...]], most: int, end_ids: tuple[int, ...], seed: int
+    body: AskedBody, prompts: list[tuple[int, ...]], most: int, end_ids: tuple[int, ...], unseeded: Unseeded
 ) -> list[GenerationRequest]:
     samples = body.n or 1
     count = len(prompts) * samples
-    base = seed if body.seed is None else body.seed
     stop_ids = (*end_ids, *body.stop_token_ids)
     return [
         GenerationRequest(
@@ -221,7 +234,7 @@ def _requests(
             temperature=1.0 if body.temperature is None else body.temperature,
             top_p=body.top_p or 1.0,
             stop_ids=stop_ids,
-            seed=seeding.integer(base, "choice", place),
+            seed=unseeded.seed(place) if body.seed is None else seeding.integer(body.seed, "choice", place),
             session=body.session if count == 1 else "",
         )
         for place in range(count)

@@ -125,10 +125,7 @@ class Driver:
         """What there is of a request is all of it: a text that ends it was said."""
         if call.answers[place] is not None:
             return
-        request_id = call.requests[place].id
-        tokens, logprobs, versions = self.engine.so_far(request_id)
-        self.engine.cancel([request_id])
-        call.take(place, Completion(token_ids=tokens, logprobs=logprobs, versions=versions, finish_reason="stop"))
+        call.take(place, self.engine.finish(call.requests[place].id))
 
     async def follow(self, call: Call) -> AsyncIterator[None]:
         """A turn after every pass, until the call is complete."""
@@ -151,11 +148,6 @@ class Driver:
         """See `Engine.score`."""
         with _Busy(self.slot, Activity.SCORE):
             return self.engine.score(token_ids)
-
-    @property
-    def proven(self) -> bool:
-        """Whether something was generated since the start: the only proof that something can be."""
-        return self.engine.counts.completed > 0
 
     @property
     def outstanding(self) -> int:

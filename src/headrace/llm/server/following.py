@@ -10,6 +10,7 @@ from headrace.llm.messages import Failure
 from headrace.llm.server.driver import Call, Driver
 from headrace.llm.server.errors import ApiError
 from headrace.llm.server.texts import Texts
+from headrace.llm.server.waiting import late
 
 
 class GrowingText:
@@ -90,7 +91,7 @@ class Follower:
             async for _ in self._driver.follow(self._call):
                 yield self._added()
                 if deadline.passed and self._growing:
-                    raise ApiError.of_failure(Failure("timeout", f"no answer within {timeout_s:g} s"))
+                    raise ApiError.of_failure(late(timeout_s))
             yield self._added()
         finally:
             self._driver.abandon(self._call)

@@ -168,7 +168,7 @@ class NativeRoutes:
         del request
         engine = self.driver.engine
         stalled_s = self.driver.stalled_for_s()
-        if not self.driver.proven:
+        if not engine.proven:
             return JSONResponse({"status": "starting"}, status_code=503)
         if engine.wrong_weights:
             return JSONResponse({"status": "wrong weights", "detail": engine.wrong_weights}, status_code=503)

@@ -21,6 +21,7 @@ from headrace.llm.server.asked import (
     AskedBody,
     ChatBody,
     CompletionsBody,
+    Unseeded,
     asked_chat,
     asked_completions,
     count_completions,
@@ -43,12 +44,14 @@ class OpenAIRoutes:
         texts: Of its model.
         names: By which clients may call the model; the first is the one it gives itself.
         timeout_s: For calls that do not say.
+        life: Names, with a call's number, what is drawn where the client gives no seed.
     """
 
     driver: Driver
     texts: Texts
     names: tuple[str, ...]
     timeout_s: float
+    life: int
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     async def models(self, request: Request) -> Response:
@@ -70,7 +73,7 @@ class OpenAIRoutes:
         busy = self.driver.engine.busy(count_completions(body))
         if busy is not None:  # told before thousands of texts become tokens
             raise ApiError.of_failure(busy)
-        asked = await asked_completions(body, self.texts, number, self.driver.engine.limits)
+        asked = await asked_completions(body, self.texts, Unseeded(self.life, number), self.driver.engine.limits)
         return await self._answered(request, asked, f"cmpl-{number}")
 
     async def chat(self, request: Request) -> Response:
@@ -78,7 +81,7 @@ class OpenAIRoutes:
         number = next(self._numbers)
         body = self._checked(await body_of(request, self._limits.one), ChatBody)
         assert isinstance(body, ChatBody)
-        asked = asked_chat(body, self.texts, number, self.driver.engine.limits)
+        asked = asked_chat(body, self.texts, Unseeded(self.life, number), self.driver.engine.limits)
         return await self._answered(request, asked, f"chatcmpl-{number}")
 
     @property

@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from headrace.llm.messages import Completion, Failure
 from headrace.llm.server.driver import Call, Driver
+from headrace.llm.server.errors import ApiError
 
 
 class ClientGone(Exception):
@@ -36,27 +37,33 @@ async def answers(driver: Driver, request: Request, call: Call, timeout_s: float
         driver.abandon(call)
     if left:
         raise ClientGone
-    return call.all_answers(Failure("timeout", f"no answer within {timeout_s:g} s"))
+    return call.all_answers(late(timeout_s))
 
 
 _Result = TypeVar("_Result")
 
 
 async def unless_gone(request: Request, work: asyncio.Task[_Result], timeout_s: float) -> _Result:
-    """The result of ``work``, which keeps the deadline itself; it is cancelled when the client leaves.
+    """The result of ``work``, which is cancelled when its time is over or the client leaves.
 
     Raises:
         ClientGone: It has left.
+        ApiError: There is none after ``timeout_s`` seconds.
     """
     leaves = asyncio.ensure_future(gone(request))
     try:
-        await asyncio.wait({work, leaves}, timeout=2 * timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise ClientGone
-        return await work
+        await asyncio.wait({work, leaves}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            return await work
+        raise ClientGone if leaves.done() else ApiError.of_failure(late(timeout_s))
     finally:
         leaves.cancel()
         work.cancel()
+
+
+def late(timeout_s: float) -> Failure:
+    """What those are answered whose time is over."""
+    return Failure("timeout", f"no answer within {timeout_s:g} s")
 
 
 async def gone(request: Request) -> None:
