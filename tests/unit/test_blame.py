@@ -366,6 +366,14 @@ def test_one_that_is_started_again_soon_and_that_nobody_waits_for_holds_nobody_u
     assert twice(learner, pausing, stepping("collector-1", 99.0)).condition is Condition.HEALTHY
 
 
+def test_the_only_one_of_its_kind_that_is_started_again_soon_does_not_start_the_run():
+    learner = component("learner", Activity.UPDATE, 99.0, env_steps=5_000, updates=9)
+    found = twice(learner, component("collector-0", Activity.WAIT_RESTART, 93.0, state=State.STARTING, deadline_s=15.0))
+    assert (found.condition, found.sentence) == (
+        Condition.STARTING, "collector-0 has failed and is started again in 8.0 s",
+    )  # fmt: skip
+
+
 def test_silence():
     found = twice(component("learner", Activity.IDLE, 80.0), component("collector-0", Activity.IDLE, 87.7))
     assert (found.condition, found.culprit) == (Condition.STALLED, "collector-0")

@@ -16,7 +16,7 @@ from disk_support import DeadDisk, Disk, contents, fails_once
 from headrace.learners.checkpoint import LearnerState
 from headrace.learners.checkpoints import CheckpointStore
 from headrace.learners.manifest import MANIFEST
-from headrace.weights.policy_file import load_policy_arrays, policy_versions, save_policy
+from headrace.weights.policy_file import load_policy_arrays, policy_versions, save_policy, whole_policies
 
 
 @pytest.fixture(autouse=True)
@@ -234,3 +234,13 @@ def test_a_writer_that_died_before_the_policy_had_its_name(store, monkeypatch):
     put(store, 10)
     assert sorted(contents(folder)) == [MANIFEST, POLICY, "state-2.safetensors"]
     assert load_policy_arrays(store.folder, 9)[0]["actor"][0] == 2
+
+
+def test_policies_that_are_missing_or_damaged_are_not_among_the_whole_ones(tmp_path):
+    for version in (1, 2):
+        save_policy(tmp_path, version, {"actor": np.arange(8, dtype=np.float32)}, {})
+    path = tmp_path / "2" / "policy.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert whole_policies(tmp_path, [1, 2, 3]) == {1}

@@ -125,3 +125,7 @@ def test_the_most_likely_reason_is_shown(board):
 
     assert suspect(names, [board.read(name) for name in names]) == "orchestrator"
     assert suspect(["trainer"], [board.read("trainer")]) is None
+    board.slot("inference").set_state(State.ENDED)  # its work is done, and nobody misses it
+    board.slot("orchestrator").set_state(State.STARTING)
+    assert suspect(names, [board.read(name) for name in names]) == "orchestrator"
+    assert suspect(["inference", "trainer"], [board.read("inference"), board.read("trainer")]) is None

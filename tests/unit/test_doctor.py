@@ -304,6 +304,20 @@ def test_restarts_alone_are_no_livelock(changes):
     assert "collector-0 was restarted " in found.verdict
 
 
+@pytest.mark.parametrize("waits_on", ["collector-0", "collector-1", None])
+@pytest.mark.parametrize("first", [Activity.START, Activity.WAIT_RESTART])
+@pytest.mark.parametrize("second", [Activity.START, Activity.WAIT_RESTART])
+def test_those_that_are_restarted_and_get_nowhere_do_not_excuse_each_other(waits_on, first, second):
+    collectors = [
+        component(name, activity, 98.5, state=State.STARTING, deadline_s=5.0, pid=13)
+        for name, activity in (("collector-0", first), ("collector-1", second))
+    ]
+    learner = component("learner", Activity.WAIT_ROWS, 91.0, waits_on=waits_on)
+    looks = look(99.0, learner, *collectors), look(100.0, learner, *collectors)
+    events = [event("restarted", at, f"collector-{place}") for at in (80.0, 85.0, 95.0) for place in (0, 1)]
+    assert diagnose(replace(WELL, looks=looks, events=events)).state is Condition.LIVELOCKED
+
+
 def programs(*views):
     """A run of somebody else's programs, of which no configuration tells what is allowed."""
     supervisor = component("supervisor", Activity.WAIT_CHILD, 99.9)

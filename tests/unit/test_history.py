@@ -79,6 +79,20 @@ def test_policies_that_were_to_be_evaluated_and_are_not():
     assert history.unevaluated == {3: orders[3]}
 
 
+def test_policies_whose_evaluation_ended_a_session():
+    begins = [event("started", "supervisor"), event("started", "evaluator")]
+    first = [*begins, frozen(1), evaluated(1), frozen(3), event("not_evaluated", "evaluator", version=3), frozen(5)]
+    assert read_history(first).given_up == {3}
+    history = read_history([*first, resumed(4), *begins, frozen(5), evaluated(3)])
+    assert (history.given_up, list(history.unevaluated)) == (set(), [5])
+
+
+def test_policy_that_was_evaluated_and_is_frozen_again_is_not_to_be_evaluated():
+    begins = [event("started", "supervisor"), event("started", "evaluator")]
+    history = read_history([*begins, frozen(3), evaluated(3), resumed(3), *begins, frozen(3)])
+    assert history.unevaluated == {}
+
+
 def test_evaluation_that_was_not_finite_stays_one():
     (found,) = read_history([evaluated(1, None)]).evaluations
     assert math.isnan(found.mean_reward)

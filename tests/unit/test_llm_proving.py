@@ -46,7 +46,7 @@ def made(kind: str, settings: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_that_our_engine_cannot_serve_is_refused_in_our_words(kind: str) -> None:
-    with pytest.raises(ConfigError, match=r"cannot be served by our engine\n  problem: .*\n  fix: set inference"):
+    with pytest.raises(ConfigError, match=r"cannot be served by our engine\n  problem: .*\n  fix: use another model"):
         prove(Engine(made(kind, KINDS[kind]), slots=2, context_tokens=CONTEXT))
 
 

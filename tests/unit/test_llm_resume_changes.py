@@ -73,8 +73,16 @@ def test_a_run_whose_rate_falls_becomes_longer_only_where_it_is_said_over_what_i
     assert rate_at(longer.trainer, 150, 200) == pytest.approx(longer.trainer.lr * longer.trainer.final_lr_fraction)
 
 
-def test_a_checkpoint_from_before_a_setting_existed_fits() -> None:
-    config = load_rl_config([])
+@pytest.mark.parametrize("decay", ["constant", "cosine"])
+def test_a_checkpoint_from_before_a_setting_existed_fits(decay: str) -> None:
+    config = load_rl_config([], {"trainer.decay": decay})
     checkpoint = read_back(config)
     del checkpoint.config["trainer"]["decay_steps"]
     checkpoint.require_fits(config)
+
+
+def test_another_decay_is_refused_without_a_length_that_would_not_help() -> None:
+    before, after = (load_rl_config([], {"trainer.decay": decay}) for decay in ("constant", "cosine"))
+    for one, other in ((before, after), (after, before)):
+        with pytest.raises(ConfigError, match="fix: leave these keys out, or begin a new run"):
+            refuse_changes(one, other)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from headrace.runtime.history import History
@@ -76,10 +78,10 @@ def left_over(*versions: int, known: tuple[int, ...] = ()) -> History:
     return History(evaluations=[EvaluationPoint.of(facts(version)) for version in known], unevaluated=orders)
 
 
-def played(queue: EvaluationQueue) -> list[int | None]:
+def played(queue: EvaluationQueue, *, over: bool = False) -> list[int | None]:
     """What is evaluated, one after the other."""
     found = []
-    while (order := queue.next()) is not None:
+    while (order := queue.next(over=over)) is not None:
         found.append(order["version"])
         queue.finished(facts(order["version"]))
     return found
@@ -101,6 +103,28 @@ def test_what_earlier_sessions_did_not_come_to_is_evaluated_and_the_rest_counted
     assert queue.skipped == skipped
     off = EvaluationQueue(baseline=True, enabled=False, history=history, policies=policies)
     assert (off.idle, off.skipped) == (True, len(history.unevaluated))
+
+
+@pytest.mark.parametrize(
+    ("versions", "known", "frozen", "during", "after", "skipped"),
+    [
+        pytest.param((3,), (), (), [], [3], 0, id="the newest of all"),
+        pytest.param((3,), (), (5,), [5], [], 1, id="one that is newer comes to a result"),
+        pytest.param((3, 4), (2,), (), [], [4], 1, id="two"),
+    ],
+)
+def test_what_ended_an_earlier_session_is_tried_once_training_is_over_if_nothing_newer_is_known(
+    versions, known, frozen, during, after, skipped
+):
+    history = replace(left_over(*versions, known=known), given_up=set(versions))
+    queue = EvaluationQueue(baseline=False, enabled=True, history=history, policies=set(versions))
+    for version in (*versions, *frozen):
+        queue.order({"version": version, "env_steps": 100 * version})
+    assert not queue.idle
+    assert queue.skipped == len(versions) + len(frozen)
+    assert played(queue) == during
+    assert played(queue, over=True) == after
+    assert (queue.idle, queue.skipped) == (True, skipped)
 
 
 def test_what_waits_or_runs_at_the_end_counts_as_skipped_but_for_random_actions():

@@ -365,10 +365,6 @@ class RoundedPass(PerceptronPass):
         with self._kinds[layer]:
             return super()._before(layer, grad, out)
 
-    def _by_inputs(self, grad: Tensor, count: int) -> Tensor:
-        with self._kinds[0]:
-            return super()._by_inputs(grad, count)
-
     def _add(self, layer: int, grad: Tensor, came_in: Tensor) -> None:
         with self._kinds[layer]:
             super()._add(layer, grad, came_in)

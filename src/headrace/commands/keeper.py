@@ -390,7 +390,8 @@ def pace_s(limit_s: float) -> float:
     return min(_PROBE_SLOW_S, max(_PROBE_FAST_S, limit_s / _LOOKS))
 
 
-_TROUBLE = {State.FAILED: 0, State.EMPTY: 1, State.ENDED: 1, State.STARTING: 2, State.WAITING: 3}
+_TROUBLE = {State.FAILED: 0, State.EMPTY: 1, State.STARTING: 2, State.WAITING: 3}
+"""Not ENDED: one whose work is done is not missed."""
 
 
 def suspect(needs: list[str], views: list[SlotView]) -> str | None:

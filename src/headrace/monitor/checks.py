@@ -211,7 +211,8 @@ def restart_loop(snapshot: Snapshot) -> Blame | None:
     if view is None or view.state not in ALIVE or view.state is State.STOPPING or count < _LOOP_RESTARTS:
         return None
     over = not _restarts(snapshot, _LOOP_S / _LOOP_RESTARTS)[component]
-    if over or flow.others_at_work(component, PATIENCE_S):
+    loopers = {name for name, restarts in recent.items() if restarts >= _LOOP_RESTARTS}
+    if over or flow.others_at_work(loopers, PATIENCE_S):
         return None
     what = "sign of progress" if view.kind == "command" else "environment step or update"
     budget = snapshot.plan.max_restarts
@@ -360,12 +361,16 @@ def _lanes(lanes: Iterable[int]) -> str:
 
 
 def _restarts(snapshot: Snapshot, within_s: float) -> Counter[str]:
-    since_s = snapshot.run_s - within_s
-    return Counter(
-        str(event.get("component"))
-        for event in snapshot.events
-        if event.get("kind") == "restarted" and float(event.get("t_s") or 0.0) >= since_s
-    )
+    """By component; without those of whoever did right to leave, see `headrace.runtime.incidents.Incidents.note`."""
+    since_s, found, free = snapshot.run_s - within_s, Counter[str](), set[str]()
+    for event in snapshot.events:
+        component = str(event.get("component"))
+        if event.get("kind") == "not_restored" and "lane" in event:
+            free.add(component)
+        elif event.get("kind") == "restarted":
+            found[component] += component not in free and float(event.get("t_s") or 0.0) >= since_s
+            free.discard(component)
+    return +found
 
 
 def _unevaluated(snapshot: Snapshot) -> int:

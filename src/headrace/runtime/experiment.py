@@ -48,7 +48,7 @@ from headrace.supervision.supervisor import Supervisor
 from headrace.telemetry.board import Board, State
 from headrace.telemetry.events import EventLog
 from headrace.telemetry.metrics import MetricsSink
-from headrace.weights.policy_file import policy_versions
+from headrace.weights.policy_file import whole_policies
 
 _POLL_S = 0.25
 _PRELOAD = ("headrace.runtime.components", "headrace.runtime.evaluation")
@@ -90,7 +90,7 @@ def run_experiment(
         resources.resume = resume
         evaluations = EvaluationQueue(
             baseline=config.evaluation.random_baseline, enabled=config.evaluation.episodes > 0, history=history,
-            policies=policy_versions(run_dir.checkpoints_dir),
+            policies=whole_policies(run_dir.checkpoints_dir, history.unevaluated),
         )  # fmt: skip
         observer = Observer(config, board, metrics, evaluations, clock, on_progress, history)
         basics = Basics(config, run_dir.board_file.absolute(), env_factory)
@@ -363,8 +363,7 @@ class Experiment:
         self._incidents.note(event)
         if is_collector and self._course.learner_done:
             return  # everything it had to give has arrived
-        if event.id == "evaluator":
-            self._evaluations.lost()
+        version = self._evaluations.lost() if event.id == "evaluator" else None
         instruction = self._incidents.decide(event, self._supervisor)
         self._follow(event, instruction)
         if is_collector and has_learner:
@@ -372,6 +371,8 @@ class Experiment:
         elif isinstance(instruction, Restart):
             self._restart(event.id)
         elif event.id == "evaluator":
+            if version is not None:  # for the next session, which it would end as well
+                self._say("not_evaluated", event.id, f"policy {version} is not evaluated", version=version)
             self._ending.request("the evaluator failed", self._supervisor)
         else:
             self._course.over = True
@@ -451,7 +452,7 @@ class Experiment:
         """Keep the evaluator busy, in a resumed run once a learner can end it; after training, wait for it, then for nobody."""
         course, resumed = self._course, self._observer.history.resumes
         free = "evaluator" in self._supervisor.alive() and (course.training_s or not resumed)
-        if free and (order := self._evaluations.next()) is not None:
+        if free and (order := self._evaluations.next(over=course.learner_done)) is not None:
             self._supervisor.send("evaluator", Command("evaluate", order))
         if course.learner_done and (self._evaluations.idle or course.interrupted or course.error is not None):
             course.over = course.over or not set(self._supervisor.alive()) & set(collector_ids(self._config))

@@ -25,6 +25,8 @@ class History:
     """Of policies that the run still knows, oldest first."""
     unevaluated: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Orders (``version``, ``env_steps``) to evaluate such policies that nothing came of, by version, oldest first."""
+    given_up: set[int] = field(default_factory=set)
+    """Those of them whose evaluation ended a session."""
     random_baseline: EvaluationPoint | None = None
     faults: Counter[str] = field(default_factory=Counter)
     """By kind, and ``restarts``, as an `Observer` counts them."""
@@ -70,14 +72,23 @@ class History:
         self.unevaluated = {version: order for version, order in self.unevaluated.items() if version <= newest}
         self.lanes_left_out = ()
 
+    def ordered(self, event: Mapping[str, Any]) -> None:
+        """A policy is to be evaluated; not again where it was frozen anew after it had come to a result."""
+        if all(point.version != event["version"] for point in self.evaluations):
+            self.unevaluated[event["version"]] = {name: event[name] for name in ("version", "env_steps")}
+
     def evaluated(self, event: Mapping[str, Any]) -> None:
-        """A policy, or random actions, came to a result."""
+        """A policy, or random actions, came to a result; or to none, and that ended a session."""
+        if event["kind"] == "not_evaluated":
+            self.given_up.add(event["version"])
+            return
         point = EvaluationPoint.of(event)
         if point.version is None:
             self.random_baseline = point
             return
         self.evaluations.append(point)
         self.unevaluated.pop(point.version, None)
+        self.given_up.discard(point.version)
 
 
 def environment_fault(how: str) -> str:
@@ -122,8 +133,8 @@ def read_history(events: Iterable[Mapping[str, Any]]) -> History:
                 found.resume(event)
                 evaluates = False
             case "policy" if evaluates:
-                found.unevaluated[event["version"]] = {name: event[name] for name in ("version", "env_steps")}
-            case "evaluated":
+                found.ordered(event)
+            case "evaluated" | "not_evaluated":
                 found.evaluated(event)
             case "stacks":
                 overdue.add(component)

@@ -71,23 +71,36 @@ class EvaluationQueue:
         self.random_baseline: EvaluationPoint | None = known.random_baseline
         self._ordered: set[int | None] = {point.version for point in self.points}
         """Versions that are not to be played again."""
-        newest = max((point.version or 0 for point in self.points), default=0)
+        self._last: list[dict[str, Any]] = []
+        """Orders that have ended an earlier session, and would end this one: see `next`."""
         for version, order in known.unevaluated.items():
-            if enabled and version > newest and version in policies:
+            if not enabled or version <= self._newest or version not in policies:
+                self._skipped += (
+                    1  # they are played in order, so one that is older than the newest result had been skipped
+                )
+            elif version in known.given_up:
+                self._ordered.add(version)
+                self._last.append(order)
+            else:
                 self.order(order)
-            else:  # they are played in order, so one that is older than the newest result had been skipped
-                self._skipped += 1
 
     @property
     def skipped(self) -> int:
         """Policies that were to be evaluated in any session, and are not: skipped, or not come to yet."""
-        waiting = [*self._waiting] if self._running is None else [self._running, *self._waiting]
+        waiting = (
+            [*self._waiting, *self._last] if self._running is None else [self._running, *self._waiting, *self._last]
+        )
         return self._skipped + sum(order["version"] is not None for order in waiting)
+
+    @property
+    def _newest(self) -> int:
+        """Version of the newest policy that came to a result."""
+        return max((point.version or 0 for point in self.points), default=0)
 
     @property
     def idle(self) -> bool:
         """Whether nothing is running or waiting."""
-        return self._running is None and not self._waiting
+        return self._running is None and not self._waiting and not self._last
 
     def order(self, facts: Mapping[str, Any]) -> None:
         """A frozen policy shall be evaluated, unless it was ordered before: ``version``, ``env_steps``."""
@@ -99,18 +112,31 @@ class EvaluationQueue:
             del self._waiting[1]
             self._skipped += 1
 
-    def next(self) -> dict[str, Any] | None:
-        """The order to give now, if the evaluator is free and there is one."""
+    def next(self, *, over: bool = False) -> dict[str, Any] | None:
+        """The order to give now, if the evaluator is free and there is one.
+
+        Args:
+            over: Whether training is. What has ended an earlier session is tried again only then, and only the newest of it
+                if nothing newer came to a result: whoever mends an environment wants that of the final policy.
+        """
+        if over and self._running is None and not self._waiting:
+            again = [order for order in self._last if order["version"] > self._newest][-1:]
+            self._skipped += len(self._last) - len(again)
+            self._last = []
+            self._waiting.extend(again)
         if self._running is not None or not self._waiting:
             return None
         self._running = self._waiting.popleft()
         return self._running
 
-    def lost(self) -> None:
-        """The evaluator is gone; what it was busy with comes first again."""
-        if self._running is not None:
-            self._waiting.appendleft(self._running)
-            self._running = None
+    def lost(self) -> int | None:
+        """The evaluator is gone; what it was busy with comes first again. Version of that policy, if it was one."""
+        if self._running is None:
+            return None
+        version: int | None = self._running["version"]
+        self._waiting.appendleft(self._running)
+        self._running = None
+        return version
 
     def finished(self, facts: Mapping[str, Any]) -> EvaluationPoint:
         """Note a result: ``version``, ``env_steps``, ``mean_reward``, ``interval``, ``episodes``."""

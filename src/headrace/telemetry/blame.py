@@ -254,7 +254,7 @@ def _livelock(flow: Flow) -> Blame | None:
     if flow.total(WORK) or not flow.total(CHURN) or flow.of_kind(ELSEWHERE):
         return None
     view = max(flow.views.values(), key=lambda one: sum(flow.rise(one, counter) for counter in CHURN))
-    if flow.others_at_work(view.id):
+    if flow.others_at_work({view.id}):
         return None
     counts = names(
         [f"{flow.rise(view, counter):,} {what}" for counter, what in CHURN.items() if flow.rise(view, counter)]
@@ -301,16 +301,17 @@ def _silence(flow: Flow) -> Blame | None:
 
 def _coming_back(flow: Flow) -> Blame | None:
     """Somebody waits for a component that has failed and is about to be started again."""
-    for name, on in flow.waits().items():
-        waiter, view = flow.views[name], flow.views[on]
-        # The keeper of a program shows a wait only once it is a long one.
-        if view.activity is not Activity.WAIT_RESTART or not (waiter.kind == "command" or _long(flow, waiter)):
-            continue
-        if view.state in ALIVE:
-            sentence = f"{on} has failed and {again(view, flow)}{and_waiters(flow, on)}"
-            remedy = f"read the end of logs/{on}.log for why it failed"
-            return Blame(Condition.STARTING, sentence, on, wait_lines(flow), remedy)
+    for waiter, view in ((flow.views[name], flow.views[on]) for name, on in flow.waits().items()):
+        long = waiter.kind == "command" or _long(flow, waiter)  # a program's keeper shows a wait only once it is long
+        if long and view.activity is Activity.WAIT_RESTART and view.state in ALIVE:
+            return _started_again(view, flow)
     return None
+
+
+def _started_again(view: SlotView, flow: Flow) -> Blame:
+    sentence = f"{view.id} has failed and {again(view, flow)}{and_waiters(flow, view.id)}"
+    why = f"read the end of logs/{view.id}.log for why it failed"
+    return Blame(Condition.STARTING, sentence, view.id, wait_lines(flow), why)
 
 
 def _starting(flow: Flow) -> Blame | None:
@@ -323,6 +324,8 @@ def _starting(flow: Flow) -> Blame | None:
         starting = [view for view in flow.alive() if view.state in {State.STARTING, State.READY}]
         if not starting:
             return Blame(Condition.STARTING, f"the run is starting: no {kind} has a process yet")
+        if paused := [view for view in starting if view.kind == kind and view.activity is Activity.WAIT_RESTART]:
+            return _started_again(paused[0], flow)
         view = min(starting, key=lambda one: (one.kind == "evaluator", one.waits_on is not None, -flow.age_s(one)))
         return Blame(Condition.STARTING, f"the run is starting: {is_in(flow, view)} (limit {flow.limit_s(view):g} s)")
     return None

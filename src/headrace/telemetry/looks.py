@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.telemetry.board import Activity, SlotView, State
@@ -155,13 +155,17 @@ class Flow:
         )  # a server's keeper tells only that it lives
         return known and view.activity not in _NO_WORK and self.age_s(view) < self.soft_s(view)
 
-    def others_at_work(self, component: str, patience_s: float = math.inf) -> bool:
-        """Whether any but this one is at work, evaluation aside; who has waited for it for so long is not."""
-        waiters = self.waiters(component)
+    def others_at_work(self, components: Collection[str], patience_s: float = math.inf) -> bool:
+        """Whether any but these is at work, evaluation aside; who has waited for one of them for so long is not."""
+        graph = self.waits()
+        waiters = {name for name in graph if not set(path(graph, name)).isdisjoint(components)}
+        makers = {view.id for view in self.of_kind("collector") if view.state in ALIVE}
+        if makers.issubset(components):  # then whoever waits for rows, and names nobody, waits for them
+            waiters |= {view.id for view in self.of_kind("learner") if view.activity is Activity.WAIT_ROWS}
         return any(
             self.at_work(view) and not (view.id in waiters and self.age_s(view) >= patience_s)
             for view in self.alive()
-            if view.id != component and view.kind != "evaluator"
+            if view.id not in components and view.kind != "evaluator"
         )
 
     def still(self, view: SlotView) -> bool:

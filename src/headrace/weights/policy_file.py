@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,16 @@ def _happened(error: OSError | SafetensorError) -> str:
     if isinstance(error, FileNotFoundError):
         return "is missing"
     return "cannot be read" if isinstance(error, OSError) else "is damaged"
+
+
+def whole_policies(checkpoints: Path, versions: Iterable[int]) -> set[int]:
+    """Those of these versions whose file is there, and undamaged."""
+    found = set()
+    for version in versions:
+        with contextlib.suppress(RunDirectoryError):
+            load_policy_arrays(checkpoints, version)
+            found.add(version)
+    return found
 
 
 def holds(path: Path, arrays: Mapping[str, NDArray[Any]]) -> bool:

@@ -231,10 +231,13 @@ class Keeper:
         """Ask it to leave; what is left is ended afterwards."""
         stop_s = self._config.deadlines.stop_s / 2
         self._slot.waiting(Activity.STOP, deadline_s=stop_s)
-        self._tree.signal(signal.SIGTERM)
+        loop, asked = asyncio.get_running_loop(), self._tree.signal(signal.SIGTERM)
         deadline = Deadline(stop_s)
-        while self._tree.ended() is None and not deadline.passed:
-            self._left = asyncio.get_running_loop().create_future()
+        # A shell around it is gone at once, and it is not.
+        while asked and not self._tree.group_gone() and not deadline.passed:
+            if self._tree.ended() is not None and self._tree.pidfd >= 0:
+                loop.remove_reader(self._tree.pidfd)  # it would tell so without a pause
+            self._left = loop.create_future()
             await asyncio.wait({self._left}, timeout=min(BEAT_S, deadline.left_s()))
 
     def _require_running(self) -> None:

@@ -84,7 +84,7 @@ def _in_our_words(engine: Engine) -> Iterator[None]:
         raise ConfigError(
             f"{engine.model_name} cannot be served by our engine",
             problem=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
-            fix='set inference.backend = "vllm", or use another model',
+            fix='use another model, or inference.backend = "vllm", which headrace eval and one process do not use',
         ) from error
 
 

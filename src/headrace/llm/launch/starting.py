@@ -171,7 +171,8 @@ def refuse_changes(before: RLConfig, config: RLConfig) -> None:
     changed = differences(config, before, MAY_CHANGE)
     if changed:
         fix = "leave these keys out, or begin a new run"
-        if "trainer.decay_steps" in changed and config.trainer.decay_steps is None:
+        jumps = "trainer.decay_steps" in changed and "trainer.decay" not in changed
+        if jumps and config.trainer.decay_steps is None:
             fix = (
                 f"set trainer.decay_steps = {before.settled().trainer.decay_steps}: trainer.decay {before.trainer.decay} "
                 "falls over run.steps otherwise, and the rate would jump"

@@ -94,6 +94,10 @@ class RLCheckpoint:
             ConfigError: Such a setting differs.
         """
         before, after = _flat(self.config), _flat(settings_that_count(config))
+        if (
+            "trainer.decay_steps" not in before
+        ):  # of before there was such a key; the run's own configuration is compared anyway
+            after.pop("trainer.decay_steps", None)
         differing = sorted(key for key in before | after if before.get(key) != after.get(key))
         if not differing:
             return
