@@ -442,8 +442,7 @@ class Experiment:
         if not self._course.training or self._ending.requested:
             return
         for child_id in set(collector_ids(self._config)) & set(self._supervisor.alive()) - set(self._recycling):
-            why = self._incidents.too_large(child_id)
-            if why is not None:
+            if (why := self._incidents.too_large(child_id)) is not None:
                 self._recycling[child_id] = why
                 self._say("recycled", child_id, f"{child_id} is replaced: {why}", tell=True)
                 self._supervisor.stop([child_id], why)
