@@ -91,8 +91,13 @@ def _problem(model: Any, place: int) -> str | None:
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - a border: the model's own code, which may raise whatever it likes
-        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        return in_a_line(error)
     return None
+
+
+def in_a_line(error: Exception) -> str:
+    """What a model's own code has raised; of a text of many lines the first."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def cache_parameter(model: Any) -> str | None:

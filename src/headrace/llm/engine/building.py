@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from headrace.core.errors import ComponentError, ConfigError, HeadraceError
+from headrace.llm.attending import in_a_line
 from headrace.llm.config import RLConfig
 from headrace.llm.engine.engine import Engine, EngineCounts
 from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights
@@ -83,7 +84,7 @@ def _in_our_words(engine: Engine) -> Iterator[None]:
     except Exception as error:
         raise ConfigError(
             f"{engine.model_name} cannot be served by our engine",
-            problem=f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}",
+            problem=in_a_line(error),
             fix='use another model, or inference.backend = "vllm", which headrace eval and one process do not use',
         ) from error
 
