@@ -94,9 +94,8 @@ class RLCheckpoint:
             ConfigError: Such a setting differs.
         """
         before, after = _flat(self.config), _flat(settings_that_count(config))
-        if (
-            "trainer.decay_steps" not in before
-        ):  # of before there was such a key; the run's own configuration is compared anyway
+        # A checkpoint of before there was such a key; the run's own configuration is compared anyway.
+        if "trainer.decay_steps" not in before:
             after.pop("trainer.decay_steps", None)
         differing = sorted(key for key in before | after if before.get(key) != after.get(key))
         if not differing:
