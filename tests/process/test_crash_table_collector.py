@@ -249,6 +249,16 @@ def test_a_fault_while_closing_costs_nothing_that_was_collected(runs, tmp_path, 
     assert run.summary["weights_sha256"]
 
 
+@pytest.mark.parametrize("row", ["raises", pytest.param("sigkill", marks=pytest.mark.table)])
+def test_in_one_process_a_fault_while_closing_costs_nothing_either(runs, tmp_path, row):
+    """The last policy is evaluated meanwhile, which takes a while."""
+    plan = {"what": row, "lanes": LANES, "marker": str(tmp_path / "marker"), "place": "close", "step_s": 0.003}
+    run = runs.train("run_envs:provoked", kwargs=plan, env__lanes=LANES, run__schedule="inline", evaluation__episodes=5)
+    assert run.completed, run.summary["error"]
+    assert (run.summary["restarts"], run.summary["faults"]) == (0, {"died": 1})
+    assert run.summary["evaluations"][-1]["env_steps"] == run.summary["env_steps"]
+
+
 IN_ONE_PROCESS = {
     "raises": ("failed", 1, "[ENV-004] run_envs:provoked in lane 1 raised ValueError in step()\n"),
     "exit-0": ("failed", 1, "[SUP-001] learner ended although nobody asked it to: exit code 0\n"),

@@ -293,6 +293,28 @@ def test_collector_that_dies_after_training_is_noted_and_not_started_again(scene
     assert (scene.summary["outcome"], scene.summary["faults"]) == ("completed", {"died": 1})
 
 
+def test_collector_that_was_done_and_falls_while_it_closes_is_noted_and_nothing_follows(scene):
+    """The learner waits for the others' last rows, so training is not over yet."""
+    assert scene.happen(died("collector-1", done=True)) == []
+    scene.happen(LEARNER_DONE, Exited(id="collector-0", exit_code=0, how="", done=True))
+    assert scene.experiment._course.over
+    summary = scene.summary
+    assert (summary["outcome"], summary["faults"], summary["restarts"]) == ("completed", {"died": 1}, 0)
+
+
+@pytest.mark.parametrize("settings", [{"run.schedule": "inline"}])
+def test_inline_a_learner_that_falls_while_it_closes_does_not_fail_the_run(scene):
+    """Its environments are closed after its last word, and the last policy may still be evaluated then."""
+    scene.supervisor.living = {"learner", "evaluator"}
+    scene.happen(Reported("learner", Report("frozen", {"version": 3, "env_steps": 96})), LEARNER_DONE)
+    scene.supervisor.instruction = GiveUp("learner", "it may not be started again")
+    assert scene.happen(died("learner", done=True)) == []
+    assert not scene.experiment._course.over, "the last policy is still being evaluated"
+    scene.happen(evaluated(3, -900.0))
+    assert scene.experiment._course.over
+    assert (scene.summary["outcome"], scene.summary["faults"]) == ("completed", {"died": 1})
+
+
 def test_learner_dies(scene):
     scene.supervisor.instruction = GiveUp("learner", "it may not be started again")
     assert scene.happen(died("learner")) == []

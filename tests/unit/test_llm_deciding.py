@@ -63,6 +63,22 @@ def test_the_server_is_told_to_stop_once_trainer_and_orchestrator_are_done():
     assert made.phase is Phase.OVER
 
 
+def test_one_that_falls_after_its_last_word_costs_nothing():
+    """A driver that crashes while it is unloaded, say, after everything was saved."""
+    made = course()
+    made.begin()
+    made.done("warm-start")
+    assert made.ended("warm-start", Nothing("warm-start"), expected=False) == [Begin(("inference",))]
+    for name in ("inference", "trainer", "orchestrator"):
+        made.ready(name)
+    made.done("trainer")
+    assert made.ended("trainer", Nothing("trainer"), expected=False) == []
+    made.done("orchestrator")
+    (step,) = made.ended("orchestrator", Nothing("orchestrator"), expected=False)
+    assert step == AskToStop(("inference",), "nobody needs it any more")
+    assert made.failed is None
+
+
 def test_a_server_is_started_again_and_nobody_is_told():
     made = running()
     assert made.ended("inference", Restart("inference", 0.5), expected=False) == [BeginAgain("inference")]

@@ -81,9 +81,11 @@ def test_every_exit_unasked_is_a_fault_also_with_code_0(policy, exit_code):
     assert policy.decide(spec(), died(exit_code), 0.0) == Restart("c", 0.5)
 
 
-def test_done_makes_exit_0_an_expected_end_but_no_other(policy):
-    assert policy.decide(spec(), died(0, done=True), 0.0) == Nothing("c")
-    assert policy.decide(spec(), died(-9, done=True), 0.0) == Restart("c", 0.5)
+@pytest.mark.parametrize(("exit_code", "expected"), [(0, True), (1, False), (-9, False), (-11, False)])
+def test_whoever_was_done_is_not_started_again_but_only_exit_0_is_as_expected(policy, exit_code, expected):
+    event = died(exit_code, done=True)
+    assert event.expected is expected
+    assert policy.decide(spec(), event, 0.0) == Nothing("c")
 
 
 def test_a_stalled_child_is_a_fault_like_any_other(policy):

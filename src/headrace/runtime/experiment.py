@@ -361,8 +361,8 @@ class Experiment:
                 self._salvage(event.id, None)
             return
         self._incidents.note(event)
-        if is_collector and self._course.learner_done:
-            return  # everything it had to give has arrived
+        if event.done or (is_collector and self._course.learner_done):
+            return  # everything it had to give is there: what failed was its leaving
         version = self._evaluations.lost() if event.id == "evaluator" else None
         instruction = self._incidents.decide(event, self._supervisor)
         self._follow(event, instruction)

@@ -27,7 +27,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Child: my work is complete, I leave now. Makes the exit that follows an expected one."""
+    """Child: my work is complete, I leave now. Nothing hangs on the exit that follows; one that fails is told as a fault."""
 
     facts: dict[str, Any] = field(default_factory=dict)
 

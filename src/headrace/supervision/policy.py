@@ -136,7 +136,7 @@ class RestartPolicy:
             exited: How it ended.
             now_s: The time, on the clock of all calls.
         """
-        if exited.expected or exited.asked:
+        if exited.expected or exited.asked or exited.done:  # whoever was done has nothing to do again, however it left
             return Nothing(spec.id)
         reason = self._hopeless(spec.id, exited)
         if reason is None:

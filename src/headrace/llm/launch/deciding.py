@@ -138,16 +138,16 @@ class Course:
         Args:
             component: Which.
             decision: What its restart budget allows.
-            expected: Whether it had completed its work, had finished it after it was asked to stop, or was dismissed.
+            expected: Whether nothing is wrong about it: it left in order, or was dismissed.
         """
         if not expected and isinstance(decision, Restart) and self._may_return(component):
             return [BeginAgain(component)]
         self._alive.discard(component)
         if self.phase is Phase.CLOSING:
             return self._close()  # all that it was needed for is there; that it fell is counted, and no reason to fail
-        if expected:
-            if component in self._complete:
-                self._passed.add(component)
+        if component in self._complete:
+            self._passed.add(component)
+        if expected or component in self._complete:  # or only its leaving failed, of which nobody needs anything
             return self._next_stage() or self._close()
         reason = decision.reason if isinstance(decision, GiveUp) else "nobody can take its place"
         return [*self._fail(component, reason), *self.stop(f"{component} has ended"), *self._close()]
