@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import openai
 import pytest
+from starlette.requests import ClientDisconnect
 
 from headrace.llm.engine.engine import Engine
+from headrace.llm.server.application import build_application
 from headrace.llm.server.driver import Driver
+from headrace.llm.server.texts import Texts
 from llm_serving_support import CONTEXT, llama, plain_logprobs, served, single_thread, tokenizer, until
 
 Work = Callable[[openai.AsyncOpenAI, Driver], Awaitable[None]]
@@ -317,6 +321,35 @@ def test_a_stream_whose_reader_leaves_frees_its_slot() -> None:
         assert driver.engine.counts.cancelled == 1
 
     ask(work, generating=False)
+
+
+@pytest.mark.parametrize("version", ["2.3", "2.4"])  # by which the server tells that the reader has left
+def test_a_stream_whose_reader_leaves_before_its_first_event_frees_its_slot(version: str) -> None:
+    """Its events are never asked for, so nothing in them can notice."""
+    body = b'{"model": "policy", "prompt": "ab", "stream": true}'
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"",
+        "headers": [(b"content-length", str(len(body)).encode())], "asgi": {"version": "3.0", "spec_version": version},
+    }  # fmt: skip
+    messages = [{"type": "http.request", "body": body, "more_body": False}, {"type": "http.disconnect"}]
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0)
+
+    async def send(_: Any) -> None:
+        if version == "2.4":
+            raise OSError("connection lost")
+        await asyncio.get_running_loop().create_future()
+
+    async def main() -> None:
+        driver = Driver(Engine(llama(), slots=16, context_tokens=CONTEXT))
+        application = build_application(driver, run_id="", timeout_s=60.0, texts=Texts(tokenizer()))
+        with contextlib.suppress(ClientDisconnect):
+            await application(scope, receive, send)
+        await until(lambda: not driver.outstanding)
+        assert (driver.engine.waiting, driver.engine.counts.cancelled) == (0, 1)
+
+    asyncio.run(main())
 
 
 def test_a_stream_tells_of_its_deadline() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,12 +22,13 @@ from headrace.core.clock import FakeClock
 from headrace.core.errors import BatchRefused, ConfigError, NonFiniteValue, RunDirectoryError
 from headrace.llm.attending import refuse_partial_attention
 from headrace.llm.config import RLConfig
+from headrace.llm.engine.engine import Engine
 from headrace.llm.messages import Batch, Sample
 from headrace.llm.training.forward import Device, said
 from headrace.llm.training.packing import pack
 from headrace.llm.training.rates import rate_at
 from headrace.llm.training.trainer import Trainer
-from llm_serving_support import gpt2
+from llm_serving_support import gpt2, redrawn
 from llm_support import VOCABULARY, alone_logprobs, batch, sample, sampled_by, tiny_model
 
 
@@ -431,6 +433,26 @@ def test_a_model_with_fewer_positions_than_the_context_is_not_trained() -> None:
     with pytest.raises(ConfigError, match=r"GPT2LMHeadModel has no positions for model\.context_tokens = 97"):
         build(other, rl_config(model={"context_tokens": 97}))
     build(other, rl_config(model={"context_tokens": 96}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("Roberta", {"is_decoder": True, "pad_token_id": 1}),  # its first position is 2
+        ("Bert", {"is_decoder": False}),  # it looks at what follows
+    ],
+)
+def test_a_model_that_says_something_else_of_a_text_alone_is_not_trained(kind: str, settings: dict[str, Any]) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=VOCABULARY, **sizes, **settings)
+    model_class = {"Roberta": transformers.RobertaForCausalLM, "Bert": transformers.BertLMHeadModel}[kind]
+    other = redrawn(model_class(config), 0)
+    with pytest.raises(
+        ConfigError, match="says something else of a text under our mask and positions than of the text alone"
+    ):
+        build(other)
+    with pytest.raises(ConfigError, match="says something else of a text"):
+        Engine(other, slots=2, context_tokens=96)
 
 
 def test_a_pass_too_small_for_a_sample_is_refused(model: Any) -> None:

@@ -16,6 +16,11 @@ _WHOLE, _WINDOW = "full_attention", "sliding_attention"
 _OTHER_NAMES = {"attention": _WHOLE, "global": _WHOLE, "local": _WINDOW}
 """What some models call their layers."""
 
+_COMPARED_TOKENS = 64
+
+TOLERATED = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+"""In nats, of the mean over a text's tokens: rounding is far below, another mask or other positions far above."""
+
 
 def refuse_partial_attention(model: Any, columns: int) -> None:
     """Refuse a model that computes something else where texts are packed and masked by us.
@@ -93,6 +98,59 @@ def _problem(model: Any, place: int) -> str | None:
     except Exception as error:  # noqa: BLE001 - a border: the model's own code, which may raise whatever it likes
         return in_a_line(error)
     return None
+
+
+@torch.no_grad()
+def refuse_other_than_alone(model: Any, columns: int) -> None:
+    """Refuse a model that says something else of a text under our mask and our positions than where it is handed the text alone.
+
+    As it is called alone it was trained before, and everybody else plays it. Some count positions from another number than 0, and
+    some look at what follows as well, unless they are told that they are decoders. What fails in one of the two ways is not
+    judged here.
+
+    Args:
+        model: Of transformers.
+        columns: Tokens of the longest sample.
+
+    Raises:
+        ConfigError: It is such a model.
+    """
+    tokens = _neighbours_differ(min(columns, _COMPARED_TOKENS), model.config).to(model.device)
+    count = tokens.shape[1]
+    places = torch.arange(count, device=model.device)
+    ahead = places > places[:, None]
+    mask = torch.zeros(ahead.shape, dtype=model.dtype, device=model.device).masked_fill_(ahead, -torch.inf)
+    try:
+        alone = _of_each(model(input_ids=tokens, use_cache=False).logits, tokens)
+        ours = _of_each(
+            model(input_ids=tokens, position_ids=places[None], attention_mask=mask[None, None], use_cache=False).logits,
+            tokens,
+        )
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception:  # noqa: BLE001 - a border: the model's own code; whoever passes it in earnest tells what it raises
+        return
+    difference = float((ours - alone).abs().mean()) if count > 1 else 0.0
+    if difference > TOLERATED.get(model.dtype, 0.25):  # NaN is not: whoever finds it says so
+        raise ConfigError(
+            f"{type(model).__name__} says something else of a text under our mask and positions than of the text alone",
+            mean_difference_of_logprobs=f"{difference:.3g}",
+            tolerated=TOLERATED.get(model.dtype, 0.25),
+            fix="use another model: this one counts positions in its own way, or looks at what follows "
+            "(some do not if their configuration says is_decoder = true)",
+        )
+
+
+def _of_each(scores: Tensor, tokens: Tensor) -> Tensor:
+    """Log-probability of each token [1, T] but the first, [T - 1]."""
+    return scores[0, :-1].float().log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
+
+
+def _neighbours_differ(count: int, config: Any) -> Tensor:
+    """[1, count] tokens of which none is the padding, of which some models count no positions."""
+    size, padding = int(config.vocab_size), getattr(config, "pad_token_id", None)
+    known = [token for token in range(size) if token != padding]
+    return torch.tensor([[known[7 * place % len(known)] for place in range(count)]])
 
 
 def in_a_line(error: Exception) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from headrace.core.errors import ComponentError, ConfigError, HeadraceError
-from headrace.llm.attending import in_a_line
+from headrace.llm.attending import TOLERATED, in_a_line
 from headrace.llm.config import RLConfig
 from headrace.llm.engine.engine import Engine, EngineCounts
 from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights
@@ -19,9 +19,6 @@ _PROVED_COLUMNS = 288
 
 _BEGUN_SAID = 2
 """Tokens that are said before the cache is used again."""
-
-_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
-"""In nats, of the mean over a text's tokens: rounding is far below, another mask far above."""
 
 
 def build_engine(config: RLConfig, model_folder: Path, published: PublishedWeights) -> Engine:
@@ -122,11 +119,11 @@ def _prove_beside(engine: Engine, requests: Sequence[GenerationRequest]) -> None
     for request, (tokens, logprobs, _) in beside.items():
         alone = engine.score((*request.prompt_ids, *tokens))[-len(tokens) :]
         difference = sum(abs(a - b) for a, b in zip(alone, logprobs, strict=True)) / len(tokens)
-        if not difference <= _TOLERANCES[engine.shape.dtype]:  # NaN is not
+        if not difference <= TOLERATED[engine.shape.dtype]:  # NaN is not
             raise ConfigError(
                 "what the model says of a text depends on what is passed beside it, so it cannot be sampled from in batches",
                 mean_difference_of_logprobs=f"{difference:.3g}",
-                tolerated=_TOLERANCES[engine.shape.dtype],
+                tolerated=TOLERATED[engine.shape.dtype],
                 tokens=len(request.prompt_ids) + len(tokens),
                 fix="use another model: its own code looks at the shape of a pass, e.g. for a mask or for positions of its own",
             )

@@ -9,7 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headrace.llm.attending import cache_parameter, refuse_missing_positions, refuse_partial_attention
+from headrace.llm.attending import (
+    cache_parameter,
+    refuse_missing_positions,
+    refuse_other_than_alone,
+    refuse_partial_attention,
+)
 from headrace.llm.engine.cache import KVCache
 
 
@@ -90,7 +95,8 @@ def build_forward(model: Any, cache: KVCache) -> Forward:
     """The fastest one that fits the model.
 
     Raises:
-        ConfigError: Its layers do not all attend to the whole context, or it has no positions for it.
+        ConfigError: Its layers do not all attend to the whole context, it has no positions for it, or it says something else
+            of a text that it is handed as we do it.
     """
     if LlamaForward.fits(model):
         return LlamaForward(model, cache)
@@ -244,6 +250,7 @@ class ModuleForward:
     def __init__(self, model: Any, cache: KVCache) -> None:
         refuse_partial_attention(model, cache.columns)
         refuse_missing_positions(model, cache.columns)
+        refuse_other_than_alone(model, cache.columns)
         self._model = model
         self._cache = cache
         self._cache_name = cache_parameter(model) or "past_key_values"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from headrace.llm.messages import Failure
 from headrace.llm.server.answered import Wording
@@ -116,7 +117,7 @@ class OpenAIRoutes:
         timeout_s = asked.body.timeout_s or self.timeout_s
         follower = Follower(self.driver, call, self.texts, asked.body.stops)
         if asked.body.stream:
-            return StreamingResponse(_events(follower, wording, timeout_s), media_type="text/event-stream")
+            return _Stream(_events(follower, wording, timeout_s), lambda: self.driver.abandon(call))
         if asked.body.stops:
             pieces = await unless_gone(request, asyncio.ensure_future(_joined(follower, timeout_s)), timeout_s)
         else:
@@ -152,6 +153,28 @@ def _one(parts: Sequence[Piece]) -> Piece:
         tuple(version for part in parts for version in part.versions),
         parts[-1].finish_reason,
     )
+
+
+class _Stream(StreamingResponse):
+    """Server-sent events, after which nothing is generated for them any more, however their sending ends.
+
+    Of a client that leaves before the first one is sent, the iterator is never asked for anything, and so never ends by itself.
+
+    Args:
+        events: What is sent.
+        over: Called when nobody reads any more.
+    """
+
+    def __init__(self, events: AsyncIterator[bytes], over: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._over = over
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all of it, or as much as the client stays for."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._over()
 
 
 async def _events(follower: Follower, wording: Wording, timeout_s: float) -> AsyncIterator[bytes]:

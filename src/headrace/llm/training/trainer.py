@@ -14,7 +14,7 @@ from headrace.algorithms.grpo import TokenLosses, Tokens, kl_to, token_losses, t
 from headrace.core import seeding
 from headrace.core.clock import Clock
 from headrace.core.errors import ConfigError, NonFiniteValue
-from headrace.llm.attending import refuse_missing_positions, refuse_partial_attention
+from headrace.llm.attending import refuse_missing_positions, refuse_other_than_alone, refuse_partial_attention
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import Batch, Probe, Sample
 from headrace.llm.tiny import served_copy
@@ -278,6 +278,7 @@ def _refuse(model: nn.Module, config: RLConfig, initial: nn.Module | None) -> No
             fix='load the model with attn_implementation="sdpa"',
         )
     refuse_missing_positions(model, config.model.context_tokens)
+    refuse_other_than_alone(model, config.model.context_tokens)
     if config.model.context_tokens > config.trainer.tokens_per_pass:
         raise ConfigError(
             "one sample may have more tokens than a pass of the trainer",
