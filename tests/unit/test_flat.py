@@ -91,6 +91,25 @@ def test_moments_of_what_has_no_gradient_any_more_go_to_zero():
     assert not adam.moments()["exp_avg"].any()
 
 
+@pytest.mark.parametrize("eps", [1e-5, 1e-8, 1e-20, 1e-30])
+@pytest.mark.parametrize("gradient", [2e-16, 1e-25, 1e-32])
+@pytest.mark.parametrize("steps", [128, 300])
+def test_gradients_that_hardly_are_there_move_weights_as_torch_has_it(eps, gradient, steps):
+    """Then none, as of a unit that does not fire any more; ``eps`` may be as small as one likes."""
+    network = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(network.weight)
+    flat = FlatParameters(network)
+    ours, weight = FlatAdam(flat, 1e-3, eps=eps), nn.Parameter(torch.zeros(1, 1))
+    theirs = torch.optim.Adam([weight], 1e-3, eps=eps, fused=True)
+    for step in range(400):
+        given = gradient if step < steps else 0.0
+        flat.grad.fill_(given)
+        weight.grad = torch.full((1, 1), given)
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(network.weight.detach(), weight.detach(), rtol=1e-6, atol=1e-12)
+
+
 def test_undo_restores_weights_and_moments_bit_for_bit():
     net = network()
     flat = FlatParameters(net)

@@ -235,7 +235,7 @@ def test_nothing_to_verify_is_an_error_and_says_what_to_do(small):
         "[REC-001] no chunk of this record can be verified\n"
         "  chunks: 6\n"
         "  skipped: 6 chunks: the policy that acted was not kept\n"
-        "  versions kept: 1\n"
+        "  policies kept: policy 1\n"
         "  fix: policies are kept with every evaluation and every checkpoint, and in a short run none of them may have acted: "
         'lower evaluation.every_steps or set checkpoint.every_steps, and record.rows = "all", before the next run'
     )

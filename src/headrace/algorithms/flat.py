@@ -15,7 +15,8 @@ from headrace.core.errors import ConfigError
 Float32 = NDArray[np.float32]
 
 _NOTHING = 1e-30
-"""A moment below it moves no weight: what is divided by is at least Adam's epsilon."""
+"""A first moment below it, and below so much of Adam's epsilon, moves no weight: it is divided by that at least."""
+_OF_EPSILON = 1e-10
 _SWEPT_EVERY = 128
 """Steps in which a moment without gradients does not get from there to where numbers become slow."""
 
@@ -179,9 +180,9 @@ class FlatAdam:
     def step(self) -> None:
         """Apply ``parameters.grad``.
 
-        Now and then moments below 1e-30, which move nothing, are set to 0. Left to themselves, those of what has no gradient
-        any more would stop at the smallest numbers there are, which processors handle ten times as slowly, and a step would
-        take as much longer for every unit that never fires again.
+        Now and then moments so small that they move nothing are set to 0: second ones where the first is 0 by then. Left to
+        themselves, those of what has no gradient any more would stop at the smallest numbers there are, which processors handle
+        ten times as slowly, and a step would take as much longer for every unit that never fires again.
         """
         moments = self._moments
         self._count += 1
@@ -191,8 +192,10 @@ class FlatAdam:
             amsgrad=False, maximize=False,
         )  # fmt: skip
         if isinstance(self._count, np.ndarray) and self.steps % _SWEPT_EVERY == 0:
-            for moment in (moments["exp_avg"], moments["exp_avg_sq"]):
-                moment.masked_fill_(moment.abs() < _NOTHING, 0.0)
+            first, second = moments["exp_avg"], moments["exp_avg_sq"]
+            nothing = first.abs() < min(_NOTHING, _OF_EPSILON * self._eps)
+            first.masked_fill_(nothing, 0.0)
+            second.masked_fill_(nothing.logical_and_(second < _NOTHING), 0.0)
 
     def keep(self) -> None:
         """Remember weights and moments as they are, for `undo`."""

@@ -281,7 +281,7 @@ class _Verifier:
             "no chunk of this record can be verified",
             chunks=survey.chunks,
             skipped="; ".join(why) or "none",
-            versions_kept=", ".join(map(str, self._policies.versions)),
+            policies_kept=", ".join(f"policy {version}" for version in self._policies.versions) or "none",
             fix=_KEEP_MORE,
         )
 
