@@ -584,6 +584,31 @@ def test_dead_learner_of_a_run_with_a_checkpoint_has_lost_only_updates(scene):
     assert scene.summary["error"].endswith(f"`headrace train --resume --run-dir {scene.folder}` goes on from there")
 
 
+@pytest.mark.parametrize(
+    ("fix", "as_before"),
+    [
+        (
+            "raise rollout.kept_rows, or set rollout.whole_episodes = false",
+            "rollout.kept_rows and rollout.whole_episodes",
+        ),
+        ("mend the environment; else lower algorithm.critic_lr, or see logs/learner.log", "algorithm.critic_lr"),
+        (
+            "raise deadlines.step_s, supervision.max_rss_mib, run.steps or env.workers; see os.environ and record.md",
+            None,
+        ),
+    ],
+)
+def test_what_a_resumed_run_keeps_is_said_where_another_value_is_advised(scene, fix, as_before):
+    scene.supervisor.instruction = GiveUp("learner", "it may not be started again")
+    saved = {"version": 2, "env_steps": 6400, "updates": 30, "paused_s": 0.1, "exact": True}
+    scene.happen(Reported("learner", Report("saved", saved)))
+    scene.happen(died("learner", error=NonFiniteValue("the loss is not finite", fix=fix)))
+    end = f"`headrace train --resume --run-dir {scene.folder}` goes on from there"
+    if as_before is not None:
+        end += f", with {as_before} as before: another value takes a new run"
+    assert scene.summary["error"].endswith(end)
+
+
 # Another one in its place, while the run ends
 
 BOTH_GONE = died("collector-0", asked=True), died("collector-1", asked=True)

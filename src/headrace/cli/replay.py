@@ -68,7 +68,9 @@ def replay(run: Path, until: str | None, as_json: bool) -> int:
 def in_words(found: Replayed) -> str:
     """A replay as people read it."""
     lines = [str(found)]
-    if not found.ended:
+    if found.failed is not None:
+        lines.append(f"  there the learner ended as in the run: {found.failed}")
+    elif not found.ended:
         lines.append("  the record ends before the run did: it was killed, or goes on, or its disk was full")
     if found.torn_bytes:
         lines.append(f"  {found.torn_bytes:,} bytes of a last event were not written to their end, and are left out")

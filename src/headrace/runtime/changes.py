@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ _KEYS = frozenset(
         "env.on_fault",
     }
 )  # fmt: skip
+_DOTTED = re.compile(r"[a-z_]+(?:\.[a-z_0-9]+)+")
 _ALIKE = ("inline", "lockstep")
 """Schedules that give the same results."""
 
@@ -56,6 +58,14 @@ def changes(before: ExperimentConfig, after: ExperimentConfig) -> list[tuple[str
     old, new = dict(_values(before)), dict(_values(after))
     both = dict.fromkeys([*old, *new])
     return [(key, old.get(key), new.get(key)) for key in both if old.get(key) != new.get(key)]
+
+
+def held_fast(text: str) -> list[str]:
+    """Keys that are named in a text, and that a run which is resumed keeps as they are."""
+    named = dict.fromkeys(
+        key for key in _DOTTED.findall(text) if key.partition(".")[0] in ExperimentConfig.model_fields
+    )
+    return [key for key in named if not _is_free(key, None, None)]
 
 
 def _is_free(key: str, old: object, new: object) -> bool:

@@ -25,7 +25,7 @@ from headrace.record.causes import (
     cause_of_rows,
     cause_without_rows,
 )
-from headrace.record.diff import Cause, Divergence, RowDifference, first_difference
+from headrace.record.diff import FILE_A_BUG, Cause, Divergence, RowDifference, first_difference
 from headrace.record.events import ChunkCommitted, GroupSalvaged, PolicyPublished, RowPlace
 from headrace.record.learned import cause_of_batch, cause_of_weights
 from headrace.record.machine import differences, environment_modules, fingerprint
@@ -171,6 +171,16 @@ class Judge:
             tuple(f"{name}: {value}" for name, value in error.facts.items()),
         )
         return self._told(number, event, cause, compared="chunks")
+
+    def failed(self, number: int, updates: int, error: HeadraceError) -> Divergence:
+        """The learner failed, and in the run it had not, or with something else."""
+        cause = Cause(
+            "learner_failed",
+            f"the learner failed in the replay and not so in the run: {error.what}",
+            FILE_A_BUG,
+            tuple(f"{name}: {value}" for name, value in error.facts.items()),
+        )
+        return Divergence(event=number, kind=f"what follows update {updates:,}", updates=updates, cause=cause)
 
     def batch(self, number: int, update: int, recorded: tuple[int, ...], replayed: tuple[int, ...]) -> Divergence:
         """The batch of an update differs."""

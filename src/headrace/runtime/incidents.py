@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from headrace.core.clock import Clock
 from headrace.core.errors import ComponentDied, EnvironmentLost, EpisodeNotRestored, HeadraceError, RestartBudgetSpent
 from headrace.lanes.lane import LaneBlock
+from headrace.runtime.changes import held_fast
 from headrace.runtime.history import environment_fault
 from headrace.runtime.observer import Observer
 from headrace.runtime.payloads import Basics, group_lanes, groups_of
@@ -244,6 +245,8 @@ class Incidents:
         lost = f"{since:,} of {updates:,} updates"
         if checkpoint is not None and checkpoint["whole"]:
             fix += "; `headrace train --resume --run-dir RUN` goes on from there"
+            if kept_as_it_is := held_fast(error.fix):
+                fix += f", with {' and '.join(kept_as_it_is)} as before: another value takes a new run"
         else:
             lost += ", the optimiser, and the replay"
         facts = {**error.facts, "lost": lost, "newest_policy": kept}

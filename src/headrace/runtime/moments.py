@@ -35,9 +35,11 @@ class Replayed:
     env_steps: int
     weights_sha256: str
     ended: bool
-    """Whether the run ended in order; if not, the record ends where it was killed, or where its disk was full."""
+    """Whether the run ended in order; if not, the record ends where it failed, or was killed, or where its disk was full."""
     torn_bytes: int
     """Bytes of a last event that was not written to its end."""
+    failed: str | None
+    """The error that the learner ended with where the record ends, in the run and here; None: none."""
     machine: tuple[str, ...]
     """How this machine and its libraries differ from those of the record."""
 
