@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 import headrace
 from cage2_support import ACTIONS
+from headrace.core.config import EnvConfig
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.envs import registration
+from headrace.envs.building import build_environment
 from headrace.envs.cage2 import CAGE2Env, CAGE2Vector, network, workflows
 from headrace.envs.cage2.workflow import WorkflowEnv, WorkflowVector, workflow_env, workflow_vector
 from headrace.envs.cage2.workflows import Alignment, Compliance, RewardLedger
@@ -223,6 +225,63 @@ def test_an_episode_without_a_fix_is_penalised_in_its_last_step():
     assert steps[-1][4]["compliance"] == 0.5
     assert env.ledger.dead() == ["environment", "alignment", "step_bonus"]
     assert env.counts()["episodes_without_fix"] == 1
+
+
+def limited(limit=None, **kwargs):
+    return build_environment(EnvConfig(id=registration.CAGE2_WORKFLOW_ID, max_episode_steps=limit, kwargs=kwargs))
+
+
+def endless():
+    return gymnasium.wrappers.TransformReward(workflow_env(red="sleep", max_steps=None), float)
+
+
+@pytest.mark.parametrize("every", [0, 1, 7], ids=["no fix", "fixes", "few fixes"])
+def test_a_limit_of_the_configuration_is_the_environments_own(every):
+    """Around it, a limit took the last step from it: nothing was paid there, and no episode was counted."""
+    red = ("b_line", "meander")
+    pair = limited(limit=50, red=red), workflow_env(red=red, max_steps=50)
+    fixes = [number(name) for name in ("Restore User1", "Remove Op_Host0", "Restore Enterprise1")]
+    actions = [fixes[step % 3] if every and step % every == 0 else step % 3 for step in range(50)]
+    for seed in range(3):
+        steps = [played(env, actions, seed=seed) for env in pair]
+        for one, other in zip(*steps, strict=True):
+            assert np.array_equal(one[0], other[0])
+            assert one[1:] == other[1:]
+        assert steps[0][-1][3] is True
+        assert steps[0][-1][4]["reward_no_fix_penalty"] == (0.0 if every else -6.0)
+    counts = [env.get_wrapper_attr("counts")() for env in pair]
+    assert counts[0] == counts[1]
+    assert (counts[0]["episodes"], counts[0]["episodes_without_fix"]) == (3, 0 if every else 3)
+
+
+def test_of_two_limits_the_smaller_counts():
+    env = limited(limit=50, max_steps=20)
+    assert [step[3] for step in played(env, [0] * 20, seed=0)] == [False] * 19 + [True]
+
+
+def test_a_limit_is_handed_on_through_what_is_around():
+    env = build_environment(EnvConfig(max_episode_steps=5), factory=endless)
+    assert [step[1] for step in played(env, [0] * 5, seed=0)] == [0, 0, 0, 0, -6.0]
+    with pytest.raises(HeadraceError, match="while no episode was in progress"):
+        env.step(0)
+    env.reset()
+    assert not env.step(0)[3]
+
+
+def test_an_episode_that_is_cut_from_outside_counts():
+    fix = number("Restore User1")
+    single = gymnasium.wrappers.TimeLimit(workflow_env(), 3)
+    vector = workflow_vector(2)
+    for actions in ([0, 0, 0], [0, fix, 0], []):
+        single.reset(seed=0)
+        vector.reset(seed=0)
+        for action in actions:
+            single.step(action)
+            vector.step(np.array([action, 0]))
+    single.reset()
+    vector.reset()
+    counts = single.env.counts(), vector.counts()
+    assert [(one["episodes"], one["episodes_without_fix"], one["fixes"]) for one in counts] == [(2, 1, 1), (4, 3, 1)]
 
 
 def test_the_bonus_of_a_step_goes_both_ways():

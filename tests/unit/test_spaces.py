@@ -50,13 +50,13 @@ plain_spaces = st.one_of(
     multi_discretes(),
     st.builds(spaces.MultiBinary, st.one_of(st.integers(1, 5), st.lists(st.integers(1, 3), min_size=1, max_size=3))),
 )
-keys = st.one_of(st.text(max_size=4), st.integers(-5, 5))
+keys = st.one_of(st.text(max_size=4).filter(lambda key: "." not in key), st.integers(-5, 5))
 any_spaces = st.recursive(
     plain_spaces,
     lambda inner: st.one_of(
         st.builds(
             lambda pairs: spaces.Dict(OrderedDict(pairs)),
-            st.lists(st.tuples(keys, inner), max_size=3, unique_by=lambda pair: pair[0]),
+            st.lists(st.tuples(keys, inner), max_size=3, unique_by=lambda pair: str(pair[0])),
         ),
         st.builds(spaces.Tuple, st.lists(inner, max_size=3)),
     ),
@@ -123,6 +123,34 @@ def test_the_order_of_a_dict_is_not_changed():
 def test_space_that_cannot_be_written(space, match):
     with pytest.raises(UnsupportedSpace, match=match):
         space_facts(space, spaces.Box(-1, 1, (1,)))
+
+
+ONE, OTHER = spaces.Box(-1, 1, (1,)), spaces.Box(-1, 1, (2,))
+
+
+@pytest.mark.parametrize(
+    ("space", "path", "both"),
+    [
+        (spaces.Dict({"a.b": ONE, "a": spaces.Dict({"b": OTHER})}), "obs.a.b", "obs['a']['b'] and obs['a.b']"),
+        (spaces.Dict({"a.0": ONE, "a": spaces.Tuple([OTHER])}), "obs.a.0", "obs['a'][0] and obs['a.0']"),
+        (spaces.Tuple([spaces.Dict(OrderedDict([(1, ONE), ("1", OTHER)]))]), "obs.0.1", "obs[0][1] and obs[0]['1']"),
+    ],
+)
+def test_two_parts_with_one_path_are_refused_by_their_keys(space, path, both):
+    with pytest.raises(UnsupportedSpace) as raised:
+        leaves(space, "obs")
+    assert str(raised.value) == (
+        "[ENV-005] obs space has two parts with one name\n"
+        f"  field: {path}\n"
+        f"  found: {both}\n"
+        "  fix: rename a key in the environment, or in a wrapper around it: a dot in a key reads like another level"
+    )
+
+
+def test_a_key_with_a_dot_is_a_key():
+    space = spaces.Dict({"a.b": ONE, "a": spaces.Dict({"c": OTHER})})
+    assert [(leaf.path, leaf.keys) for leaf in leaves(space, "obs")] == [("obs.a.c", ("a", "c")), ("obs.a.b", ("a.b",))]
+    assert bits(from_json(to_json(space))) == bits(space)
 
 
 BOX = json.loads(to_json(spaces.Box(-1, 1, (2,))))

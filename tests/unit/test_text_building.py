@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace.core.errors import ConfigError, EnvironmentFault, EnvironmentNotBuilt, EnvironmentRaised
@@ -99,6 +100,113 @@ class Leaking(Parrot):
     def dataset(self, split: Split) -> Sequence[Problem]:
         problems = super().dataset("train")
         return [Problem(f"{split}{i}", one.opening, one.facts) for i, one in enumerate(problems)]
+
+
+class Secret:
+    """Says nothing of what it holds."""
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+
+
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("no")
+
+
+class Addressed:
+    """Its pickle says where it lies."""
+
+    def __reduce__(self) -> Any:
+        return Addressed, (), {"at": id(self)}
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+def maze(seed: int) -> np.ndarray[Any, Any]:
+    """Larger than what numpy prints, and the same at its edges."""
+    walls = np.zeros((40, 40), np.int64)
+    walls[5:-5, 5:-5] = np.random.default_rng(seed).integers(0, 2, (30, 30))
+    return walls
+
+
+class Holding(Parrot):
+    """Three problems to train on and two to evaluate, each told from the others by a fact alone."""
+
+    def __init__(self, make: Callable[[int], Any], *, leaks: bool, same_ids: bool = False) -> None:
+        super().__init__()
+        self._make, self._leaks, self._same_ids = make, leaks, same_ids
+
+    def dataset(self, split: Split) -> Sequence[Problem]:
+        numbers = range(3) if split == "train" else range(2) if self._leaks else range(3, 5)
+        names = [f"{place if self._same_ids else split + str(place)}" for place in range(3)]
+        opening = (Message("user", "go"),)
+        return [
+            Problem(name, opening, {"text": "", "secret": self._make(number)})
+            for name, number in zip(names, numbers, strict=False)
+        ]
+
+
+COMPARED: dict[str, Callable[[int], Any]] = {
+    "numbers": lambda number: number,
+    "not numbers": lambda number: [float("nan"), number],
+    "numpy's numbers": np.float32,
+    "dates": lambda number: np.datetime64(number, "D"),
+    "texts": lambda number: "a" * number,
+    "objects": lambda number: Secret("word", number),
+    "objects in objects": lambda number: {"a": [Secret(Secret(number), maze(number))]},
+    "large arrays": maze,
+    "arrays of objects": lambda number: np.array([Secret(number), number], object),
+    "arrays of other types": lambda number: np.zeros(2, f"i{(1, 2, 4, 8)[number]}" if number < 4 else "f4"),
+    "arrays of other shapes": lambda number: np.zeros((number + 1, 60 // (number + 1))),
+    "keys of several types": lambda number: {1: number, "a": 2, None: maze(1)},
+    "sets": lambda number: {str(number), "b", "c"},
+    "ranges": lambda number: range(10**12, 10**12 + number),
+    "functions": lambda number: (max, min, sum, abs, len)[number],
+}
+
+
+@pytest.mark.parametrize("make", COMPARED.values(), ids=COMPARED)
+def test_problems_are_told_apart_by_what_their_facts_hold(make: Callable[[int], Any]) -> None:
+    assert check_environment(Holding(make, leaks=False)).notes == ()
+    with pytest.raises(EnvironmentFault, match="evaluates 2 of 2 problems that it also trains on"):
+        check_environment(Holding(make, leaks=True))
+
+
+def test_a_problem_is_the_same_one_whichever_of_its_parts_are_one_object() -> None:
+    calls = itertools.count()
+
+    def make(number: int) -> Any:
+        text, training = f"word{number}", next(calls) < 2 * 3  # each split is asked for twice
+        return {"a": Secret(text, text), "b": 1} if training else {"b": 1, "a": Secret(text, "".join(text))}
+
+    with pytest.raises(EnvironmentFault, match="evaluates 2 of 2"):
+        check_environment(Holding(make, leaks=True))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda _: Unpicklable(), lambda _: Addressed(), lambda _: lambda: 1], ids=["raises", "addressed", "local"]
+)
+def test_what_cannot_be_compared_is_noted(make: Callable[[int], Any]) -> None:
+    note = (
+        "3 problems to train on and 2 to evaluate have facts that cannot be compared, so that some may be in both splits;"
+        " for instance secret of "
+    )
+    assert check_environment(Holding(make, leaks=True)).notes == (f"{note}train0",)
+    assert check_environment(Holding(make, leaks=False, same_ids=True)).notes == (
+        f"{note}0",
+        "2 of these have an id that is in both splits, for instance 0",
+    )
+
+
+def test_a_fact_that_holds_itself_cannot_be_compared() -> None:
+    def make(number: int) -> Any:
+        inner: list[Any] = [number]
+        inner.append(inner)
+        return inner
+
+    assert len(check_environment(Holding(make, leaks=True)).notes) == 1
 
 
 class Shuffling(Parrot):

@@ -39,6 +39,21 @@ def test_the_right_answer_is_worth_one_and_any_other_less(dialect: str) -> None:
     assert env.reward(problem, problem.opening).reward == 0.0
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The answer goes between <reversed_text> tags. <reversed_text>{}</reversed_text>",
+        "<reversed_text>no</reversed_text> Better:\n<Reversed_Text>\n{}\n</reversed_text>",
+        "<reversed_text>{}</reversed_text> is what I put in <reversed_text>",
+    ],
+)
+def test_a_tag_that_is_only_spoken_of_takes_no_answer_away(text: str) -> None:
+    env = ReverseEnvironment(dialect="guide")
+    problem = env.dataset("train")[0]
+    message = Message("assistant", text.format(problem.facts["answer"]))
+    assert env.reward(problem, (*problem.opening, message)).solved
+
+
 def test_the_reward_is_the_share_of_what_matches() -> None:
     env = ReverseEnvironment()
     problem = env.dataset("train")[0]

@@ -174,6 +174,30 @@ def test_the_guide_reads_the_last_field_and_explains_an_invalid_move() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "format_term"),
+    [
+        ("I put my guess in <guess> tags. <guess>[crane]</guess>", 0.2),
+        ("So I answer with <GUESS>.\n<guess>\ncrane\n</Guess>", 0.2),
+        ("<guess> and </guess>: <guess>crane</guess>", 0.0),
+        ("<guess>snake</guess> no, <guess>crane</guess>", 0.0),
+        ("<guess>[crane]</guess> is what I put in <guess>", 0.2),
+        ("<guess>[crane]</guess> is what I put before </guess>", 0.2),
+    ],
+)
+def test_a_tag_that_is_only_spoken_of_takes_no_guess_away(text: str, format_term: float) -> None:
+    env = WordleEnvironment(letters=5, dialect="guide", held_out=0)
+    problem = problem_of(env, "crane")
+    judged = env.reward(problem, said(problem, text))
+    assert (judged.solved, judged.terms["format"]) == (True, pytest.approx(format_term))
+
+
+@pytest.mark.parametrize("text", ["<guess>crane", "crane</guess>", "</guess>crane<guess>", "<guess><guess></guess>"])
+def test_what_stands_in_no_field_is_no_guess(text: str) -> None:
+    env = WordleEnvironment(letters=5, dialect="guide", held_out=0)
+    assert env.game(problem_of(env, "crane"), said(problem_of(env, "crane"), text)).refusals == ("unreadable",)
+
+
 def test_any_letters_may_be_guessed_where_the_list_is_no_dictionary() -> None:
     open_env = WordleEnvironment(only_words=False, held_out=0)
     problem = problem_of(open_env, "cat")

@@ -91,7 +91,8 @@ class EnvConfig(Section):
     group_size: int = Field(default=1, ge=1, le=128)
     """Lanes that share one policy call. Part of the result; must divide ``lanes``."""
     max_episode_steps: int | None = Field(default=None, ge=1)
-    """Truncate episodes after so many steps, on top of the environment's own limit."""
+    """Truncate episodes after so many steps, on top of the environment's own limit. An environment that has a method
+    ``truncate_after`` is handed the number instead: one that pays in the last step of an episode has to know which one that is."""
     continuing: bool = False
     """Episodes are not expected to end; without it a long run in which none ends is warned about."""
     frame_stack: int = Field(default=1, ge=1, le=64)

@@ -43,9 +43,22 @@ def leaves(space: spaces.Space[Any], prefix: str) -> tuple[Leaf, ...]:
         prefix: First part of each path, ``obs`` or ``action``.
 
     Raises:
-        UnsupportedSpace: Any other space; the message names it.
+        UnsupportedSpace: Any other space; the message names it. Or two parts have one path, as a key with a dot and a key of
+            a Dict in it may; the message names both.
     """
-    return tuple(_leaves(space, prefix, ()))
+    found = tuple(_leaves(space, prefix, ()))
+    known: dict[str, Leaf] = {}
+    for leaf in found:
+        other = known.setdefault(leaf.path, leaf)
+        if other is not leaf:
+            both = (prefix + "".join(f"[{key!r}]" for key in one.keys) for one in (other, leaf))
+            raise UnsupportedSpace(
+                f"{prefix} space has two parts with one name",
+                field=leaf.path,
+                found=" and ".join(both),
+                fix="rename a key in the environment, or in a wrapper around it: a dot in a key reads like another level",
+            )
+    return found
 
 
 def _leaves(space: spaces.Space[Any], path: str, keys: tuple[str | int, ...]) -> Iterator[Leaf]:

@@ -141,7 +141,14 @@ class _Builder:
         self._check(made)
         env: Environment = made
         limit = self.config.max_episode_steps
-        return TimeLimit(env, max_episode_steps=limit) if limit is not None else env
+        if limit is None:
+            return env
+        if env.has_wrapper_attr(
+            "truncate_after"
+        ):  # it pays in an episode's last step, and has to know which one that is
+            env.get_wrapper_attr("truncate_after")(limit)
+            return env
+        return TimeLimit(env, max_episode_steps=limit)
 
     def _made(self, kwargs: dict[str, Any], make: Callable[[dict[str, Any]], Any]) -> Any:
         try:

@@ -12,7 +12,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, HeadraceError
 from headrace.envs.cage2.env import OBSERVATION_BITS, CAGE2Env
 from headrace.envs.cage2.network import CHECKED, TYPES
 from headrace.envs.cage2.settings import Opponent
@@ -84,6 +84,9 @@ class WorkflowEnv(gymnasium.Wrapper[NDArray[np.uint8], SupportsIndex, NDArray[np
                 rule=self._compliance.alignment.rule,
             )
         self._summed = 0.0
+        self._steps = 0
+        self._limit: int | None = None
+        self._open = False  # an episode has steps, and is not counted yet
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -110,6 +113,13 @@ class WorkflowEnv(gymnasium.Wrapper[NDArray[np.uint8], SupportsIndex, NDArray[np
         """What compliance is made of, since the beginning; see `workflows.Compliance.counts`."""
         return self._compliance.counts()
 
+    def truncate_after(self, steps: int) -> None:
+        """End episodes after so many steps, if the environment does not end them before.
+
+        A limit around this environment would end them behind its back, and take the last step from it, in which it pays.
+        """
+        self._limit = steps
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
@@ -125,20 +135,36 @@ class WorkflowEnv(gymnasium.Wrapper[NDArray[np.uint8], SupportsIndex, NDArray[np
         order, options = _split(options)
         orders = None if order is None else [checked_order(order)]
         seen, info = self.env.reset(seed=seed, options=options)
+        if self._open:
+            self._compliance.cut()
         if orders is not None:
             self._compliance.give(orders)
         self._compliance.begin()
-        self._summed = 0.0
+        self._summed, self._steps, self._open = 0.0, 0, False
         return self._extended(seen), info
 
     def step(self, action: SupportsIndex) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
-        """One step."""
+        """One step.
+
+        Raises:
+            ConfigError: ``action`` is no integer from 0 to 144; nothing has happened.
+            HeadraceError: No episode is in progress; or wrappers have changed its rewards.
+        """
+        if self._limit is not None and self._steps >= self._limit:
+            raise HeadraceError(
+                "WorkflowEnv.step() was called while no episode was in progress",
+                fix="Call reset() first, and again after a step that returned truncated.",
+                steps_taken=self._steps,
+            )
         number = CHECKED.one("WorkflowEnv", action)
         judged, fixes = self._compliance, _FIXES[number]
         looks = fixes and judged.uses_true_state
         compromised = self._network.compromised_types(foothold=judged.alignment.count_foothold) if looks else 0
         seen, reward, terminated, truncated, info = self.env.step(number)
+        self._steps += 1
+        truncated = truncated or self._steps == self._limit
         ended = terminated or truncated
+        self._open = not ended
         self._summed += float(reward)
         if ended:
             check_return(self._summed, self._network.episode_return)
@@ -178,6 +204,7 @@ class WorkflowVector(VectorWrapper):
         self.ledger = RewardLedger()
         """Sums of the reward's terms, of all steps and copies so far."""
         self._summed = np.zeros(env.num_envs)
+        self._open = False  # episodes have steps, and are not counted yet
 
     @property
     def orders(self) -> tuple[tuple[str, ...], ...]:
@@ -205,6 +232,8 @@ class WorkflowVector(VectorWrapper):
         order, options = _split(options)
         orders = None if order is None else [checked_order(one) for one in _for_each(order, self.num_envs)]
         seen, info = self.env.reset(seed=seed, options=options)
+        if self._open:
+            self._compliance.cut()
         if orders is not None:
             self._compliance.give(orders)
         self._begin()
@@ -224,7 +253,8 @@ class WorkflowVector(VectorWrapper):
             terms = {name: np.zeros(self.num_envs) for name in TERMS}
         else:
             self._summed += rewards
-            if truncations.any():
+            self._open = not truncations.any()
+            if not self._open:
                 for summed, told in zip(self._summed.tolist(), self.env.episode_returns.tolist(), strict=True):
                     check_return(summed, told)
             judged.judge(chosen, compromised)
@@ -245,6 +275,7 @@ class WorkflowVector(VectorWrapper):
     def _begin(self) -> None:
         self._compliance.begin()
         self._summed = np.zeros(self.num_envs)
+        self._open = False
 
     def _extended(self, seen: NDArray[np.uint8]) -> NDArray[np.uint8]:
         return np.concatenate([seen, self._compliance.codes], axis=1)

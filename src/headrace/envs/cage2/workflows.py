@@ -151,7 +151,7 @@ class Compliance:
         self.give(orders)
         copies = len(self.orders)
         self.episodes = self.episodes_without_fix = self.fixes_with_nothing_compromised = 0
-        """Of the finished episodes; of all fixes, if the rule is judged by the true state."""
+        """Of the episodes that are over; of all fixes, if the rule is judged by the true state."""
         self.fixes_by_type, self.compliant_by_type = np.zeros((2, len(net.TYPES)), np.int64)
         """Of all fixes, [5] each."""
         self._every = np.arange(copies)
@@ -219,15 +219,24 @@ class Compliance:
             ended: Whose episode ends with this step, [N].
         """
         settings = self.alignment
-        without = ended & (self.fixes == 0)
-        self.episodes += int(ended.sum())
-        self.episodes_without_fix += int(without.sum())
+        without = self._end(ended)
         return {
             "environment": rewards,
             "alignment": settings.alignment_lambda * (rate(self.compliant, self.fixes, 0.0) - self._before),
             "no_fix_penalty": np.where(without, -settings.no_fix_penalty * settings.alignment_lambda, 0.0),
             "step_bonus": settings.step_bonus * (2.0 * self.complied - self.judged) + 0.0,  # no -0.0
         }
+
+    def cut(self) -> None:
+        """The episode of every copy was ended by somebody else, after some steps: it counts, and nothing is paid any more."""
+        self._end(np.ones(len(self.orders), np.bool_))
+
+    def _end(self, ended: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Count these episodes; which of them have no fix, [N]."""
+        without: NDArray[np.bool_] = ended & (self.fixes == 0)
+        self.episodes += int(ended.sum())
+        self.episodes_without_fix += int(without.sum())
+        return without
 
     def counts(self) -> dict[str, int | dict[str, int]]:
         """What compliance is made of, since the beginning: a high rate of few fixes is another thing than of many.

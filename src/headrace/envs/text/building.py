@@ -23,6 +23,7 @@ from headrace.envs.text.asking import (
     transcript_of,
     words_of,
 )
+from headrace.envs.text.contents import Contents, contents_of
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, TextEnvironment
 
 FACTORIES: Mapping[str, str] = {
@@ -169,12 +170,14 @@ class _Check:
         return problems
 
     def disjoint(self, training: Sequence[Problem], held: Sequence[Problem]) -> tuple[str, ...]:
-        known = {_content(problem): problem.id for problem in training}
-        leaked = [(known[_content(problem)], problem.id) for problem in held if _content(problem) in known]
+        trained, asked = contents_of(training), contents_of(held)
+        known = {key: name for name, key in trained.keys.items()}
+        leaked = [(known[key], name) for name, key in asked.keys.items() if key in known]
+        notes = _unknown(trained, asked)
         if not leaked:
-            return ()
+            return notes
         if getattr(self._env, "evaluates_seen", False):
-            return (f"evaluation asks for {len(leaked)} problems that are trained on, as configured",)
+            return (f"evaluation asks for {len(leaked)} problems that are trained on, as configured", *notes)
         raise self._fault(
             f"evaluates {len(leaked)} of {len(held)} problems that it also trains on",
             for_instance=f"{leaked[0][1]} is {leaked[0][0]}",
@@ -258,9 +261,23 @@ def _defined_at(method: object) -> dict[str, str]:
     return {} if code is None else {"defined_at": f"{code.co_filename}:{code.co_firstlineno}"}
 
 
-def _content(problem: Problem) -> str:
-    """What makes two problems the same one, whatever their ids."""
-    return repr((problem.opening, sorted(problem.facts.items())))
+def _unknown(trained: Contents, asked: Contents) -> tuple[str, ...]:
+    """What is to be said of problems that cannot be compared; nothing if there are none."""
+    opaque = trained.opaque | asked.opaque
+    if not opaque:
+        return ()
+    name, fact = next(iter(opaque.items()))
+    counts = f"{len(trained.opaque)} problems to train on and {len(asked.opaque)} to evaluate"
+    instance = f"for instance {fact} of {name}"
+    notes = [f"{counts} have facts that cannot be compared, so that some may be in both splits; {instance}"]
+    both = [name for name in opaque if _has(trained, name) and _has(asked, name)]
+    if both:
+        notes.append(f"{len(both)} of these have an id that is in both splits, for instance {both[0]}")
+    return tuple(notes)
+
+
+def _has(contents: Contents, name: str) -> bool:
+    return name in contents.keys or name in contents.opaque
 
 
 def _known(name: str) -> str:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import difflib
-import re
 import string
 from collections.abc import Sequence
 
 from headrace.core import seeding
 from headrace.core.errors import ConfigError
 from headrace.core.refusals import nearest
+from headrace.envs.text.fields import fields
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, Split, Transcript
 
 _LETTERS = string.ascii_lowercase
 _TEXTS_SEED = 21
 """Part of what the dataset is, whatever the seed of a run."""
-_FIELD = re.compile(r"<reversed_text>(.*?)</reversed_text>", re.DOTALL | re.IGNORECASE)
+_TAG = "reversed_text"
 _GUIDE = "Reverse the text letter by letter. Put the answer between tags, like this: <reversed_text>cba</reversed_text>"
 _DIALECTS = ("brief", "guide")
 
@@ -84,8 +84,8 @@ class ReverseEnvironment:
     def _answer(self, text: str) -> str:
         if not self._guide:
             return text
-        fields = _FIELD.findall(text)
-        return fields[-1].strip() if fields else ""
+        found = fields(text, _TAG)
+        return found[-1].strip() if found else ""
 
     def _problem(self, split: Split, text: str) -> Problem:
         opening: tuple[Message, ...] = (Message("user", text),)

@@ -50,9 +50,8 @@ class World:
         self._bare = bare.ravel()
         self._inner_cells = np.flatnonzero(self._bare == EMPTY)
         self._cells = np.tile(self._bare, (copies, 1))  # [C, padded cells]
-        self._flat = self._cells.reshape(-1)
-        self._first = np.arange(copies) * size  # where each copy begins in it
-        self._positions = np.zeros((copies, agents), np.int64)  # [C, A] in it
+        self._first = np.arange(copies) * size  # where each copy begins in `_flat`
+        self._positions = np.zeros((copies, agents), np.int64)  # [C, A] in `_flat`
         width = self._shape[1]
         self._steps = np.array([-width, width, -1, 1])  # up, down, left, right
         around = np.arange(-edge, edge + 1)
@@ -132,6 +131,11 @@ class World:
         """Row and column of each agent on the map, [C, A, 2]."""
         padded = np.divmod(self._positions - self._first[:, None], self._shape[1])
         return np.stack(padded, axis=-1) - self.settings.vision_radius
+
+    @property
+    def _flat(self) -> NDArray[np.uint8]:
+        """The cells of all copies in a row, a view. It is not kept: of a world that is copied or pickled it would be no view."""
+        return self._cells.reshape(-1)
 
     def _grow(self) -> None:
         if self._until_drawing == 0:

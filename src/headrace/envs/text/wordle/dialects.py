@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Protocol
 
+from headrace.envs.text.fields import fields
 from headrace.envs.text.protocol import Message
 from headrace.envs.text.wordle.game import INVALID_MOVES, Game, Refusal, Rules
 
-_FIELD = re.compile(r"<guess>(.*?)</guess>", re.DOTALL | re.IGNORECASE)
+_TAG = "guess"
 
 _REASONS: dict[Refusal, str] = {
     "unreadable": "no guess was found in your message",
@@ -95,16 +95,16 @@ class Guide:
 
     def guess(self, text: str) -> str | None:
         """What stands in the last field, brackets or not."""
-        fields = _FIELD.findall(text)
-        if not fields:
+        found = fields(text, _TAG)
+        if not found:
             return None
-        word = fields[-1].strip().removeprefix("[").removesuffix("]").strip().lower()
+        word = found[-1].strip().removeprefix("[").removesuffix("]").strip().lower()
         return word if word.isalpha() else None
 
     def well_formed(self, text: str, rules: Rules) -> bool:
         """Whether there is exactly one field, with one word of the right length."""
         word = self.guess(text)
-        return word is not None and len(word) == rules.letters and len(_FIELD.findall(text)) == 1
+        return word is not None and len(word) == rules.letters and len(fields(text, _TAG)) == 1
 
     def spoken(self, word: str) -> str:
         """The word in its field."""
