@@ -17,6 +17,7 @@ from headrace.telemetry.looks import ALIVE, IDLE, Flow, Look, Plan
 _BEFORE: tuple[Callable[[Snapshot], Blame | None], ...] = (
     checks.ended,
     checks.no_board,
+    checks.unsummed,
     checks.orphaned,
     checks.copied,
     checks.no_room,
