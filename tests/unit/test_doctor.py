@@ -576,6 +576,8 @@ def test_a_run_that_was_over_before_it_could_be_watched_is_not_said_to_be_starti
     assert found.state == Condition.FINISHED
     assert found.verdict.startswith("the run completed")
     assert found.evidence[-1].startswith("training was over before it could be looked at twice")
+    found = diagnose_stretch(replace(WELL, looks=starting, summary=DONE | {"outcome": "interrupted"}, plan=PLAN))
+    assert (found.verdict.startswith("the run was interrupted"), found.evidence) == (True, ())
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,8 @@ def diagnose_stretch(snapshot: Snapshot) -> Diagnosis:
     training = tuple(look for look in snapshot.looks if _trains(look))
     if len(training) < 2 and snapshot.summary is not None:  # its start says nothing of what limits it
         ended = diagnose(snapshot)
-        return replace(ended, evidence=(*ended.evidence, _TOO_SHORT))
+        completed = snapshot.summary.get("outcome") == "completed"
+        return replace(ended, evidence=(*ended.evidence, _TOO_SHORT)) if completed else ended
     looks = training if len(training) >= 2 else tuple(snapshot.looks)
     whole = replace(snapshot, looks=looks, summary=None, live=True)
     if len(looks) < 2:
