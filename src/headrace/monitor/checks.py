@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from headrace.monitor.snapshot import Memory, Snapshot
@@ -285,6 +287,16 @@ def with_remarks(found: Blame, remarks: Iterable[Remark], snapshot: Snapshot) ->
         (*found.evidence, *also, *recent_faults(snapshot)),
         "; ".join(filter(None, [found.remedy, *(one.remedy for one in remarks)])),
     )
+
+
+def with_those_beside(found: Blame, snapshot: Snapshot) -> Blame:
+    """A verdict on a whole run, and who was started alone in its directory since, and is alive."""
+    if not snapshot.beside:
+        return found
+    alone = names([place.rpartition("/")[2] for place in snapshot.beside])
+    live = f"{alone}, started alone, {verb(snapshot.beside, 'is', 'are')} alive in its directory"
+    ask = f"headrace doctor {shlex.quote(snapshot.beside[0])} looks at {alone if len(snapshot.beside) == 1 else 'the first'}"
+    return replace(found, sentence=f"{found.sentence}; {live}", remedy="; ".join(filter(None, [ask, found.remedy])))
 
 
 def seen(snapshot: Snapshot) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ _BY_CHANCE = 0.01
 
 def diagnose(snapshot: Snapshot) -> Diagnosis:
     """What holds a run up, or that nothing does."""
-    return _diagnosis(_verdict(snapshot), stages(snapshot))
+    return _diagnosis(checks.with_those_beside(_verdict(snapshot), snapshot), stages(snapshot))
 
 
 def _verdict(snapshot: Snapshot) -> Blame:
