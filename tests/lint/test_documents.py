@@ -75,6 +75,12 @@ def test_the_readme_names_how_to_start(checkout: Path) -> None:
     assert named("make", (checkout / "README.md").read_text()) >= {"demo", "test"}
 
 
+def test_a_process_that_a_page_looks_for_is_one(checkout: Path) -> None:
+    """Training with workers has many that match; an option takes one number."""
+    pages = [checkout / "README.md", *(checkout / "docs").rglob("*.md")]
+    assert [page.name for page in pages if re.search(r"\$\(pgrep (?!-\w*[on])", page.read_text())] == []
+
+
 def test_the_preset_of_the_demo_exists(checkout: Path) -> None:
     presets = re.findall(r"headrace train ([a-z][\w-]*)", (checkout / "Makefile").read_text())
     assert presets

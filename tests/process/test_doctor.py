@@ -241,3 +241,19 @@ def test_debug_run(tmp_path):
     assert table["learner"]["rate"] > 0
     assert sum(table["learner"]["busy_with"].values()) == pytest.approx(1.0, abs=0.01)
     assert {"verdict", "culprit", "state", "stages", "evidence", "remedy", "run"} <= set(found)
+
+
+@pytest.mark.table
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_debug_run_that_is_interrupted_says_so_and_gives_no_advice(tmp_path, number):
+    run_dir = tmp_path / "run"
+    with command("debug-run", *traced(tmp_path), "--run-dir", run_dir, "--json") as process:
+        until(lambda views: "probe" in views, run_dir)
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=90.0)
+    assert process.returncode == 130
+    found = json.loads(out)
+    assert found["outcome"] == "interrupted"
+    assert found["verdict"].startswith("the run was interrupted after ")
+    assert "run.steps" not in out
+    assert {stage["state"] for stage in found["stages"]} <= {"ended", "empty"}

@@ -17,10 +17,13 @@ import pytest
 import headrace
 from headrace.core.clock import MonotonicClock
 from headrace.ipc.channel import Deadline, poll_fds
+from headrace.monitor.doctor import diagnose
+from headrace.monitor.reader import read_run
 from headrace.runtime.progress import Progress
 from headrace.runtime.rundir import RunDirectory
 from headrace.supervision.spec import BecameReady, Event, Reported, Started
 from headrace.supervision.supervisor import Supervisor
+from headrace.telemetry.blame import Condition
 from run_support import assert_books, assert_gapless, events, summary
 from session_support import go_on
 
@@ -293,3 +296,16 @@ def test_a_run_whose_directory_is_removed_ends_and_says_so(schedule: str, tmp_pa
     assert run.summary["exit_code"] == 1
     assert run.summary["error"].startswith(f"[CFG-003] the run directory {place} was removed, moved or replaced")
     assert not (tmp_path / "elsewhere" / "summary.json").exists()
+    found = diagnose(read_run(tmp_path / "elsewhere"))
+    assert found.state is Condition.FAILED
+    assert ", and its summary could not be written; it had failed: the run directory " in found.verdict
+
+
+def test_of_a_run_that_whoever_looks_on_has_ended_and_that_left_no_summary_the_board_tells(tmp_path: Path) -> None:
+    def look(_: Progress) -> None:
+        raise RuntimeError("no terminal")
+
+    with pytest.raises(RuntimeError, match="no terminal"):
+        headrace.train(run_dir=tmp_path / "run", settings={"env.id": "Pendulum-v1"}, on_progress=look)
+    (tmp_path / "run" / "summary.json").unlink()
+    assert "and its summary could not be written; it had failed: " in diagnose(read_run(tmp_path / "run")).verdict

@@ -19,6 +19,7 @@ from headrace.monitor.doctor import diagnose
 from headrace.monitor.reader import read_run
 from headrace.supervision.spec import BecameReady, Exited
 from headrace.supervision.supervisor import Supervisor
+from headrace.telemetry.board import Board, State
 from headrace.telemetry.events import read_events
 from supervise_support import (
     Command,
@@ -640,6 +641,8 @@ def test_an_onlooker_that_raises_ends_everybody_in_order_and_is_told(tmp_path, s
     assert {facts["stage"] for facts in summary["processes"].values()} == {"stopped"}
     events = read_events(tmp_path / "events.jsonl")
     assert [event["component"] for event in events if event["kind"] == "stopped"] == ["user", "server"]
+    with Board.open(tmp_path / "board") as board:  # where no summary can be written, it alone tells of an end in order
+        assert board.read_all()[0].state is State.FAILED
 
 
 @pytest.mark.table

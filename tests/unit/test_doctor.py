@@ -170,6 +170,43 @@ def test_a_killed_parent():
     )
 
 
+def over(state: State, **changes):
+    """A run whose supervisor has ended by itself and left no summary."""
+    ended = look(83.2, component("supervisor", since_s=83.2, state=state), component("learner", state=State.ENDED))
+    return diagnose(replace(WELL, looks=(ended,), live=False, silent_s=300.4, **changes))
+
+
+@pytest.mark.parametrize("state", [State.ENDED, State.FAILED])
+def test_a_summary_for_which_there_was_no_room(state):
+    told = event("ended", 83.0, "supervisor", "run ended: completed")
+    found = over(state, events=[told], disk=Disk(0, 50 * GB))
+    assert (found.state, found.culprit, found.exit_code) == (Condition.FAILED, "supervisor", 1)
+    assert found.verdict == (
+        "supervisor (pid 10) ended by itself 83.2 s after the start of the run, 300 s ago, and its summary could not be "
+        "written; the disk of the run directory is full: 0 MB of 50.0 GB are free"
+    )
+    assert found.evidence == ("the last that was written: run ended: completed",)
+    assert found.remedy == (
+        "make room on that disk; go on from its newest checkpoint: headrace train --resume --run-dir RUN"
+    )
+
+
+@pytest.mark.parametrize("where", [{}, {"here": False}, {"here": False, "this_host": "hare", "disk": Disk(0, GB)}])
+def test_a_summary_that_a_run_could_not_write_where_its_directory_was_moved(where):
+    moved = event("fault", 83.1, "supervisor", "the run directory L1 was moved", code="CFG-003")
+    found = over(State.FAILED, events=[moved, event("ended", 83.2, "supervisor", "run ended: failed")], **where)
+    assert found.verdict == (
+        "supervisor (pid 10) ended by itself 83.2 s after the start of the run, 300 s ago, and its summary could not be "
+        "written; it had failed: the run directory L1 was moved"
+    )
+    assert found.remedy.startswith("go on from its newest checkpoint")
+
+
+def test_a_full_disk_is_told_beside_a_killed_parent():
+    found = diagnose(replace(WELL, looks=(at(83.2, 5_000),), live=False, disk=Disk(0, 50 * GB)))
+    assert found.evidence[1] == "the disk of the run directory is full: 0 MB of 50.0 GB are free"
+
+
 def test_a_restarted_machine():
     found = diagnose(replace(WELL, looks=(at(83.2, 5_000),), here=False, live=False))
     assert (found.state, found.culprit) == (Condition.DEAD, None)
@@ -539,6 +576,8 @@ def test_a_run_that_was_over_before_it_could_be_watched_is_not_said_to_be_starti
     assert found.state == Condition.FINISHED
     assert found.verdict.startswith("the run completed")
     assert found.evidence[-1].startswith("training was over before it could be looked at twice")
+    found = diagnose_stretch(replace(WELL, looks=starting, summary=DONE | {"outcome": "interrupted"}, plan=PLAN))
+    assert (found.verdict.startswith("the run was interrupted"), found.evidence) == (True, ())
 
 
 @pytest.mark.parametrize(

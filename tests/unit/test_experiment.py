@@ -260,6 +260,13 @@ def test_spent_budget_is_told_also_after_a_single_restart(scene):
     )
 
 
+def test_what_to_do_is_said_once_of_one_that_was_killed_too_often(scene):
+    scene.supervisor.instruction = GiveUp("collector-1", "it ended again after 1 restart within 300 s", spent=True)
+    scene.happen(died("collector-1"), salvaged(1))
+    assert scene.summary["error"].endswith("\n  fix: read the last lines of logs/collector-1.log")
+    assert scene.summary["error"].count("read the last lines") == 1
+
+
 @pytest.mark.parametrize("settings", [{"supervision.when_spent": "degrade"}])
 def test_both_last_times_are_told_where_an_environment_s_own_budget_was_spent_first(scene):
     scene.supervisor.instruction = GiveUp("collector-1", "it ended again after 1 restart within 300 s", spent=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -220,6 +221,15 @@ def test_a_run_in_another_container_lives_if_its_supervisor_was_there_a_moment_a
     hour_ns = time.monotonic_ns() + 3600 * 10**9
     monkeypatch.setattr(reader.time, "monotonic_ns", lambda: hour_ns)
     assert not read_run(run.path, pause=lambda _: None).live
+
+
+def test_a_lock_that_components_share_which_were_started_alone_is_no_whole_run_s(run):
+    run.close()
+    with run.lock_file.open() as shared:
+        fcntl.flock(shared, fcntl.LOCK_SH)
+        assert not reader._locked(run.lock_file)
+        fcntl.flock(shared, fcntl.LOCK_EX)
+        assert reader._locked(run.lock_file)
 
 
 def test_a_lock_of_another_file_system_is_another_one(run, tmp_path, monkeypatch):

@@ -11,10 +11,12 @@ from headrace.cli import ending, rlview
 from headrace.cli.main import main
 from headrace.cli.watching import Sight, number_lines
 from headrace.core.errors import ConfigError, RunDirectoryError
+from headrace.monitor.doctor import diagnose
 from headrace.monitor.reader import places, read_numbers, read_run
 from headrace.monitor.snapshot import Diagnosis
+from headrace.runtime.rundir import RunDirectory
 from headrace.telemetry.blame import Condition
-from headrace.telemetry.board import Board
+from headrace.telemetry.board import Board, State
 
 LANGUAGE = {"run": {"steps": 100}, "orchestrator": {"max_policy_lag": 2}}
 SFT = '{"step": 7, "wall_s": 20.4, "sft/loss": 1.96}\n'
@@ -103,6 +105,31 @@ def test_components_that_were_started_alone_are_all_shown(tmp_path, capsys):
     told = capsys.readouterr().out
     assert f"run         {tmp_path}/alone/inference\n" in told
     assert f"run         {tmp_path}/alone/trainer\n" in told
+
+
+def test_a_component_that_lives_alone_in_the_directory_of_a_whole_run_is_shown_and_named(tmp_path, capsys):
+    def a_place(path: Path, component: str) -> RunDirectory:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "config.toml").write_text("[orchestrator]\nmax_policy_lag = 1\n")
+        with Board.create(path / "board", [("supervisor", "supervisor"), (component, component)]) as board:
+            board.slot("supervisor").set_state(State.RUNNING)
+        return RunDirectory(path)
+
+    a_place(tmp_path, "trainer").write_summary({"outcome": "completed", "wall_s": 9.0, "error": None, "did": "3 steps"})
+    a_place(tmp_path / "alone" / "trainer", "trainer")  # alone before, or killed since: nobody holds its lock
+    with a_place(tmp_path / "alone" / "inference", "inference") as alone:
+        alone.take_lock("wait")
+        assert places(tmp_path) == [tmp_path, alone.path]
+        found = diagnose(read_run(tmp_path))
+        assert found.verdict.endswith("with 3 steps; inference, started alone, is alive in its directory")
+        assert found.remedy == f"headrace doctor {alone.path} looks at inference"
+        assert found.exit_code == 0
+        assert main(["monitor", str(tmp_path), "--once"], standalone_mode=False) == 0
+        told = capsys.readouterr().out
+        assert "finished: the run completed after 9.0 s" in told
+        assert f"run         {alone.path}\n" in told
+    assert places(tmp_path) == [tmp_path]
+    assert diagnose(read_run(tmp_path)).verdict.endswith("with 3 steps")
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ _EVERY_S = 1.0
 def debug_run(config: str, run_dir: Path | None, as_json: bool, **given: Any) -> int:
     """Train as CONFIG says for thirty seconds, watch every stage, and say what limits the run or holds it up.
 
-    Exit codes as of `headrace doctor`.
+    Exit codes as of `headrace doctor`; 130: interrupted.
     """
     import_from_here()
     experiment = load_config(config, overrides_of(given.pop("settings"), given))
@@ -59,13 +59,13 @@ def debug_run(config: str, run_dir: Path | None, as_json: bool, **given: Any) ->
         click.echo(json.dumps(told, ensure_ascii=False))
     else:
         click.echo("\n".join([_drawn(table), in_words(found), "", f"run  {place.path}"]))
-    return found.exit_code
+    return int(summary["exit_code"]) if summary["outcome"] == "interrupted" else found.exit_code
 
 
 def _whole(path: Path, looks: list[Look]) -> tuple[Diagnosis, tuple[Share, ...]]:
     after = read_run(path)
     snapshot = Snapshot(
-        looks=looks or after.looks, header=after.header, plan=after.plan, summary=after.summary, events=after.events,
+        looks=[*looks, *after.looks], header=after.header, plan=after.plan, summary=after.summary, events=after.events,
         this_host=after.this_host, memory=machine_memory(),
     )  # fmt: skip
     return diagnose_stretch(snapshot), shares(looks, after.plan) if len(looks) > 1 else ()

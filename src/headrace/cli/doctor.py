@@ -36,19 +36,27 @@ def doctor(run: Path, as_json: bool) -> int:
 
 def in_words(found: Diagnosis) -> str:
     """A diagnosis as people read it: table, verdict, evidence, remedy."""
-    parts = [_table(found.stages)] if found.stages else []
+    parts = [plain(stage_table(found.stages))] if found.stages else []
     parts.append(f"{found.state.value}: {found.verdict}\n")
-    if found.evidence:
-        parts.append("seen\n" + "".join(f"  {line}\n" for line in found.evidence))
-    if found.remedy:
-        parts.append(f"what to do\n  {found.remedy}\n")
+    parts += [f"{text}\n" for text in (what_was_seen(found), what_to_do(found)) if text]
     return "\n".join(parts).rstrip()
 
 
-def _table(stages: Sequence[Stage]) -> str:
+def what_was_seen(found: Diagnosis) -> str:
+    """Its evidence under a headline; empty if there is none."""
+    return "\n  ".join(["seen", *found.evidence]) if found.evidence else ""
+
+
+def what_to_do(found: Diagnosis) -> str:
+    """Its remedy under a headline; empty if there is none."""
+    return f"what to do\n  {found.remedy}" if found.remedy else ""
+
+
+def stage_table(stages: Sequence[Stage], *, no_wrap: bool = False) -> Table:
+    """The components, a row each; ``no_wrap``: also where that is too wide."""
     table = Table(box=None, padding=(0, 3, 0, 0))
     for title in ("component", "state", "activity", "since", "rate", "waits on", "pid"):
-        table.add_column(title, justify="right" if title in ("since", "rate") else "left")
+        table.add_column(title, justify="right" if title in ("since", "rate") else "left", no_wrap=no_wrap)
     for one in stages:
         table.add_row(
             one.component,
@@ -59,7 +67,7 @@ def _table(stages: Sequence[Stage]) -> str:
             one.waits_on or NOTHING,
             _process(one),
         )
-    return plain(table)
+    return table
 
 
 def plain(table: Table) -> str:

@@ -6,15 +6,17 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Protocol, Self
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from headrace.cli.fitting import Part, Picture, even_choice, table_of, thinned
 from headrace.cli.unheard import going_on, never_waiting, pass_on
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.runtime.progress import EvaluationPoint, Progress
@@ -84,7 +86,7 @@ class LiveView:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._newest is not None:
-            self._live.update(table(self._newest), refresh=True)
+            self._live.update(table(self._newest))  # which its end draws
         self._live.stop()
 
     def show(self, progress: Progress) -> None:
@@ -93,7 +95,7 @@ class LiveView:
         now_s = self._clock.now()
         if now_s >= self._due_s:
             self._due_s = now_s + self._every_s
-            self._live.update(table(progress), refresh=True)
+            self._live.update(Picture(_parts(progress)), refresh=True)
 
 
 class LineView:
@@ -146,14 +148,19 @@ def line(progress: Progress) -> str:
 
 
 def table(progress: Progress) -> RenderableType:
-    """The run as the live view shows it."""
-    parts: list[RenderableType] = [_numbers(progress), _components(progress)]
+    """The run as the live view shows it where the terminal is high enough, and at the end."""
+    return Picture(_parts(progress), whole=True)
+
+
+def _parts(progress: Progress) -> list[Part]:
+    components = partial(table_of, what="components")
+    parts = [Part(_numbers(progress), 1, least=2), Part(_components(progress), 2, least=1, shorten=components)]
     if progress.evaluations:
         rows = curve(progress.evaluations, progress.random_baseline)
-        parts.append(Text("\n".join(["", *rows]), no_wrap=True))
+        parts.append(Part(Text("\n".join(rows), no_wrap=True), 3, least=2, shorten=thinned, gap=True))
     if progress.message is not None:
-        parts.append(Text(progress.message, style="yellow"))
-    return Group(*parts)
+        parts.append(Part(Text(progress.message, style="yellow"), 0))
+    return parts
 
 
 def curve(points: Sequence[EvaluationPoint], baseline: EvaluationPoint | None = None) -> list[str]:
@@ -162,7 +169,7 @@ def curve(points: Sequence[EvaluationPoint], baseline: EvaluationPoint | None = 
     ``●`` is the mean return, ``─`` its interval, ``░`` the interval of uniformly random actions. Where there are
     more than `CURVE_ROWS` points, an even choice of them is drawn, the first and the last included.
     """
-    shown = _even_choice(points, CURVE_ROWS)
+    shown = even_choice(points, CURVE_ROWS)
     everything = [value for point in (*shown, *([baseline] if baseline else [])) for value in _span(point)]
     if not everything:
         return [f"{'no finite return':>{CURVE_CELLS}}"] if shown else []
@@ -224,12 +231,6 @@ def _span(point: EvaluationPoint) -> list[float]:
     return [value for value in (point.mean_reward, *(point.interval or ())) if math.isfinite(value)]
 
 
-def _even_choice(points: Sequence[EvaluationPoint], most: int) -> list[EvaluationPoint]:
-    if len(points) <= most:
-        return list(points)
-    return [points[round(place * (len(points) - 1) / (most - 1))] for place in range(most)]
-
-
 def _numbers(progress: Progress) -> Table:
     grid = Table.grid(padding=(0, 3))
     target = f" of {progress.env_steps_target:,}" if progress.env_steps_target is not None else ""
@@ -253,7 +254,7 @@ def _numbers(progress: Progress) -> Table:
 def _components(progress: Progress) -> Table:
     columns = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
     for title in ("component", "state", "activity", "since", "waits on", "rate"):
-        columns.add_column(title, justify="right" if title in ("since", "rate") else "left")
+        columns.add_column(title, justify="right" if title in ("since", "rate") else "left", no_wrap=True)
     for one in progress.components:
         columns.add_row(
             one.id,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,8 +17,9 @@ from rich.live import Live
 from rich.text import Text
 
 from headrace.cli import ending, rlview, supervise
-from headrace.cli.doctor import in_words
+from headrace.cli.doctor import in_words, stage_table, what_to_do, what_was_seen
 from headrace.cli.drawing import number
+from headrace.cli.fitting import Part, Picture, table_of
 from headrace.cli.unheard import hurry, nobody_reads, pass_on
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.monitor.doctor import diagnose
@@ -59,9 +61,29 @@ class Sight:
     def in_words(self) -> str:
         """As people read it."""
         if self.summary is not None:
-            return f"{in_words(self.diagnosis)}\n\n{_ending_of(self.summary, self.table)(self.summary, self.path)}"
-        lines = "\n".join(f"{title:<12}{text}" for title, text in number_lines(self.numbers, self.table))
-        return f"run         {self.path}\n{lines}\n\n{in_words(self.diagnosis)}"
+            return f"{in_words(self.diagnosis)}\n\n{self._ending(self.summary)}"
+        return f"run         {self.path}\n{self._number_lines()}\n\n{in_words(self.diagnosis)}"
+
+    def parts(self) -> list[Part]:
+        """As `in_words`, for a terminal that may be too low for it: the verdict first, then what to do, then the rest."""
+        found = self.diagnosis
+        rows = partial(table_of, what="components")
+        parts = [
+            Part(stage_table(found.stages, no_wrap=True), 6, least=3, shorten=rows, gap=True) if found.stages else None,
+            Part(Text(f"{found.state.value}: {found.verdict}"), 0, gap=True),
+            Part(Text(what_was_seen(found)), 3, least=3, gap=True) if found.evidence else None,
+            Part(Text(what_to_do(found)), 2, gap=True) if found.remedy else None,
+        ]
+        kept = [part for part in parts if part is not None]
+        if self.summary is not None:
+            return [*kept, Part(Text(self._ending(self.summary)), 5, least=1, gap=True)]
+        return [Part(Text(f"run         {self.path}"), 1, gap=True), Part(Text(self._number_lines()), 4), *kept]
+
+    def _ending(self, summary: Mapping[str, Any]) -> str:
+        return _ending_of(summary, self.table)(summary, self.path)
+
+    def _number_lines(self) -> str:
+        return "\n".join(f"{title:<12}{text}" for title, text in number_lines(self.numbers, self.table))
 
     def to_json(self) -> dict[str, Any]:
         """As programs read it."""
@@ -95,7 +117,7 @@ def watch_run(run: Path, *, once: bool, run_duration: float | None, as_json: boo
     with Interrupts() as interrupts, _Screen(silent=as_json) as screen:
         while True:
             seen = [Sight.at(place) for place in places(run)]
-            screen.show("\n\n".join(sight.in_words() for sight in seen))
+            screen.show(seen)
             if once or all(sight.over for sight in seen) or nobody_reads():
                 break
             due = Deadline(screen.every_s)
@@ -117,7 +139,7 @@ class _Screen:
 
     def __init__(self, *, silent: bool) -> None:
         console = Console()
-        self._silent, self._shown = silent, False
+        self._silent, self._shown = silent, ""
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal and not silent else None
         self.every_s = _EVERY_S[self._live is not None or silent]
 
@@ -130,14 +152,16 @@ class _Screen:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
+            self._live.update(Text(self._shown))  # all of it, however low the terminal is: its end draws it
             self._live.stop()
 
-    def show(self, text: str) -> None:
+    def show(self, seen: Sequence[Sight]) -> None:
+        text = "\n\n".join(sight.in_words() for sight in seen)
         if self._live is not None:
-            self._live.update(Text(text), refresh=True)
+            self._live.update(Picture([part for sight in seen for part in sight.parts()]), refresh=True)
         elif not self._silent:
             click.echo(f"\n{text}" if self._shown else text)
-            self._shown = True
+        self._shown = text
 
 
 def number_lines(numbers: Mapping[str, float], table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -96,6 +96,7 @@ def supervise(
                     _raised(error), error=error, fix="see the traceback; if it ends inside Headrace, file a bug"
                 )
             )
+            board.slot("supervisor").set_state(State.FAILED)
             _write_summary(places.summary, launch.summary())
             raise
         summary = launch.summary()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from headrace.monitor.snapshot import Memory, Snapshot
@@ -24,6 +26,7 @@ _AHEAD = 60.0
 _LOOP_S = 60.0
 _LOOP_RESTARTS = 3
 _BEHIND = 2
+_OVER = frozenset({State.ENDED, State.FAILED})
 _NEVER_HIT = "never_hit"
 
 
@@ -76,12 +79,33 @@ def no_board(snapshot: Snapshot) -> Blame | None:
     )  # fmt: skip
 
 
+def unsummed(snapshot: Snapshot) -> Blame | None:
+    """The supervisor ended by itself, as its board says, and left no summary: it could not be written."""
+    header = snapshot.header
+    supervisors = [view for look in snapshot.looks for view in look.views if view.kind == "supervisor"]
+    # At every look: the summary follows a moment later. The process may live on, where a program has started the run.
+    if header is None or not supervisors or any(view.state not in _OVER for view in supervisors):
+        return None
+    ended_s = max(0.0, (supervisors[-1].since_ns - header.created_ns) / 1e9)
+    faults = [one for one in snapshot.events if (one.get("kind"), one.get("component")) == ("fault", "supervisor")]
+    why = f"; it had failed: {faults[-1].get('text')}" if faults else ""
+    full, make_room = _why_not_kept(snapshot) if header.host == snapshot.this_host else ("", "")
+    last = [f"the last that was written: {event.get('text')}" for event in snapshot.events[-1:]]
+    return Blame(
+        Condition.FAILED,
+        f"supervisor (pid {header.supervisor_pid}) ended by itself {seconds(ended_s)} after the start of the "
+        f"run{_ago(snapshot)}, and its summary could not be written{why}{full and f'; {full}'}",
+        "supervisor",
+        (*last, *seen(snapshot)),
+        f"{make_room and f'{make_room}; '}{snapshot.go_on}",
+    )
+
+
 def orphaned(snapshot: Snapshot) -> Blame | None:
     """The supervisor is gone and has left no summary."""
     header = snapshot.header
     if snapshot.live or header is None or not (snapshot.here or header.host == snapshot.this_host):
         return None
-    ago = f", {seconds(snapshot.silent_s)} ago" if snapshot.silent_s is not None else ""
     doing = _last_activities(snapshot)
     if not snapshot.here:
         return Blame(
@@ -91,12 +115,13 @@ def orphaned(snapshot: Snapshot) -> Blame | None:
         )  # fmt: skip
     left = [name for name, process in snapshot.looks[-1].processes.items() if process.alive and name != "supervisor"]
     still = (f"{names(left)} still run, and leave when they notice",) if left else ()
+    full, _ = _why_not_kept(snapshot)
     return Blame(
         Condition.DEAD,
         f"supervisor (pid {header.supervisor_pid}) ended without a summary {seconds(snapshot.run_s)} after the start "
-        f"of the run{ago}: it was killed, or the machine ran out of memory",
+        f"of the run{_ago(snapshot)}: it was killed, or the machine ran out of memory",
         "supervisor",
-        (*still, *doing, *seen(snapshot)),
+        (*still, *([full] if full else []), *doing, *seen(snapshot)),
         f"ask the system's log for the out-of-memory killer; {snapshot.go_on}",
     )
 
@@ -119,17 +144,22 @@ def copied(snapshot: Snapshot) -> Blame | None:
 
 def no_room(snapshot: Snapshot) -> Blame | None:
     """What the run makes cannot be kept."""
+    full, make_room = _why_not_kept(snapshot)
+    if not full:
+        return None
+    sentence = f"{full}, so events, metrics and checkpoints are lost"
+    return Blame(Condition.STARVED, sentence, None, (), f"{make_room}; a run that still runs goes on by itself")
+
+
+def _why_not_kept(snapshot: Snapshot) -> tuple[str, str]:
+    """Why nothing can be kept where the run lies, and what to do; twice nothing if something can."""
     disk = snapshot.disk
     if disk is None or (disk.problem is None and disk.free_bytes >= _FULL_BYTES):
-        return None
-    lost = "so events, metrics and checkpoints are lost"
-    remedy = "make room on that disk; a run that still runs goes on by itself"
+        return "", ""
     if disk.problem is not None:
-        sentence = f"the run directory cannot be written ({disk.problem}), {lost}"
-        remedy = "make the directory writable; a run that still runs goes on by itself"
-    else:
-        sentence = f"the disk of the run directory is full: {_size(disk.free_bytes)} of {_size(disk.total_bytes)} are free, {lost}"
-    return Blame(Condition.STARVED, sentence, None, (), remedy)
+        return f"the run directory cannot be written ({disk.problem})", "make the directory writable"
+    free = f"{_size(disk.free_bytes)} of {_size(disk.total_bytes)} are free"
+    return f"the disk of the run directory is full: {free}", "make room on that disk"
 
 
 def no_memory(snapshot: Snapshot) -> Blame | None:
@@ -257,6 +287,16 @@ def with_remarks(found: Blame, remarks: Iterable[Remark], snapshot: Snapshot) ->
         (*found.evidence, *also, *recent_faults(snapshot)),
         "; ".join(filter(None, [found.remedy, *(one.remedy for one in remarks)])),
     )
+
+
+def with_those_beside(found: Blame, snapshot: Snapshot) -> Blame:
+    """A verdict on a whole run, and who was started alone in its directory since, and is alive."""
+    if not snapshot.beside:
+        return found
+    alone = names([place.rpartition("/")[2] for place in snapshot.beside])
+    live = f"{alone}, started alone, {verb(snapshot.beside, 'is', 'are')} alive in its directory"
+    ask = f"headrace doctor {shlex.quote(snapshot.beside[0])} looks at {alone if len(snapshot.beside) == 1 else 'the first'}"
+    return replace(found, sentence=f"{found.sentence}; {live}", remedy="; ".join(filter(None, [ask, found.remedy])))
 
 
 def seen(snapshot: Snapshot) -> tuple[str, ...]:
@@ -389,6 +429,10 @@ def recent_faults(snapshot: Snapshot) -> tuple[str, ...]:
     return tuple(
         f"{float(event.get('t_s') or 0.0):.1f} s after the start: {event.get('text')}" for event in faults[-3:]
     )
+
+
+def _ago(snapshot: Snapshot) -> str:
+    return f", {seconds(snapshot.silent_s)} ago" if snapshot.silent_s is not None else ""
 
 
 def _last_activities(snapshot: Snapshot) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from headrace.telemetry.looks import ALIVE, IDLE, Flow, Look, Plan
 _BEFORE: tuple[Callable[[Snapshot], Blame | None], ...] = (
     checks.ended,
     checks.no_board,
+    checks.unsummed,
     checks.orphaned,
     checks.copied,
     checks.no_room,
@@ -31,7 +32,7 @@ _BY_CHANCE = 0.01
 
 def diagnose(snapshot: Snapshot) -> Diagnosis:
     """What holds a run up, or that nothing does."""
-    return _diagnosis(_verdict(snapshot), stages(snapshot))
+    return _diagnosis(checks.with_those_beside(_verdict(snapshot), snapshot), stages(snapshot))
 
 
 def _verdict(snapshot: Snapshot) -> Blame:
@@ -131,7 +132,8 @@ def diagnose_stretch(snapshot: Snapshot) -> Diagnosis:
     training = tuple(look for look in snapshot.looks if _trains(look))
     if len(training) < 2 and snapshot.summary is not None:  # its start says nothing of what limits it
         ended = diagnose(snapshot)
-        return replace(ended, evidence=(*ended.evidence, _TOO_SHORT))
+        completed = snapshot.summary.get("outcome") == "completed"
+        return replace(ended, evidence=(*ended.evidence, _TOO_SHORT)) if completed else ended
     looks = training if len(training) >= 2 else tuple(snapshot.looks)
     whole = replace(snapshot, looks=looks, summary=None, live=True)
     if len(looks) < 2:

@@ -96,7 +96,7 @@ def read_run(path: str | Path, *, between_s: float = BETWEEN_S, pause: Callable[
     """
     run = RunDirectory.open(path)
     apart = places(path)
-    if apart != [Path(path)]:
+    if apart[0] != Path(path):
         raise RunDirectoryError(
             f"the components of {path} were started alone, and each has a board of its own",
             components=", ".join(place.name for place in apart),
@@ -110,6 +110,7 @@ def read_run(path: str | Path, *, between_s: float = BETWEEN_S, pause: Callable[
         this_host=socket.gethostname()[:63],
         disk=_disk(run.path) if summary is None else None,
         go_on=_go_on(run),
+        beside=tuple(str(place) for place in apart[1:]),
     )
     with ExitStack() as stack:
         try:
@@ -125,10 +126,15 @@ def read_run(path: str | Path, *, between_s: float = BETWEEN_S, pause: Callable[
 
 
 def places(path: str | Path) -> list[Path]:
-    """Where boards of a run are: in its directory, or, if its components were started alone, in one for each."""
+    """Where boards of a run are: in its directory, or, if its components were started alone, in one for each.
+
+    Both, the run's own first, where a whole run is over and some were started alone since: those that are alive.
+    """
     own = Path(path)
     apart = sorted(place.parent for place in own.glob("alone/*/board"))
-    return [own] if not apart or (own / "board").exists() else apart
+    if apart and not (own / "board").exists():
+        return apart
+    return [own, *(place for place in apart if _locked(RunDirectory(place).lock_file))]
 
 
 def read_numbers(path: str | Path) -> dict[str, float]:
@@ -374,7 +380,7 @@ def _disk(path: Path) -> Disk | None:
 
 
 def _locked(lock_file: Path) -> bool:
-    """Whether somebody holds the run's lock. Asks the system's list: trying the lock could disturb a run that starts."""
+    """Whether somebody holds the run's lock alone. Asks the system's list: trying the lock could disturb a run that starts."""
     try:
         with lock_file.open("rb") as file:
             info = Path(f"/proc/self/fdinfo/{file.fileno()}").read_text(encoding="ascii").split()
@@ -388,7 +394,7 @@ def _locked(lock_file: Path) -> bool:
         return False
     # 1: FLOCK  ADVISORY  WRITE 4711 08:01:123456 0 EOF
     wanted = f"{int(major):02x}:{int(minor):02x}:{inode}"
-    return any(" FLOCK " in line and line.split()[-3] == wanted for line in held)
+    return any(" FLOCK " in line and " WRITE " in line and line.split()[-3] == wanted for line in held)
 
 
 def _section(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:

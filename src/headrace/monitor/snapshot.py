@@ -53,6 +53,9 @@ class Snapshot:
     go_on: str = "go on from its newest checkpoint: headrace train --resume --run-dir RUN"
     """What to do where it was killed, as an imperative."""
 
+    beside: Sequence[str] = ()
+    """Directories of components that were started alone in this one and are alive."""
+
     @property
     def run_s(self) -> float:
         """Seconds from the start of the run to the last look."""

@@ -98,7 +98,7 @@ def run_experiment(
         incidents = Incidents(basics, resources, observer, chronicle, run_dir.path, clock)
         experiment = Experiment(basics, chronicle, resources, observer, evaluations, incidents, clock)
         specs = child_specs(basics, resources, run_dir.checkpoints_dir.absolute(), learner_target)
-        _supervise(experiment, run_dir, _supervisor(config, run_dir, board, specs, clock), interrupts)
+        _supervise(experiment, run_dir, board, _supervisor(config, run_dir, board, specs, clock), interrupts)
         summary = experiment.summary()
         board.slot("supervisor").set_state(State.FAILED if summary["error"] else State.ENDED)
         run_dir.write_summary(summary)
@@ -109,6 +109,7 @@ def run_experiment(
 def _supervise(
     experiment: Experiment,
     run_dir: RunDirectory,
+    board: Board,
     supervised: AbstractContextManager[Supervisor],
     interrupts: Interrupts,
 ) -> None:
@@ -122,6 +123,7 @@ def _supervise(
     except BaseException as error:
         # Not of the run itself: a bug, or whoever looks on has raised.
         experiment.fail(_own_failure(error), "supervisor")
+        board.slot("supervisor").set_state(State.FAILED)
         run_dir.write_summary(experiment.summary())
         raise
 

@@ -223,11 +223,12 @@ class Incidents:
         facts = error.facts | ({"faults_of_this_lane": faults} if faults > 1 else {})
         # An environment whose own budget was spent first tells of its last time itself.
         earlier = facts.pop("last_time", None)
+        read = f"read the last lines of logs/{event.id}.log"
         return RestartBudgetSpent(
             f"{event.id} ended and is not started again: {instruction.reason}",
             last_time=error.what if earlier is None else f"{error.what}; {earlier}",
             **facts,
-            fix=f"read the last lines of logs/{event.id}.log; {error.fix}",
+            fix=error.fix if read in error.fix else f"{read}; {error.fix}",
         )
 
     def _learner_lost(self, error: HeadraceError, checkpoint: Mapping[str, Any] | None) -> HeadraceError:

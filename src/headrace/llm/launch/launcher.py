@@ -163,6 +163,7 @@ def _launch(
         except BaseException as error:
             # Not of the run itself: a bug, or whoever looks on has raised.
             launcher.fail(_own_failure(error), "supervisor")
+            board.slot("supervisor").set_state(State.FAILED)
             place.write_summary(launcher.summary())
             raise
         chronicle.follow(*what.cast.ids)
