@@ -65,7 +65,8 @@ def rl(words: tuple[str, ...], **given: Any) -> int:
 def sft(words: tuple[str, ...], **given: Any) -> int:
     """Make model and tokenizer, and train on episodes that the environment's teacher shows; nothing else.
 
-    The run directory that it leaves can be named in sft.checkpoint of a later run.
+    The run directory that it leaves can be named in sft.checkpoint of a later run, which takes its weights and makes no
+    steps of its own.
     """
     return run_language_model("sft", words, given)
 

@@ -85,8 +85,8 @@ def _compare(name: str, config: RLConfig, settings: tuple[str, ...], steps: int,
         if not quiet:
             going_on(click.echo)(text)
 
-    if config.sft.steps:
-        say(f"making the warm start, {amount(config.sft.steps, 'step')}, once for all runs")
+    if config.sft.steps_to_make:
+        say(f"making the warm start, {amount(config.sft.steps_to_make, 'step')}, once for all runs")
     start = warm_start(config, folder)
     if start.error is not None:
         return _failed(start.error, start.exit_code, folder, quiet=quiet)

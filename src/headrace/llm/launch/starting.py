@@ -44,8 +44,15 @@ def begin(config: RLConfig, path: Path | None, name: str, *, only_warm_start: bo
         only_warm_start: Whether the run ends with it (``headrace sft``).
 
     Raises:
+        ConfigError: Nothing but a warm start is wanted, and ``sft.checkpoint`` takes its place.
         RunDirectoryError: It belongs to a live or an earlier run, or cannot be written.
     """
+    if only_warm_start and config.sft.checkpoint is not None:
+        raise ConfigError(
+            "the weights of sft.checkpoint are taken instead of a warm start, so that there is none to make",
+            checkpoint=config.sft.checkpoint,
+            fix="leave sft.checkpoint out; a model to be tuned further is named in model.path, as a Hugging Face folder",
+        )
     place = LanguageRun.create_as(name, path, config, config.run.directory)
     cast = single_cast(WARM_START, warm_start=False) if only_warm_start else cast_of(config, warm_start=True)
     run_id = new_run_id()
