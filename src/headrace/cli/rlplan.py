@@ -15,7 +15,7 @@ import click
 
 from headrace.cli import early
 from headrace.cli.drawing import NOTHING
-from headrace.cli.train import overrides_of
+from headrace.cli.train import overrides_of, without
 from headrace.cli.unheard import going_on
 from headrace.core.errors import ConfigError
 from headrace.telemetry.wording import amount
@@ -54,7 +54,8 @@ class Report:
 
     def command(self, choice: Tried) -> str:
         """That runs it."""
-        changed = [word for setting in self.settings for word in ("--set", setting)]
+        settings = without(self.settings, choice.way.changes)
+        changed = [word for setting in settings for word in ("--set", setting)]
         return f"headrace rl @ {shlex.join([self.name, *changed])} {choice.way.flags}"
 
 
