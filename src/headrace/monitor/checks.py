@@ -72,7 +72,7 @@ def no_board(snapshot: Snapshot) -> Blame | None:
         return Blame(Condition.STARTING, "the run is starting: it has no board yet")
     return Blame(
         Condition.DEAD, "the run ended before it had a board that can be read", "supervisor", seen(snapshot),
-        "start it again in another directory; the message of its command told why it ended",
+        f"the message of its command told why it ended; {snapshot.go_on}",
     )  # fmt: skip
 
 
