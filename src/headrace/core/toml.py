@@ -14,8 +14,12 @@ from pydantic import BaseModel
 from headrace.core.errors import ConfigError
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path, otherwise: str | None = None) -> dict[str, Any]:
     """The table a TOML file holds.
+
+    Args:
+        path: Of the file.
+        otherwise: What the caller takes in place of a file's name, for the message.
 
     Raises:
         ConfigError: It cannot be read, or is no TOML; names file and line.
@@ -44,7 +48,7 @@ def read(path: Path) -> dict[str, Any]:
             "the configuration file cannot be read",
             file=path,
             problem=error,
-            fix="name a TOML file that exists and is readable, or a preset (headrace list)",
+            fix="name a TOML file that exists and is readable" + (f", or {otherwise}" if otherwise else ""),
         ) from None
 
 

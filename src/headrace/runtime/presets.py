@@ -8,6 +8,9 @@ from pathlib import Path
 from headrace.core.errors import ConfigError
 from headrace.core.refusals import nearest
 
+A_PRESET = "a preset (headrace list)"
+"""What may be named in place of a file, for messages."""
+
 
 @dataclass(frozen=True, slots=True)
 class Preset:
@@ -63,7 +66,7 @@ def resolve(name_or_path: str | Path) -> Path:
             )
         raise ConfigError(
             f"{name_or_path} is {'a folder' if path.is_dir() else 'not there'}; a configuration is a TOML file",
-            fix="name a TOML file (of an earlier run: RUN/config.toml) or a preset (headrace list)",
+            fix=f"name a TOML file (of an earlier run: RUN/config.toml) or {A_PRESET}",
         )
     known = presets()
     name = str(name_or_path)
