@@ -19,12 +19,12 @@ from headrace.cli import ending, rlview, supervise
 from headrace.cli.doctor import in_words
 from headrace.cli.drawing import number
 from headrace.cli.unheard import hurry, nobody_reads, pass_on
+from headrace.core.toml import read_table
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.monitor.doctor import diagnose
 from headrace.monitor.reader import places, read_numbers, read_run
 from headrace.monitor.snapshot import Diagnosis
 from headrace.runtime.interrupts import Interrupts
-from headrace.runtime.remains import read_table
 from headrace.runtime.rundir import RunDirectory
 
 _TICK_S = 0.25

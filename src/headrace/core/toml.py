@@ -52,6 +52,14 @@ def read(path: Path, otherwise: str | None = None) -> dict[str, Any]:
         ) from None
 
 
+def read_table(path: Path) -> dict[str, Any]:
+    """The same of a file that need not be there, for whoever only looks at it; empty if it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
 def parse_value(text: str) -> Any:
     """``text`` as a TOML value; where it is none, the text itself, so that words need no quotation marks."""
     try:

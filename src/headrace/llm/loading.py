@@ -5,6 +5,7 @@ However many files describe a run, one configuration comes of them: a value cann
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -148,7 +149,7 @@ def _refuse_other_kind(table: _Table, name: str) -> None:
         raise ConfigError(
             f"{name} describes no language-model run",
             sections=f"{', '.join(theirs)}: those of a run with collectors and a learner",
-            fix=f"headrace train {name}",
+            fix=f"headrace train {shlex.quote(name)}",
         )
 
 

@@ -22,9 +22,10 @@ import psutil
 
 from headrace.algorithms.on_policy_configs import ON_POLICY
 from headrace.core.errors import RunDirectoryError
+from headrace.core.toml import read_table
 from headrace.ipc.channel import poll_fds
 from headrace.monitor.snapshot import Disk, Memory, Snapshot
-from headrace.runtime.remains import Onward, onward, read_table
+from headrace.runtime.remains import Onward, onward
 from headrace.runtime.rundir import RunDirectory
 from headrace.telemetry.blame import PATIENCE_S
 from headrace.telemetry.board import Activity, Board, SlotView
@@ -100,7 +101,8 @@ def read_run(path: str | Path, *, between_s: float = BETWEEN_S, pause: Callable[
         raise RunDirectoryError(
             f"the components of {path} were started alone, and each has a board of its own",
             components=", ".join(place.name for place in apart),
-            fix=f"name one of them, e.g. {apart[0]}, or have all of them shown: headrace monitor {path}",
+            fix=f"name one of them, e.g. headrace doctor {shlex.quote(str(apart[0]))}, or have all of them shown: "
+            f"headrace monitor {shlex.quote(str(path))}",
         )
     summary = run.read_summary()
     found = Snapshot(
@@ -256,7 +258,8 @@ def read_plan(config_file: Path) -> Plan:
 def _go_on(run: RunDirectory) -> str:
     """How whoever's run was killed goes on."""
     path, table = run.path.absolute(), read_table(run.config_file)
-    own, config = shlex.quote(str(path)), shlex.quote(str(path / run.config_file.name))
+    own = shlex.quote(str(path))
+    config = shlex.quote(str(path / run.config_file.name))
     if "process" in table:  # of headrace supervise, whose runs begin anew
         return f"start it again: headrace supervise {config}"
     is_language = "orchestrator" in table

@@ -6,12 +6,12 @@ a run of another version too. Whether a checkpoint is sound is found out by whoe
 
 from __future__ import annotations
 
-import tomllib
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headrace.core.errors import RunDirectoryError
+from headrace.core.toml import read_table
 from headrace.learners.manifest import MANIFEST, Checkpoint
 from headrace.telemetry.board import Board
 from headrace.weights.policy_file import policy_versions
@@ -87,14 +87,6 @@ def holds_only_a_configuration(run: RunDirectory) -> bool:
     """Whether a run was killed in its very first moment, or somebody has put the file there."""
     written = run.board_file, run.events_file, run.metrics_file, run.summary_file
     return not any(path.exists() for path in written)
-
-
-def read_table(config_file: Path) -> dict[str, Any]:
-    """A run's ``config.toml``; empty if it cannot be read."""
-    try:
-        return tomllib.loads(config_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
 
 
 def _died_too_early(run: RunDirectory) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -126,7 +127,8 @@ def _its_weights(place: LanguageRun) -> str:
     """How another run takes over what this one has learned, if it has published anything."""
     if not weights.versions(place.weights_dir):
         return ""
-    return f"; sft.checkpoint = {place.path} gives it the newest weights of this one"
+    taken = shlex.quote(f"sft.checkpoint={place.path}")
+    return f"; --set {taken} gives it the newest weights of this one"
 
 
 def unusable_weights(place: LanguageRun, run_id: str, step: int) -> dict[int, str]:
