@@ -93,7 +93,9 @@ def test_what_to_do_after_a_kill_of_a_language_model_run(tmp_path):
 
     run = tmp_path / "my run"
     anew = f"headrace rl @ '{run}/config.toml' --run-dir '{run}'"
-    assert remedy(run).endswith(f"; it left nothing to go on from; begin it again in its directory: {anew}")
+    assert remedy(run).endswith(
+        f"; it left nothing to go on from; begin it again in its directory, as it was begun or by: {anew}"
+    )
     (run / "weights" / "2").mkdir(parents=True)
     (run / "weights" / "2" / "manifest.json").touch()
     assert remedy(run).endswith(

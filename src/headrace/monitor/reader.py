@@ -274,8 +274,9 @@ def _go_on(run: RunDirectory) -> str:
         case Onward.RESUME:
             return f"go on from its newest checkpoint: headrace {'rl' if is_language else 'train'} --resume --run-dir {own}"
         case Onward.ANEW:
-            anew = f"{again} --run-dir {own}" if is_language else f"headrace train --resume --run-dir {own}"
-            return f"it left nothing to go on from; begin it again in its directory: {anew}"
+            if is_language:  # it may have been a warm start alone, which nothing in the directory tells
+                return f"it left nothing to go on from; begin it again in its directory, as it was begun or by: {again} --run-dir {own}"
+            return f"it left nothing to go on from; begin it again in its directory: headrace train --resume --run-dir {own}"
         case Onward.ELSEWHERE:
             return f"it left no checkpoint to go on from; begin another like it in a directory of its own: {again}{learned}"
 
