@@ -1,11 +1,13 @@
-"""Boards as tests want them: views, looks and plans without a process or a file."""
+"""Boards as tests want them: views, looks and plans without a process; boards of runs that are over."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from headrace.telemetry.board import COUNTERS, Activity, SlotView, State
+from headrace.telemetry.board import COUNTERS, Activity, Board, SlotView, State
+from headrace.telemetry.header import pack_header
 from headrace.telemetry.looks import Look, Plan, Process
 
 START_NS = 1_000 * 10**9
@@ -40,3 +42,15 @@ def component(name: str, activity: Activity = Activity.NONE, since_s: float = 0.
 def look(at_s: float, *views: SlotView, processes: Mapping[str, Process] | None = None) -> Look:
     """The board so many seconds after the start of the run."""
     return Look(START_NS + int(at_s * 1e9), views, processes or {})
+
+
+def rewritten(board: Board, **changes: object) -> None:
+    """Give the board another head, as if it came from elsewhere."""
+    data = bytearray(board.path.read_bytes())
+    pack_header(replace(board.header, **changes), data)
+    board.path.write_bytes(data)
+
+
+def another_process(board: Board) -> None:
+    """As if the supervisor had ended and somebody else had its number."""
+    rewritten(board, supervisor_start=board.header.supervisor_start + 1)

@@ -224,8 +224,32 @@ def test_a_server_is_waited_for_as_long_as_another_launcher_makes_the_first_weig
 
     Away(monkeypatch, lambda: 1900.0, lambda: make_first_weights(begun.run), lambda: 119.0, tell)
     other = hold_warm_start(begun.run)
-    assert begun("orchestrator", url=None).endpoint == URL
+    said: list[str] = []
+    assert begun("orchestrator", url=None, say=said.append).endpoint == URL
+    first = "once version 0 of the weights is made, which another component does (at most 2040 s)"
+    assert said == [f"waits at most 120 s for a server that tells its endpoint {first}: that of this run is starting"]
     os.close(other)
+
+
+def test_what_an_orchestrator_waits_for_is_said_before_it_waits_and_only_then(
+    begun: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Started first, it stood still for two minutes without a word of whom it waited for."""
+    said: list[str] = []
+    config = load_rl_config([])
+    begun("trainer", config, say=said.append)
+    assert said == []
+
+    def tell() -> float:
+        text = "waits at most 120 s for a server that tells its endpoint"
+        assert said == [f"{text}: headrace inference --run-dir {begun.run} starts one, --url names one"]
+        write_endpoints(begun.run / "endpoints.json", Endpoints(begun("inference", config).run_id, URL))
+        return 0.0
+
+    Away(monkeypatch, tell)
+    begun("orchestrator", config, url=None, say=said.append).place.close()
+    begun("orchestrator", config, url=None, say=said.append)  # now the server is there
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize(("held", "waited_s"), [(False, 120.0), (True, 2 * 120.0 + 1800.0 + 60.0)])
@@ -250,9 +274,12 @@ def test_whoever_waits_for_a_warm_start_waits_as_long_as_it_may_take(
     what = begun("trainer")
     Away(monkeypatch, lambda: 2 * 120.0 + 1800.0 - 1.0, lambda: make_first_weights(begun.run))
     other = hold_warm_start(begun.run)
-    with warm_started(what) as ready:
+    said: list[str] = []
+    with warm_started(what, said.append) as ready:
         assert ready.cast.ids == ("trainer",)
     os.close(other)
+    text = "waits at most 2040 s for version 0 of the weights, which another component of"
+    assert said == [f"{text} {begun.run} makes"]
 
 
 @pytest.mark.parametrize("resumes", [False, True])

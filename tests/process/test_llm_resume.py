@@ -219,7 +219,7 @@ def test_without_anything_sound_to_go_on_from_the_run_stays_as_it_is(stand_ins, 
     before = sorted(run.rglob("*"))
     with pytest.raises(RunDirectoryError, match=says) as caught:
         resume(run, None)
-    assert f"sft.checkpoint = {run}" in caught.value.fix
+    assert f"--set sft.checkpoint={run} gives" in caught.value.fix
     assert sorted(run.rglob("*")) == before
 
 

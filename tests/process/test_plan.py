@@ -122,7 +122,7 @@ def test_environments_in_workers_are_timed_where_they_are(
     assert told["step"]["count"] > 20
     assert told["recommended"]["measured"] is False
     assert [one["measured_steps_per_s"] for one in told["plans"]] == [None] * len(told["plans"])
-    assert "--set run.schedule=inline --set env.workers=2 --schedule" in told["recommended"]["command"]
+    assert "--set env.workers=2 --schedule" in told["recommended"]["command"]
 
 
 @pytest.mark.table

@@ -561,6 +561,8 @@ def test_ending_in_full(monkeypatch):
 def test_ending_of_an_interrupted_run_tells_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(ending_module, "typed", str)
     interrupted = {**SUMMARY, "outcome": "interrupted"}
+    (tmp_path / "config.toml").touch()
+    (tmp_path / "summary.json").write_text('{"outcome": "interrupted"}')
     assert "--resume" not in ending(interrupted, tmp_path)
     (tmp_path / "checkpoints" / "7").mkdir(parents=True)
     (tmp_path / "checkpoints" / "7" / "checkpoint.json").touch()

@@ -143,6 +143,12 @@ def test_what_is_missing_or_no_table_or_no_text_is_said_to_be(tmp_path):
     assert caught.value.fix == "name a TOML file, and save it in UTF-8"
 
 
+def test_a_file_that_is_not_there_is_refused_and_no_preset_is_proposed(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read") as refused:
+        load(tmp_path / "nosuch")
+    assert refused.value.fix == "name a TOML file that exists and is readable"
+
+
 def test_a_mark_at_the_beginning_of_a_file_is_passed_over(tmp_path):
     assert list(load(written(tmp_path, '\ufeff[process.p]\ncommand = "x"')).process) == ["p"]
 

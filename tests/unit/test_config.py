@@ -17,6 +17,7 @@ from headrace.algorithms.configs import TD3, DQNConfig, ExplorationConfig, Netwo
 from headrace.core import toml
 from headrace.core.config import DeadlinesConfig, EnvConfig, RunConfig, Section, factory_name
 from headrace.core.errors import ConfigError
+from headrace.llm.loading import Source, load_rl_config
 from headrace.runtime.config import ExperimentConfig, config_sha256, dump_toml, load_config
 
 
@@ -436,6 +437,13 @@ def test_override_below_a_value_is_refused(file):
     path = file("run = 3\n")
     with pytest.raises(ConfigError, match=re.escape("unknown key run.seed\n  problem: run is a value")):
         load_config(path, {"run.seed": 1})
+
+
+@pytest.mark.parametrize("load", [load_config, lambda path: load_rl_config([Source(path)])])
+def test_where_presets_are_known_one_is_proposed_for_a_file_that_cannot_be_read(load):
+    with pytest.raises(ConfigError, match="cannot be read") as refused:
+        load("/proc/self/mem")  # a file, whoever asks
+    assert refused.value.fix == "name a TOML file that exists and is readable, or a preset (headrace list)"
 
 
 def test_syntax_error_names_file_and_line(file):

@@ -7,6 +7,8 @@ import shlex
 
 import pytest
 
+from headrace.cli.rl import rl
+from headrace.cli.rlargs import overrides_of, parse
 from headrace.cli.rlplan import Report, in_words, sentence, to_json
 from headrace.core.errors import ConfigError
 from headrace.llm.comparing import Tried, Way, at_lag_0, at_work, recommended, steps_of, ways, why_not
@@ -143,6 +145,22 @@ def test_the_command_can_be_typed_whatever_is_in_it():
     assert shlex.split(found)[:8] == words
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "run.schedule=async", " run.schedule = async", "orchestrator.max_policy_lag=2", "trainer.lr=1e-4",
+        'run={schedule="async"}', "orchestrator={max_policy_lag=2}",
+    ],
+)  # fmt: skip
+def test_the_command_is_taken_and_runs_what_is_recommended(setting):
+    said = Report("wordle-grpo", (setting,), 2, 8, WarmStart("made", 1, 1.0), ()).command(tried(INLINE, 0.5))
+    given = rl.make_context("rl", shlex.split(said)[2:]).params
+    sources, dotted = parse(given["words"], "rl")
+    config = load_rl_config(sources, overrides_of(given["settings"], given, dotted))
+    assert (config.run.schedule, config.orchestrator.max_policy_lag) == ("inline", 0)
+    assert ("trainer.lr" in said) == (setting == "trainer.lr=1e-4")
+
+
 def test_the_report_names_the_command_and_what_was_not_measured():
     told = in_words(report(tried(INLINE, 0.5, 0.5, busy_cores=1.3), Tried(LAG_0, why_not="its port is taken")))
     assert "my.toml on 2 cores: 8 steps of each, evaluations left out" in told
@@ -150,7 +168,7 @@ def test_the_report_names_the_command_and_what_was_not_measured():
     assert "other work had 1.3 to 1.3 cores" in told
     assert "its port is taken" in told
     assert told.endswith(
-        "  headrace rl @ my.toml --set trainer.lr=1e-4 --schedule inline --orchestrator.max_policy_lag 0"
+        "  headrace rl @ my.toml --set trainer.lr=1e-4 --schedule inline --set orchestrator.max_policy_lag=0"
     )
     assert "none is configured" in in_words(report(tried(INLINE, 0.5), start=WarmStart(None, 0, 0.0)))
 

@@ -55,8 +55,11 @@ def test_the_end_names_what_comes_next():
 
 def test_an_interrupted_run_is_gone_on_with_where_it_left_a_checkpoint_and_begun_again_where_not(tmp_path):
     summary = {"outcome": "interrupted", "wall_s": 1.0, "steps": 0}
+    (tmp_path / "config.toml").write_text("[orchestrator]\n")
     lines = ending(summary, tmp_path).splitlines()
-    assert lines[-1] == "  next          begin again, with the same command: there is no checkpoint to go on from"
+    assert "  begin again, with the same command: there is no checkpoint to go on from    " in lines[-1]
+    (tmp_path / "weights" / "2").mkdir(parents=True)
+    assert "  begin again, with another --run-dir: there is no checkpoint" in ending(summary, tmp_path).splitlines()[-1]
     (tmp_path / "checkpoints" / "3").mkdir(parents=True)
     (tmp_path / "checkpoints" / "3" / "manifest.json").touch()
     assert f"headrace rl --resume --run-dir {tmp_path}    " in ending(summary, tmp_path).splitlines()[-1]

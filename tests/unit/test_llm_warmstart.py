@@ -15,6 +15,9 @@ from headrace.ipc.channel import Channel
 from headrace.ipc.child import ChildContext
 from headrace.llm import tiny, weights
 from headrace.llm.config import ModelConfig, RLConfig, SFTConfig, TextEnvConfig
+from headrace.llm.launch.starting import begin
+from headrace.llm.launch.wording import stage_line
+from headrace.llm.loading import load_rl_config
 from headrace.llm.payloads import WARM_START, Basics, WarmStartPayload
 from headrace.llm.warmstart import warm_start
 from headrace.supervision.messages import Done, Ready, Report, Stop
@@ -126,6 +129,24 @@ def test_another_runs_weights_are_taken_over(tmp_path: Path) -> None:
     told_by(tmp_path / "a", sft=SFTConfig(steps=2, batch_size=4))
     told_by(tmp_path / "b", sft=SFTConfig(checkpoint=str(tmp_path / "a")))
     assert same(tensors(tmp_path / "a"), tensors(tmp_path / "b"))
+
+
+def test_weights_are_taken_instead_of_a_warm_start_and_not_trained_on(tmp_path: Path) -> None:
+    """A preset states sft.steps as well; made on top, they overwrote what reinforcement had learned."""
+    sft = SFTConfig(steps=6, batch_size=4)
+    told_by(tmp_path / "a", sft=sft)
+    _, done = told_by(tmp_path / "b", sft=sft.model_copy(update={"checkpoint": str(tmp_path / "a")}))
+    assert same(tensors(tmp_path / "a"), tensors(tmp_path / "b"))
+    assert done.facts["sft_steps"] == 0
+    assert weights.metadata_of(tmp_path / "b" / "weights" / "0", "b") == {"sft_steps": 0}
+
+
+def test_a_warm_start_alone_is_refused_where_weights_take_its_place(tmp_path: Path) -> None:
+    config = load_rl_config([], {"sft.steps": 6, "sft.checkpoint": "a"})
+    with pytest.raises(ConfigError, match="so that there is none to make"):
+        begin(config, tmp_path / "run", "x", only_warm_start=True)
+    assert not (tmp_path / "run").exists()
+    assert "demonstrations" not in stage_line([WARM_START], config)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 from headrace.cli.planreport import Report, in_words, sentence, time, to_json
+from headrace.cli.train import overrides_of, train
 from headrace.runtime.advisor import Costs, Judged, Plan, Prediction
 from headrace.runtime.config import load_config
 from headrace.runtime.learnerways import Way, best, timed, ways
@@ -184,6 +185,22 @@ def test_the_command_can_be_typed_whatever_is_in_it():
     assert shlex.split(found) == [
         "headrace", "train", "my runs/a.toml", "--set", "algorithm.network.hidden=[8, 8]", "--schedule", "inline",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("best", [INLINE, ASYNC])
+@pytest.mark.parametrize(
+    "setting", ["run.schedule=lockstep", "run.collectors=1", "learn.threads=3", "run.steps=5000", None]
+)
+def test_the_command_is_taken_and_runs_what_is_recommended(setting, best):
+    settings = () if setting is None else (setting,)
+    config = load_config("cartpole-dqn", overrides_of(settings, {}))
+    said = report(best, config=config, settings=settings, ways=(TWO,)).command
+    given = train.make_context("train", shlex.split(said)[2:]).params
+    started = load_config(given["config"], overrides_of(given["settings"], given))
+    assert started.run.schedule == best.plan.schedule
+    assert started.learn.threads == (2 if best is INLINE else config.learn.threads)
+    assert best is INLINE or started.run.collectors == 2
+    assert started.run.steps == config.run.steps
 
 
 def test_ways_of_the_learner_are_told_and_the_best_one_is_in_the_command():

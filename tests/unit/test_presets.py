@@ -107,14 +107,17 @@ def test_folder_is_refused(tmp_path):
         resolve(tmp_path)
 
 
-def test_folder_of_a_run_is_refused_with_both_ways_on(tmp_path):
-    (tmp_path / "config.toml").touch()
+@pytest.mark.parametrize(("text", "command"), [("", "train"), ("[orchestrator]", "rl")])
+def test_folder_of_a_run_is_refused_with_both_ways_on(tmp_path, text, command):
+    run = tmp_path / "my run"
+    run.mkdir()
+    (run / "config.toml").write_text(text)
     with pytest.raises(ConfigError) as raised:
-        resolve(tmp_path)
+        resolve(run)
     assert str(raised.value) == (
-        f"[CFG-001] {tmp_path} is the folder of a run; a configuration is a TOML file\n"
-        f"  fix: go on with the run: headrace train --resume --run-dir {tmp_path}; "
-        f"or begin another like it: name {tmp_path}/config.toml"
+        f"[CFG-001] {run} is the folder of a run; a configuration is a TOML file\n"
+        f"  fix: go on with the run: headrace {command} --resume --run-dir '{run}'; "
+        f"or begin another like it: name '{run}/config.toml'"
     )
 
 

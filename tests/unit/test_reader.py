@@ -10,11 +10,11 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from board_support import another_process, rewritten
 from headrace.commands.config import load as supervised
 from headrace.core.errors import RunDirectoryError
 from headrace.monitor import reader
@@ -25,7 +25,6 @@ from headrace.runtime.rundir import RunDirectory
 from headrace.telemetry.blame import Condition
 from headrace.telemetry.board import Activity, Board, State, process_start
 from headrace.telemetry.events import EventLog
-from headrace.telemetry.header import pack_header
 from headrace.telemetry.looks import Plan
 
 COMPONENTS = [("supervisor", "supervisor"), ("learner", "learner"), ("collector-0", "collector")]
@@ -50,18 +49,6 @@ def board(run) -> Iterator[Board]:
         board.slot("learner").waiting(Activity.WAIT_ROWS, on="collector-0", need=1)
         board.slot("collector-0").enter(Activity.ENV_STEP, 3, 17)
         yield board
-
-
-def rewritten(board: Board, **changes: object) -> None:
-    """Give the board another head, as if it came from elsewhere."""
-    data = bytearray(board.path.read_bytes())
-    pack_header(replace(board.header, **changes), data)
-    board.path.write_bytes(data)
-
-
-def another_process(board: Board) -> None:
-    """As if the supervisor had ended and somebody else had its number."""
-    rewritten(board, supervisor_start=board.header.supervisor_start + 1)
 
 
 def contents(path: Path) -> dict[str, tuple[bytes, int]]:
@@ -91,6 +78,8 @@ def test_a_live_run_is_looked_at_twice(run, board):
 
 def test_what_to_do_after_a_kill_names_the_run(run, board):
     another_process(board)
+    (run.checkpoint_dir(3)).mkdir()
+    (run.checkpoint_dir(3) / "checkpoint.json").touch()
     found = diagnose(read_run(run.path, pause=lambda _: None))
     assert found.remedy.endswith(f"go on from its newest checkpoint: headrace train --resume --run-dir {run.path}")
 
@@ -104,8 +93,15 @@ def test_what_to_do_after_a_kill_of_a_language_model_run(tmp_path):
         return diagnose(read_run(path, pause=lambda _: None)).remedy
 
     run = tmp_path / "my run"
+    anew = f"headrace rl @ '{run}/config.toml' --run-dir '{run}'"
     assert remedy(run).endswith(
-        "; begin again, with the command it was started with: it left no checkpoint to go on from"
+        f"; it left nothing to go on from; begin it again in its directory, as it was begun or by: {anew}"
+    )
+    (run / "weights" / "2").mkdir(parents=True)
+    (run / "weights" / "2" / "manifest.json").touch()
+    assert remedy(run).endswith(
+        "; it left no checkpoint to go on from; begin another like it in a directory of its own: headrace rl @ "
+        f"'{run}/config.toml'; --set 'sft.checkpoint={run}' gives it the newest weights of this one"
     )
     (run / "checkpoints" / "3").mkdir(parents=True)
     (run / "checkpoints" / "3" / "manifest.json").touch()

@@ -14,7 +14,8 @@ import pytest
 from headrace.core.errors import RunDirectoryError
 from headrace.runtime import rundir
 from headrace.runtime.config import load_config
-from headrace.runtime.rundir import RunDirectory, never_began
+from headrace.runtime.remains import never_began
+from headrace.runtime.rundir import RunDirectory
 from headrace.telemetry.board import Board
 from resume_support import PastRun
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,7 +119,7 @@ def _doubt(name: str) -> Any:
     return Finding(
         "kind",
         Verdict.WARNING,
-        f"{name} has only sections that every run has; it is looked at as headrace rl @ {name} would read it, "
+        f"{name} has only sections that every run has; it is looked at as headrace rl @ {shlex.quote(name)} would read it, "
         "and headrace train would take it for a run with collectors and a learner",
         "add a section of a language-model run, e.g. [trainer]; for the other kind: headrace plan",
     )

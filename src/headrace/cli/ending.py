@@ -12,6 +12,8 @@ from typing import Any
 
 from headrace.cli.drawing import curve
 from headrace.runtime.progress import EvaluationPoint
+from headrace.runtime.remains import Onward, onward
+from headrace.runtime.rundir import RunDirectory
 
 _NEXT = {
     "completed": "{headrace} eval {run}    {tensorboard} --logdir {events}",
@@ -38,7 +40,7 @@ def ending(summary: Mapping[str, Any], run: Path) -> str:
     lines.append(f"  {'run':<14}{run}")
     upcoming = _NEXT.get(str(summary.get("outcome")))
     if upcoming is not None:
-        if summary.get("outcome") == "interrupted" and any(run.glob("checkpoints/*/checkpoint.json")):
+        if summary.get("outcome") == "interrupted" and onward(RunDirectory(run)) is Onward.RESUME:
             upcoming = f"{{headrace}} train --resume --run-dir {{run}}    {upcoming}"
         words = {command: typed(command) for command in ("headrace", "tensorboard")}
         places = {"run": run, "events": run / "tensorboard", "logs": run / "logs", "stacks": run / "stacks"}

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from headrace.cli.drawing import NOTHING
+from headrace.cli.train import without
 from headrace.runtime.advisor import (
     PARTS,
     SAME,
@@ -58,8 +59,10 @@ class Report:
         """That runs it."""
         own, way = self.config.learn, self.way
         changes = {} if way is None else way.changes
-        learner = [f"{key}={value}" for key, value in changes.items() if getattr(own, key.rpartition(".")[2]) != value]
-        changed = [word for setting in (*self.settings, *learner) for word in ("--set", setting)]
+        learner = {key: value for key, value in changes.items() if getattr(own, key.rpartition(".")[2]) != value}
+        settings = without(self.settings, [*self.choice.plan.changes, *learner])
+        settings += [f"{key}={value}" for key, value in learner.items()]
+        changed = [word for setting in settings for word in ("--set", setting)]
         return f"{shlex.join(['headrace', 'train', self.name, *changed])} {self.choice.plan.flags}"
 
     @property

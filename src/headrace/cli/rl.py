@@ -65,7 +65,8 @@ def rl(words: tuple[str, ...], **given: Any) -> int:
 def sft(words: tuple[str, ...], **given: Any) -> int:
     """Make model and tokenizer, and train on episodes that the environment's teacher shows; nothing else.
 
-    The run directory that it leaves can be named in sft.checkpoint of a later run.
+    The run directory that it leaves can be named in sft.checkpoint of a later run, which takes its weights and makes no
+    steps of its own.
     """
     return run_language_model("sft", words, given)
 
@@ -126,8 +127,11 @@ def run_alone(component: str, words: tuple[str, ...], given: dict[str, Any]) -> 
         config = LanguageRun.open(given["run_dir"]).read_rl_config()
     if given["dry_run"]:
         return _printed(config)
-    what = begin_alone(component, config, given["run_dir"], url=given.get("url"), resume=given.get("resume", False))
-    with what.place, warm_started(what) as ready:
+    say = (lambda _: None) if given["quiet"] else going_on(click.echo)
+    what = begin_alone(
+        component, config, given["run_dir"], url=given.get("url"), resume=given.get("resume", False), say=say
+    )
+    with what.place, warm_started(what, say) as ready:
         return _launch(ready, quiet=given["quiet"], is_new=False)
 
 

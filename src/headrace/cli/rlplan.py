@@ -15,7 +15,7 @@ import click
 
 from headrace.cli import early
 from headrace.cli.drawing import NOTHING
-from headrace.cli.train import overrides_of
+from headrace.cli.train import overrides_of, without
 from headrace.cli.unheard import going_on
 from headrace.core.errors import ConfigError
 from headrace.telemetry.wording import amount
@@ -54,7 +54,8 @@ class Report:
 
     def command(self, choice: Tried) -> str:
         """That runs it."""
-        changed = [word for setting in self.settings for word in ("--set", setting)]
+        settings = without(self.settings, choice.way.changes)
+        changed = [word for setting in settings for word in ("--set", setting)]
         return f"headrace rl @ {shlex.join([self.name, *changed])} {choice.way.flags}"
 
 
@@ -85,8 +86,8 @@ def _compare(name: str, config: RLConfig, settings: tuple[str, ...], steps: int,
         if not quiet:
             going_on(click.echo)(text)
 
-    if config.sft.steps:
-        say(f"making the warm start, {amount(config.sft.steps, 'step')}, once for all runs")
+    if config.sft.steps_to_make:
+        say(f"making the warm start, {amount(config.sft.steps_to_make, 'step')}, once for all runs")
     start = warm_start(config, folder)
     if start.error is not None:
         return _failed(start.error, start.exit_code, folder, quiet=quiet)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.ending import typed
+from headrace.runtime.remains import Onward, onward
+from headrace.runtime.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from headrace.llm.launch.chronicle import Line
@@ -65,13 +67,21 @@ def ending(summary: Mapping[str, Any], run: Path) -> str:
         lines.append(f"  {'next':<14}{headrace} doctor {own}    {logs} holds what every process printed")
     elif run.parent.name == "alone":  # of one component, see `headrace.llm.launch.alone`
         lines.append(f"  {'next':<14}{headrace} {run.name} --run-dir {shlex.quote(str(run.parent.parent))}")
-    elif summary.get("outcome") == "interrupted" and not any(run.glob("checkpoints/*/manifest.json")):
-        lines.append(f"  {'next':<14}begin again, with the same command: there is no checkpoint to go on from")
     elif summary.get("outcome") == "interrupted":
-        lines.append(f"  {'next':<14}{headrace} rl --resume --run-dir {own}    {curves}")
+        lines.append(f"  {'next':<14}{_after_interrupt(run, headrace)}    {curves}")
     else:
         lines.append(f"  {'next':<14}{curves}")
     return "\n".join(lines)
+
+
+def _after_interrupt(run: Path, headrace: str) -> str:
+    match onward(RunDirectory(run)):
+        case Onward.RESUME:
+            return f"{headrace} rl --resume --run-dir {shlex.quote(str(run))}"
+        case Onward.ANEW:
+            return "begin again, with the same command: there is no checkpoint to go on from"
+        case Onward.ELSEWHERE:
+            return "begin again, with another --run-dir: there is no checkpoint to go on from"
 
 
 def books_line(books: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,6 +154,12 @@ def overrides_of(settings: Sequence[str], given: dict[str, Any]) -> dict[str, ob
             _refuse_second(overrides, key)
             overrides[key] = given[name]
     return overrides
+
+
+def without(settings: Sequence[str], keys: Iterable[str]) -> list[str]:
+    """``--set`` of a command that states ``keys`` itself: those of other keys, since none may be given twice."""
+    stated = set(keys)
+    return [setting for setting in settings if setting.partition("=")[0].strip() not in stated]
 
 
 def _refuse_second(overrides: dict[str, object], key: str) -> None:

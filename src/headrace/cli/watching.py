@@ -21,9 +21,10 @@ from headrace.cli.doctor import in_words, stage_table, what_to_do, what_was_seen
 from headrace.cli.drawing import number
 from headrace.cli.fitting import Part, Picture, table_of
 from headrace.cli.unheard import hurry, nobody_reads, pass_on
+from headrace.core.toml import read_table
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.monitor.doctor import diagnose
-from headrace.monitor.reader import places, read_numbers, read_run, read_table
+from headrace.monitor.reader import places, read_numbers, read_run
 from headrace.monitor.snapshot import Diagnosis
 from headrace.runtime.interrupts import Interrupts
 from headrace.runtime.rundir import RunDirectory

@@ -14,8 +14,12 @@ from pydantic import BaseModel
 from headrace.core.errors import ConfigError
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path, otherwise: str | None = None) -> dict[str, Any]:
     """The table a TOML file holds.
+
+    Args:
+        path: Of the file.
+        otherwise: What the caller takes in place of a file's name, for the message.
 
     Raises:
         ConfigError: It cannot be read, or is no TOML; names file and line.
@@ -44,8 +48,16 @@ def read(path: Path) -> dict[str, Any]:
             "the configuration file cannot be read",
             file=path,
             problem=error,
-            fix="name a TOML file that exists and is readable, or a preset (headrace list)",
+            fix="name a TOML file that exists and is readable" + (f", or {otherwise}" if otherwise else ""),
         ) from None
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The same of a file that need not be there, for whoever only looks at it; empty if it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
 
 
 def parse_value(text: str) -> Any:

@@ -50,8 +50,13 @@ class Way:
 
     @property
     def flags(self) -> str:
-        """On the command line of ``headrace rl``."""
-        return f"--schedule {self.schedule} --orchestrator.max_policy_lag {self.lag}"
+        """On the command line of ``headrace rl``, behind every other ``--set``: a table there states the whole section."""
+        return f"--schedule {self.schedule} --set orchestrator.max_policy_lag={self.lag}"
+
+    @property
+    def changes(self) -> dict[str, object]:
+        """The keys of the configuration that make it."""
+        return {"run.schedule": self.schedule, "orchestrator.max_policy_lag": self.lag}
 
 
 @dataclass(frozen=True, slots=True)

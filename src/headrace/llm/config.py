@@ -238,7 +238,13 @@ class SFTConfig(Section):
     expert_fraction: float = Field(default=1.0, ge=0, le=1)
     """Share of problems shown as the expert plays them, the others as a novice does, where the environment knows one."""
     checkpoint: str | None = None
-    """A run directory of ``headrace sft``, or a Hugging Face folder, whose weights are taken instead."""
+    """A run directory (of ``headrace sft``, or of a whole run) or a Hugging Face folder, whose newest weights are taken
+    instead: version 0 has them as they are, and none of ``steps`` is made."""
+
+    @property
+    def steps_to_make(self) -> int:
+        """``steps``, or 0 where weights are taken instead: what they had learned would be overwritten."""
+        return 0 if self.checkpoint is not None else self.steps
 
 
 class RLDeadlinesConfig(Section):

@@ -5,6 +5,7 @@ However many files describe a run, one configuration comes of them: a value cann
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from headrace.core.files import write_whole
 from headrace.core.refusals import nearest
 from headrace.llm.config import COMPONENTS, RLConfig
 from headrace.runtime.config import LANGUAGE_SECTIONS, ExperimentConfig, dump_toml
-from headrace.runtime.presets import resolve
+from headrace.runtime.presets import A_PRESET, resolve
 
 SECTIONS = tuple(RLConfig.model_fields)
 _OTHERS = frozenset(ExperimentConfig.model_fields) - frozenset(SECTIONS)
@@ -127,7 +128,7 @@ def differences(ours: RLConfig, theirs: RLConfig, ignored: frozenset[str] = froz
 def _read(source: Source) -> _Table:
     """The table of a file, sections outermost."""
     path = resolve(source.name)
-    table = toml.read(path)
+    table = toml.read(path, A_PRESET)
     if source.component is None:
         _refuse_other_kind(table, source.name)
         _refuse_unknown(table, path)
@@ -148,7 +149,7 @@ def _refuse_other_kind(table: _Table, name: str) -> None:
         raise ConfigError(
             f"{name} describes no language-model run",
             sections=f"{', '.join(theirs)}: those of a run with collectors and a learner",
-            fix=f"headrace train {name}",
+            fix=f"headrace train {shlex.quote(name)}",
         )
 
 

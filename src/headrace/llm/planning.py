@@ -62,7 +62,7 @@ def warm_start(config: RLConfig, folder: Path) -> WarmStart:
     Raises:
         KeyboardInterrupt: It was interrupted, and has ended in order.
     """
-    if not config.sft.steps:
+    if not config.sft.steps_to_make:
         return WarmStart(config.sft.checkpoint, 0, 0.0)
     began_s = MonotonicClock().now()
     what = begin(config, folder / "warm-start", "plan", only_warm_start=True)
@@ -70,7 +70,9 @@ def warm_start(config: RLConfig, folder: Path) -> WarmStart:
         summary = launch(what)
     require_heard(summary)
     took_s = MonotonicClock().now() - began_s
-    return WarmStart(str(what.place.path), config.sft.steps, took_s, summary["error"], int(summary["exit_code"]))
+    return WarmStart(
+        str(what.place.path), config.sft.steps_to_make, took_s, summary["error"], int(summary["exit_code"])
+    )
 
 
 def short_config(config: RLConfig, way: Way, steps: int, start: WarmStart) -> RLConfig:

@@ -107,7 +107,12 @@ def check_start(config: RLConfig) -> list[Finding]:
         text = "the model is drawn at random and not warmed up; groups whose rewards are all equal teach nothing, and it seldom gets another"
         return [Finding("model", Verdict.WARNING, text, "set sft.steps, sft.checkpoint or model.path")]
     if path is None:
-        return [Finding("model", Verdict.OK, "made from nothing, then warmed up")]
+        text = "made from nothing, then warmed up"
+        return [
+            Finding(
+                "model", Verdict.OK, text if sft.checkpoint is None else f"begins with the weights of {sft.checkpoint}"
+            )
+        ]
     kept = [
         f"{name} = {getattr(section, field)}"
         for name, section, field in (

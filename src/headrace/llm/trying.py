@@ -68,7 +68,7 @@ def try_environment(config: RLConfig, guard: Guard) -> list[Finding]:
         ),
         *(Finding("environment", Verdict.WARNING, note) for note in seen.notes),
     ]
-    if config.sft.steps and not seen.has_teacher:
+    if config.sft.steps_to_make and not seen.has_teacher:
         found.append(
             Finding(
                 "environment", Verdict.FAILED, "the warm start needs a teacher, and this environment has none",
@@ -100,7 +100,7 @@ def _compare_texts(config: RLConfig, folder: Path, env: Any) -> list[Finding]:
     longest = max(
         check_texts(of_server, problems_of(env, split), config.model.context_tokens) for split in get_args(Split)
     )
-    if config.sft.steps:
+    if config.sft.steps_to_make:
         shown = shown_by(env, "demonstration", problem, 0)
         check_characters(of_server, shown, f"the demonstration of problem {problem.id}")
     room = config.model.context_tokens - longest

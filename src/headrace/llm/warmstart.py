@@ -51,7 +51,7 @@ def warm_start(context: ChildContext) -> None:
         stack.callback(close_environment, start.env)
         context.control.send(Ready({"parameters": start.parameters}), _SEND_S)
         slot.set_state(State.RUNNING)
-        telling = _Telling(context.control, slot, MonotonicClock(), basics.config.sft.steps)
+        telling = _Telling(context.control, slot, MonotonicClock(), basics.config.sft.steps_to_make)
         if not _tuned(start, basics.config, telling):
             context.control.send(Done({"stopped": True, "steps": telling.steps}), _SEND_S)
             return
@@ -106,7 +106,7 @@ def publish_first(start: Start, basics: Basics) -> PublishedWeights:
         weights_dir=basics.weights,
         run_id=basics.run_id,
         probe=probe,
-        metadata={"sft_steps": basics.config.sft.steps},
+        metadata={"sft_steps": basics.config.sft.steps_to_make},
     )
 
 
@@ -170,7 +170,7 @@ class _Telling:
 
 def _tuned(start: Start, config: RLConfig, telling: _Telling) -> bool:
     """Whether all steps were made."""
-    if not config.sft.steps:
+    if not config.sft.steps_to_make:
         return True
     teaching = Teaching(start.env, start.renderer, config.sft.expert_fraction, config.model.context_tokens)
     teaching.check()

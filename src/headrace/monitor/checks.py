@@ -26,7 +26,6 @@ _AHEAD = 60.0
 _LOOP_S = 60.0
 _LOOP_RESTARTS = 3
 _BEHIND = 2
-_OVER = frozenset({State.ENDED, State.FAILED})
 _NEVER_HIT = "never_hit"
 
 
@@ -75,18 +74,16 @@ def no_board(snapshot: Snapshot) -> Blame | None:
         return Blame(Condition.STARTING, "the run is starting: it has no board yet")
     return Blame(
         Condition.DEAD, "the run ended before it had a board that can be read", "supervisor", seen(snapshot),
-        "start it again in another directory; the message of its command told why it ended",
+        f"the message of its command told why it ended; {snapshot.go_on}",
     )  # fmt: skip
 
 
 def unsummed(snapshot: Snapshot) -> Blame | None:
     """The supervisor ended by itself, as its board says, and left no summary: it could not be written."""
     header = snapshot.header
-    supervisors = [view for look in snapshot.looks for view in look.views if view.kind == "supervisor"]
-    # At every look: the summary follows a moment later. The process may live on, where a program has started the run.
-    if header is None or not supervisors or any(view.state not in _OVER for view in supervisors):
+    if header is None or not snapshot.ended_by_itself:
         return None
-    ended_s = max(0.0, (supervisors[-1].since_ns - header.created_ns) / 1e9)
+    ended_s = max(0.0, (snapshot.supervisors[-1].since_ns - header.created_ns) / 1e9)
     faults = [one for one in snapshot.events if (one.get("kind"), one.get("component")) == ("fault", "supervisor")]
     why = f"; it had failed: {faults[-1].get('text')}" if faults else ""
     full, make_room = _why_not_kept(snapshot) if header.host == snapshot.this_host else ("", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ def check_plot_path(path: Path) -> None:
         ConfigError: It is no PNG, or its folder does not exist.
     """
     if path.suffix.lower() != ".png":
-        raise ConfigError(f"--plot {path} is no PNG", fix=f"write --plot {path.with_suffix('.png')}")
+        raise ConfigError(f"--plot {path} is no PNG", fix=f"write --plot {shlex.quote(str(path.with_suffix('.png')))}")
     if not path.parent.is_dir() or path.is_dir():
         raise ConfigError(f"--plot {path} cannot be written", fix="name a file in a folder that exists")
 

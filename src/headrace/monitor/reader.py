@@ -12,7 +12,6 @@ import shlex
 import shutil
 import socket
 import time
-import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,8 +22,10 @@ import psutil
 
 from headrace.algorithms.on_policy_configs import ON_POLICY
 from headrace.core.errors import RunDirectoryError
+from headrace.core.toml import read_table
 from headrace.ipc.channel import poll_fds
 from headrace.monitor.snapshot import Disk, Memory, Snapshot
+from headrace.runtime.remains import Onward, onward
 from headrace.runtime.rundir import RunDirectory
 from headrace.telemetry.blame import PATIENCE_S
 from headrace.telemetry.board import Activity, Board, SlotView
@@ -100,7 +101,8 @@ def read_run(path: str | Path, *, between_s: float = BETWEEN_S, pause: Callable[
         raise RunDirectoryError(
             f"the components of {path} were started alone, and each has a board of its own",
             components=", ".join(place.name for place in apart),
-            fix=f"name one of them, e.g. {apart[0]}, or have all of them shown: headrace monitor {path}",
+            fix=f"name one of them, e.g. headrace doctor {shlex.quote(str(apart[0]))}, or have all of them shown: "
+            f"headrace monitor {shlex.quote(str(path))}",
         )
     summary = run.read_summary()
     found = Snapshot(
@@ -109,7 +111,6 @@ def read_run(path: str | Path, *, between_s: float = BETWEEN_S, pause: Callable[
         events=_tail(run.events_file),
         this_host=socket.gethostname()[:63],
         disk=_disk(run.path) if summary is None else None,
-        go_on=_go_on(run),
         beside=tuple(str(place) for place in apart[1:]),
     )
     with ExitStack() as stack:
@@ -119,10 +120,12 @@ def read_run(path: str | Path, *, between_s: float = BETWEEN_S, pause: Callable[
             found = replace(found, live=_locked(run.lock_file))
         else:
             found = _look_at(found, board, run, between_s, pause)
-    if found.live or found.summary is not None:
+    if found.summary is not None:
         return found
+    if found.live:  # perhaps only the program that had begun it
+        return replace(found, go_on=_go_on(run)) if found.ended_by_itself else found
     # It may have ended in order since the summary was looked for.
-    return replace(found, summary=run.read_summary(), events=_tail(run.events_file))
+    return replace(found, summary=run.read_summary(), events=_tail(run.events_file), go_on=_go_on(run))
 
 
 def places(path: str | Path) -> list[Path]:
@@ -260,26 +263,30 @@ def read_plan(config_file: Path) -> Plan:
     )
 
 
-def read_table(config_file: Path) -> dict[str, Any]:
-    """A run's ``config.toml``; empty if it cannot be read."""
-    try:
-        return tomllib.loads(config_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-
-
 def _go_on(run: RunDirectory) -> str:
     """How whoever's run was killed goes on."""
     path, table = run.path.absolute(), read_table(run.config_file)
+    own = shlex.quote(str(path))
+    config = shlex.quote(str(path / run.config_file.name))
     if "process" in table:  # of headrace supervise, whose runs begin anew
-        return f"start it again: headrace supervise {shlex.quote(str(path / run.config_file.name))}"
-    if "orchestrator" not in table:
-        return f"go on from its newest checkpoint: headrace train --resume --run-dir {shlex.quote(str(path))}"
-    if path.parent.name == "alone":  # of one component, see `headrace.llm.launch.alone`
+        return f"start it again: headrace supervise {config}"
+    is_language = "orchestrator" in table
+    if is_language and path.parent.name == "alone":  # of one component, see `headrace.llm.launch.alone`
         return f"start it again: headrace {path.name} --run-dir {shlex.quote(str(path.parent.parent))}"
-    if not any(path.glob("checkpoints/*/manifest.json")):
-        return "begin again, with the command it was started with: it left no checkpoint to go on from"
-    return f"go on from its newest checkpoint: headrace rl --resume --run-dir {shlex.quote(str(path))}"
+    again = f"headrace rl @ {config}" if is_language else f"headrace train {config}"
+    taken = shlex.quote(f"sft.checkpoint={path}")
+    learned = (
+        f"; --set {taken} gives it the newest weights of this one" if any(path.glob("weights/*/manifest.json")) else ""
+    )
+    match onward(run):
+        case Onward.RESUME:
+            return f"go on from its newest checkpoint: headrace {'rl' if is_language else 'train'} --resume --run-dir {own}"
+        case Onward.ANEW:
+            if is_language:  # it may have been a warm start alone, which nothing in the directory tells
+                return f"it left nothing to go on from; begin it again in its directory, as it was begun or by: {again} --run-dir {own}"
+            return f"it left nothing to go on from; begin it again in its directory: headrace train --resume --run-dir {own}"
+        case Onward.ELSEWHERE:
+            return f"it left no checkpoint to go on from; begin another like it in a directory of its own: {again}{learned}"
 
 
 def _language_plan(table: Mapping[str, Any]) -> Plan:

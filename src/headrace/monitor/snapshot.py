@@ -7,8 +7,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headrace.telemetry.blame import Condition
+from headrace.telemetry.board import SlotView, State
 from headrace.telemetry.header import Header
 from headrace.telemetry.looks import Look, Plan
+
+_OVER = frozenset({State.ENDED, State.FAILED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,19 @@ class Snapshot:
 
     beside: Sequence[str] = ()
     """Directories of components that were started alone in this one and are alive."""
+
+    @property
+    def supervisors(self) -> Sequence[SlotView]:
+        """What the supervisor said of itself at each look."""
+        return [view for look in self.looks for view in look.views if view.kind == "supervisor"]
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Whether the supervisor said so at every look: a summary follows a moment later.
+
+        Its process may live on, where a program has started the run.
+        """
+        return bool(self.supervisors) and all(view.state in _OVER for view in self.supervisors)
 
     @property
     def run_s(self) -> float:

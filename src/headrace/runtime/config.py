@@ -184,7 +184,7 @@ def _table(source: str | Path | ExperimentConfig | None) -> dict[str, Any]:
     if isinstance(source, ExperimentConfig):
         return source.model_dump()
     path = presets.resolve(source)
-    table = toml.read(path)
+    table = toml.read(path, presets.A_PRESET)
     if LANGUAGE_SECTIONS & table.keys():
         raise ConfigError(
             f"{source} describes a language-model run, which has no collectors, no lanes and no record",

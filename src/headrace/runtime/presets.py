@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.core.errors import ConfigError
 from headrace.core.refusals import nearest
+from headrace.core.toml import read_table
+
+A_PRESET = "a preset (headrace list)"
+"""What may be named in place of a file, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +61,15 @@ def resolve(name_or_path: str | Path) -> Path:
         return path
     if path.suffix == ".toml" or len(path.parts) > 1 or path.is_dir():
         if (path / "config.toml").is_file():
+            kind = "rl" if "orchestrator" in read_table(path / "config.toml") else "train"
             raise ConfigError(
                 f"{name_or_path} is the folder of a run; a configuration is a TOML file",
-                fix=f"go on with the run: headrace train --resume --run-dir {name_or_path}; "
-                f"or begin another like it: name {path / 'config.toml'}",
+                fix=f"go on with the run: headrace {kind} --resume --run-dir {shlex.quote(str(name_or_path))}; "
+                f"or begin another like it: name {shlex.quote(str(path / 'config.toml'))}",
             )
         raise ConfigError(
             f"{name_or_path} is {'a folder' if path.is_dir() else 'not there'}; a configuration is a TOML file",
-            fix="name a TOML file (of an earlier run: RUN/config.toml) or a preset (headrace list)",
+            fix=f"name a TOML file (of an earlier run: RUN/config.toml) or {A_PRESET}",
         )
     known = presets()
     name = str(name_or_path)

@@ -18,9 +18,8 @@ from headrace.core.config import Section
 from headrace.core.errors import RunDirectoryError
 from headrace.core.files import write_whole
 from headrace.ipc.channel import poll_fds
-from headrace.learners.manifest import MANIFEST, Checkpoint
 from headrace.runtime.config import ExperimentConfig, dump_toml, load_config
-from headrace.telemetry.board import Board
+from headrace.runtime.remains import Onward, never_began, onward
 from headrace.telemetry.events import plain
 
 _ELSEWHERE = "choose another --run-dir, or leave it out for a new one under run.directory"
@@ -321,31 +320,6 @@ def _make_folder(path: Path, made: list[Path]) -> None:
             made.insert(0, folder)
 
 
-def never_began(run: RunDirectory) -> bool:
-    """Whether a run ended here before its first environment step."""
-    if any(_may_hold_steps(path.parent) for path in run.checkpoints_dir.glob(f"*/{MANIFEST}")):
-        return False  # also where it was resumed since, and has not come as far again
-    if run.summary_file.exists():
-        summary = run.read_summary() or {}
-        return summary.get("outcome") != "completed" and (summary.get("books") or {}).get("produced") == 0
-    # Killed before it could write a summary. The board knows what the learner had been given.
-    if not run.board_file.exists() or (run.metrics_file.exists() and run.metrics_file.stat().st_size):
-        return False
-    try:
-        with Board.open(run.board_file) as board:
-            return not any(view.counters["env_steps"] for view in board.read_all())
-    except RunDirectoryError:
-        return False
-
-
-def _may_hold_steps(checkpoint: Path) -> bool:
-    """Whether something is lost with it: whoever ends in order writes one, also before the first environment step."""
-    try:
-        return bool(Checkpoint.read(checkpoint).facts.get("env_steps") != 0)
-    except RunDirectoryError:
-        return True
-
-
 def _left_by(run: RunDirectory) -> list[Path]:
     """Everything that a run leaves and that is there, but for the lock and what was put aside."""
     files = run.config_file, run.events_file, run.metrics_file, run.board_file, run.summary_file
@@ -354,17 +328,16 @@ def _left_by(run: RunDirectory) -> list[Path]:
 
 
 def _refuse_remains(run: RunDirectory) -> None:
+    fix = _ELSEWHERE if onward(run) is Onward.ELSEWHERE else f"{_ELSEWHERE}, or --resume it"
     if run.summary_file.exists():
         outcome = (run.read_summary() or {}).get("outcome", "unknown")
-        raise RunDirectoryError(
-            f"{run.path} already holds a finished run", outcome=outcome, fix=f"{_ELSEWHERE}, or --resume it"
-        )
+        raise RunDirectoryError(f"{run.path} already holds a finished run", outcome=outcome, fix=fix)
     for file in (run.config_file, run.events_file, run.metrics_file, run.board_file):
         if file.exists():
             raise RunDirectoryError(
                 f"{run.path} holds the remains of a run that did not finish",
                 found=file.name,
-                fix=f"{_ELSEWHERE}, or --resume it; what became of that run stands in its events.jsonl and logs",
+                fix=f"{fix}; what became of that run stands in its events.jsonl and logs",
             )
     for folder in (*run.folders(), run.reproducers_dir):
         # What somebody is about to start prints may go to its logs/ already.

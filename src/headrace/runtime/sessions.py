@@ -15,16 +15,15 @@ from headrace.core.errors import ConfigError, RunDirectoryError
 from headrace.core.files import write_whole
 from headrace.learners.checkpoint import STATE_FILE
 from headrace.learners.checkpoints import CheckpointStore
-from headrace.learners.manifest import MANIFEST, Checkpoint
+from headrace.learners.manifest import Checkpoint
 from headrace.runtime.belonging import was_edited
 from headrace.runtime.changes import changes, next_config
 from headrace.runtime.config import ExperimentConfig, dump_toml, load_config
+from headrace.runtime.remains import holds_only_a_configuration, never_began, why_new
 from headrace.runtime.resume import ResumePoint
-from headrace.runtime.rundir import RunDirectory, never_began
+from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.survey import find_resume_point
-from headrace.telemetry.board import Board
 from headrace.telemetry.metrics import cut_metrics
-from headrace.weights.policy_file import policy_versions
 
 Source = str | Path | ExperimentConfig | None
 
@@ -72,14 +71,14 @@ def resume_or_begin(
         RunDirectoryError: The run is alive, has left nothing to go on from, or its directory cannot be written.
     """
     run = RunDirectory(path)
-    why_new = _why_new(run)
-    if why_new is None:
+    new = why_new(run)
+    if new is None:
         return _go_on(path, source, overrides, has_factory)
     if source is None and (run.config_file.is_file() or not {"env.id", "env.factory"} & overrides.keys()):
         source = RunDirectory.open(path).config_file  # or says that there is no run
     config = load_config(source, overrides)
     _free(run)
-    return Session(RunDirectory.create(path, config), config, note=f"{path} {why_new}: a new run starts there")
+    return Session(RunDirectory.create(path, config), config, note=f"{path} {new}: a new run starts there")
 
 
 def _go_on(path: Path, source: Source, overrides: Mapping[str, object], has_factory: bool) -> Session:
@@ -97,45 +96,12 @@ def _go_on(path: Path, source: Source, overrides: Mapping[str, object], has_fact
     return Session(place, config, point)
 
 
-def _why_new(run: RunDirectory) -> str | None:
-    """Why a new run begins in a directory, in words; None if it holds one that has begun."""
-    if not run.config_file.is_file():
-        return "holds no run yet"
-    if never_began(run):
-        return "holds a run that ended before its first environment step"
-    if _holds_only_a_configuration(run):
-        return "holds a configuration and nothing else"
-    return _died_too_early(run)
-
-
-def _holds_only_a_configuration(run: RunDirectory) -> bool:
-    """Whether a run was killed in its very first moment, or somebody has put the file there."""
-    written = run.board_file, run.events_file, run.metrics_file, run.summary_file
-    return not any(path.exists() for path in written)
-
-
-def _died_too_early(run: RunDirectory) -> str | None:
-    """What became of a run that was killed before its first checkpoint, in words; None of any other.
-
-    One that ends in order writes a checkpoint, or says why not; it is not for us to put it aside.
-    """
-    kept = policy_versions(run.checkpoints_dir) or any(run.checkpoints_dir.glob(f"*/{MANIFEST}"))
-    if kept or run.summary_file.exists() or run.is_live() or not run.read_config().checkpoint.enabled:
-        return None
-    try:
-        with Board.open(run.board_file) as board:
-            env_steps = max(view.counters["env_steps"] for view in board.read_all())
-    except RunDirectoryError:
-        return None
-    return f"holds a run that was killed before its first checkpoint, so its {env_steps:,} environment steps are lost"
-
-
 def _free(run: RunDirectory) -> None:
     """Let a new run begin beside a configuration that is there alone, or a run that was killed too early."""
     if not run.config_file.is_file() or never_began(run):
         return
     with RunDirectory.resume(run.path) as held:  # nobody is about to begin there
-        if _holds_only_a_configuration(run):
+        if holds_only_a_configuration(run):
             run.config_file.rename(run.path / f"config-{_next_number(run)}.toml")
         else:
             held.set_aside()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def _nowhere(run: RunDirectory, config: ExperimentConfig, problems: list[str]) -
     versions = policy_versions(run.checkpoints_dir)
     fix = "start a new run with another --run-dir"
     if versions:
-        fix += f"; the newest policy of this one plays with `headrace eval {run.path}`"
+        fix += f"; the newest policy of this one plays with `headrace eval {shlex.quote(str(run.path))}`"
     return RunDirectoryError(
         f"{run.path} holds no checkpoint that the run could go on from",
         checkpoints="; ".join(problems) or "none was written",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shlex
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -49,7 +50,13 @@ _FIRST = "0"
 """Version of the weights that a warm start makes."""
 
 
-def begin_alone(component: str, config: RLConfig, run: Path, *, url: str | None, resume: bool) -> Launch:
+def _silent(_: str) -> None:
+    pass
+
+
+def begin_alone(
+    component: str, config: RLConfig, run: Path, *, url: str | None, resume: bool, say: Callable[[str], None] = _silent
+) -> Launch:
     """Make ready one component of the run in a directory.
 
     Args:
@@ -58,6 +65,7 @@ def begin_alone(component: str, config: RLConfig, run: Path, *, url: str | None,
         run: The directory that its components share.
         url: Of the server, for the orchestrator; None: what ``endpoints.json`` says, once it does.
         resume: Whether to go on from the newest checkpoint.
+        say: Told for what it waits, before it does.
 
     Raises:
         ConfigError: The directory's configuration is another one.
@@ -74,10 +82,7 @@ def begin_alone(component: str, config: RLConfig, run: Path, *, url: str | None,
     with ExitStack() as undone:
         undone.callback(shared.close)
         _share(config, shared)
-        run_id = agree_on_run_id(shared.endpoints_file).run_id
-        if component == INFERENCE and not shared.alone(INFERENCE).is_live():
-            # Nobody is to be sent to where an earlier one was, and whoever finds this one alive believes what it reads.
-            write_endpoints(shared.endpoints_file, Endpoints(run_id))
+        run_id = _agree(component, shared)
         # Whoever is refused leaves what its predecessor told where it is; while that one is alive, that is why.
         found = None if shared.alone(component).is_live() else _going_on(component, shared, run_id, resume=resume)
         place = _own_place(component, config, shared)
@@ -96,17 +101,18 @@ def begin_alone(component: str, config: RLConfig, run: Path, *, url: str | None,
             notes=tuple(f"checkpoint {problem}: it is passed over" for problem in damaged),
         )
         if component == ORCHESTRATOR:
-            what = replace(what, endpoint=url or config.inference.url or _await_endpoint(shared, config.deadlines))
+            what = replace(what, endpoint=url or config.inference.url or _await_endpoint(shared, config.deadlines, say))
         undone.pop_all()
     return what
 
 
 @contextlib.contextmanager
-def warm_started(what: Launch) -> Iterator[Launch]:
+def warm_started(what: Launch, say: Callable[[str], None] = _silent) -> Iterator[Launch]:
     """Have the first weights made by whoever is first: this launcher before its component, or another one meanwhile.
 
     Args:
         what: To be launched.
+        say: Told for what it waits, before it does.
 
     Yields:
         What to launch, with the warm start before it if it is ours to make.
@@ -121,7 +127,9 @@ def warm_started(what: Launch) -> Iterator[Launch]:
     handle = os.open(_warm_start_lock(what.run), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         limit_s = _warm_start_s(what.config.deadlines)
-        _await(lambda: _got(handle) or made.exists(), limit_s, f"version {_FIRST} of the weights")
+        name = f"version {_FIRST} of the weights"
+        text = f"waits at most {limit_s:g} s for {name}, which another component of {what.run} makes"
+        _await(lambda: _got(handle) or made.exists(), limit_s, name, lambda: say(text))
         if made.exists():
             yield what
         else:  # nobody is at it, or whoever was has ended without them
@@ -178,6 +186,15 @@ def _share(config: RLConfig, shared: LanguageRun) -> None:
         )
 
 
+def _agree(component: str, shared: LanguageRun) -> str:
+    """The id of the run."""
+    run_id = agree_on_run_id(shared.endpoints_file).run_id
+    if component == INFERENCE and not shared.alone(INFERENCE).is_live():
+        # Nobody is to be sent to where an earlier one was, and whoever finds this one alive believes what it reads.
+        write_endpoints(shared.endpoints_file, Endpoints(run_id))
+    return run_id
+
+
 def _own_place(component: str, config: RLConfig, shared: LanguageRun) -> LanguageRun:
     place = shared.alone(component)
     if place.config_file.exists():
@@ -227,7 +244,7 @@ def _trained(shared: LanguageRun) -> int:
     return 0
 
 
-def _await_endpoint(shared: LanguageRun, deadlines: RLDeadlinesConfig) -> str:
+def _await_endpoint(shared: LanguageRun, deadlines: RLDeadlinesConfig, say: Callable[[str], None]) -> str:
     """Where the server is, once one is alive that says so; what one that was killed has left there is not believed."""
     made, lock = _first_weights(shared.path), _warm_start_lock(shared.path)
 
@@ -239,13 +256,15 @@ def _await_endpoint(shared: LanguageRun, deadlines: RLDeadlinesConfig) -> str:
         """Somebody makes the first weights, for which the server's launcher waits as well."""
         return not made.exists() and is_locked(lock)
 
-    found = _await(
-        known,
-        deadlines.start_s,
-        "a server that tells its endpoint",
-        held_up=held_up,
-        held_up_s=_warm_start_s(deadlines),
-    )
+    what, limit_s, before_s = "a server that tells its endpoint", deadlines.start_s, _warm_start_s(deadlines)
+
+    def tell() -> None:
+        first = f" once version {_FIRST} of the weights is made, which another component does (at most {before_s:g} s)"
+        start = f"headrace {INFERENCE} --run-dir {shlex.quote(str(shared.path))} starts one, --url names one"
+        whose = "that of this run is starting" if shared.alone(INFERENCE).is_live() else start
+        say(f"waits at most {limit_s:g} s for {what}{first if held_up() else ''}: {whose}")
+
+    found = _await(known, limit_s, what, tell, held_up=held_up, held_up_s=before_s)
     assert found.inference is not None, "it was not known before"
     if found.machine not in {None, socket.gethostname()} and urlsplit(found.inference).hostname in _HERE:
         raise ConfigError(
@@ -260,6 +279,7 @@ def _await(
     there: Callable[[], _Found | None],
     limit_s: float,
     what: str,
+    tell: Callable[[], None],
     *,
     held_up: Callable[[], bool] = lambda: False,
     held_up_s: float = 0.0,
@@ -270,9 +290,13 @@ def _await(
         there: Looks for it.
         limit_s: Seconds in which it has to be found.
         what: It is, in words.
+        tell: Says so; called once, unless it is found at the first look.
         held_up: Whether something else comes first, now; the limit counts from the end of that.
         held_up_s: Seconds after which that is no excuse any more.
     """
+    if found := there():
+        return found
+    tell()
     deadline, patience = Deadline(limit_s), Deadline(held_up_s)
     with Interrupts() as interrupts:
         while not (found := there()):

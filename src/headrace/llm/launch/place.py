@@ -8,12 +8,14 @@ import json
 import os
 import secrets
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from headrace.core.errors import RunDirectoryError
 from headrace.core.files import write_whole
 from headrace.llm.config import RLConfig
 from headrace.llm.loading import Source, load_rl_config
+from headrace.runtime.remains import never_trained
 from headrace.runtime.rundir import RunDirectory, locked
 
 
@@ -27,7 +29,7 @@ class LanguageRun(RunDirectory):
         self.rollouts_dir = path / "rollouts"
         self.endpoints_file = path / "endpoints.json"
         self.on_demand = (*self.on_demand, self.model_dir, self.endpoints_file)
-        self.may_be_forgotten = self.never_began
+        self.may_be_forgotten = partial(never_trained, self)
         self._of: LanguageRun | None = None
 
     def alone(self, component: str) -> LanguageRun:
@@ -75,16 +77,6 @@ class LanguageRun(RunDirectory):
             self.tensorboard_dir, self.logs_dir, self.stacks_dir, self.checkpoints_dir, self.weights_dir,
             self.rollouts_dir,
         )  # fmt: skip
-
-    def never_began(self) -> bool:
-        """Whether a run ended here before its trainer made its first step."""
-        if not self.config_file.exists():
-            return False
-        if any(path.name.isdigit() and int(path.name) > 0 for path in self.weights_dir.glob("*")):
-            return False
-        if self.summary_file.exists():
-            return (self.read_summary() or {}).get("outcome") != "completed"
-        return not any(self.checkpoints_dir.glob("*"))
 
     def name_run(self, run_id: str) -> None:
         """Write ``endpoints.json`` of a run that begins here; a start that fails takes it away with all the rest.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -44,8 +45,15 @@ def begin(config: RLConfig, path: Path | None, name: str, *, only_warm_start: bo
         only_warm_start: Whether the run ends with it (``headrace sft``).
 
     Raises:
+        ConfigError: Nothing but a warm start is wanted, and ``sft.checkpoint`` takes its place.
         RunDirectoryError: It belongs to a live or an earlier run, or cannot be written.
     """
+    if only_warm_start and config.sft.checkpoint is not None:
+        raise ConfigError(
+            "the weights of sft.checkpoint are taken instead of a warm start, so that there is none to make",
+            checkpoint=config.sft.checkpoint,
+            fix="leave sft.checkpoint out; a model to be tuned further is named in model.path, as a Hugging Face folder",
+        )
     place = LanguageRun.create_as(name, path, config, config.run.directory)
     cast = single_cast(WARM_START, warm_start=False) if only_warm_start else cast_of(config, warm_start=True)
     run_id = new_run_id()
@@ -119,7 +127,8 @@ def _its_weights(place: LanguageRun) -> str:
     """How another run takes over what this one has learned, if it has published anything."""
     if not weights.versions(place.weights_dir):
         return ""
-    return f"; sft.checkpoint = {place.path} gives it the newest weights of this one"
+    taken = shlex.quote(f"sft.checkpoint={place.path}")
+    return f"; --set {taken} gives it the newest weights of this one"
 
 
 def unusable_weights(place: LanguageRun, run_id: str, step: int) -> dict[int, str]:

@@ -64,9 +64,9 @@ def stage_line(ids: Sequence[str], config: RLConfig) -> str:
     if not ids:
         return f"imports torch and transformers, once for all components: seconds, the first time a minute; at most {start_s}"
     if first == "warm-start":
-        sft = config.sft
+        steps = config.sft.steps_to_make
         made = "reads model and tokenizer" if config.model.path else "makes model and tokenizer"
-        taught = f", learns from demonstrations for {sft.steps:,} steps" if sft.steps else ""
+        taught = f", learns from demonstrations for {steps:,} steps" if steps else ""
         return f"warm-start {made}{taught}, publishes version 0; at most {config.deadlines.warm_start_s:g} s"
     if first == "inference":
         return f"inference loads the newest weights and has to generate a token before it is called ready; at most {start_s}"

@@ -1,0 +1,119 @@
+"""What a run that has ended, in whatever way, left in its directory, and what can be begun there: decided in one place.
+
+Only names, the board and manifests are looked at, and the configuration as a plain table, so that the doctor may ask for
+a run of another version too. Whether a checkpoint is sound is found out by whoever goes on from it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.core.errors import RunDirectoryError
+from headrace.core.toml import read_table
+from headrace.learners.manifest import MANIFEST, Checkpoint
+from headrace.telemetry.board import Board
+from headrace.weights.policy_file import policy_versions
+
+if TYPE_CHECKING:
+    from headrace.runtime.rundir import RunDirectory
+
+LANGUAGE_MANIFEST = "manifest.json"
+"""Of a checkpoint of a language-model run."""
+
+
+class Onward(Enum):
+    """What comes after a run that has ended."""
+
+    RESUME = "it goes on from a checkpoint"
+    ANEW = "there is none, and nothing that anybody could miss: it begins anew in its directory"
+    ELSEWHERE = "there is none, and what it left stays: a run begins in another directory"
+
+
+def onward(run: RunDirectory) -> Onward:
+    """What can be begun where a run has ended; not to be asked of one that is alive."""
+    if not run.config_file.is_file():
+        return Onward.ELSEWHERE  # whatever it holds, no run can go on or begin with it
+    if "orchestrator" in read_table(run.config_file):
+        if any(run.checkpoints_dir.glob(f"*/{LANGUAGE_MANIFEST}")):
+            return Onward.RESUME
+        return Onward.ANEW if never_trained(run) else Onward.ELSEWHERE
+    if why_new(run) is not None:
+        return Onward.ANEW
+    return Onward.RESUME if any(run.checkpoints_dir.glob(f"*/{MANIFEST}")) else Onward.ELSEWHERE
+
+
+def why_new(run: RunDirectory) -> str | None:
+    """Why ``headrace train --resume`` begins a new run in a directory, in words; None if it holds one that has begun."""
+    if not run.config_file.is_file():
+        return "holds no run yet"
+    if never_began(run):
+        return "holds a run that ended before its first environment step"
+    if holds_only_a_configuration(run):
+        return "holds a configuration and nothing else"
+    return _died_too_early(run)
+
+
+def never_began(run: RunDirectory) -> bool:
+    """Whether a run ended here before its first environment step."""
+    if any(_may_hold_steps(path.parent) for path in run.checkpoints_dir.glob(f"*/{MANIFEST}")):
+        return False  # also where it was resumed since, and has not come as far again
+    if run.summary_file.exists():
+        summary = run.read_summary() or {}
+        return summary.get("outcome") != "completed" and (summary.get("books") or {}).get("produced") == 0
+    # Killed before it could write a summary. The board knows what the learner had been given.
+    if not run.board_file.exists() or (run.metrics_file.exists() and run.metrics_file.stat().st_size):
+        return False
+    try:
+        with Board.open(run.board_file) as board:
+            return not any(view.counters["env_steps"] for view in board.read_all())
+    except RunDirectoryError:
+        return False
+
+
+def never_trained(run: RunDirectory) -> bool:
+    """Whether a language-model run ended here before its trainer made its first step."""
+    if not run.config_file.exists():
+        return False
+    if any(path.name.isdigit() and int(path.name) > 0 for path in (run.path / "weights").glob("*")):
+        return False
+    if run.summary_file.exists():
+        return (run.read_summary() or {}).get("outcome") != "completed"
+    return not any(run.checkpoints_dir.glob("*"))
+
+
+def holds_only_a_configuration(run: RunDirectory) -> bool:
+    """Whether a run was killed in its very first moment, or somebody has put the file there."""
+    written = run.board_file, run.events_file, run.metrics_file, run.summary_file
+    return not any(path.exists() for path in written)
+
+
+def _died_too_early(run: RunDirectory) -> str | None:
+    """What became of a run that was killed before its first checkpoint, in words; None of any other.
+
+    One that ends in order writes a checkpoint, or says why not; it is not for us to put it aside.
+    """
+    kept = policy_versions(run.checkpoints_dir) or any(run.checkpoints_dir.glob(f"*/{MANIFEST}"))
+    if kept or run.summary_file.exists() or not _writes_checkpoints(run):
+        return None
+    try:
+        with Board.open(run.board_file) as board:
+            env_steps = max(view.counters["env_steps"] for view in board.read_all())
+    except RunDirectoryError:
+        return None
+    return f"holds a run that was killed before its first checkpoint, so its {env_steps:,} environment steps are lost"
+
+
+def _writes_checkpoints(run: RunDirectory) -> bool:
+    """False also where the configuration cannot be read: nobody knows what it left, and nothing begins with it."""
+    section = read_table(run.config_file).get("checkpoint")
+    return isinstance(section, dict) and section.get("enabled") is True
+
+
+def _may_hold_steps(checkpoint: Path) -> bool:
+    """Whether something is lost with it: whoever ends in order writes one, also before the first environment step."""
+    try:
+        return bool(Checkpoint.read(checkpoint).facts.get("env_steps") != 0)
+    except RunDirectoryError:
+        return True
