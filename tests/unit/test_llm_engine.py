@@ -15,7 +15,7 @@ from headrace.llm.engine import forward
 from headrace.llm.engine.building import prove
 from headrace.llm.engine.engine import Engine, EngineCounts
 from headrace.llm.engine.forward import LlamaForward
-from headrace.llm.messages import Completion, Failure, GenerationRequest
+from headrace.llm.messages import LEAST_TEMPERATURE, Completion, Failure, GenerationRequest
 from llm_serving_support import (
     CONTEXT,
     VOCABULARY,
@@ -337,3 +337,25 @@ def test_sessions_give_way_to_later_ones() -> None:
     for request in again[2:]:
         run(engine, [request])
     assert engine.counts.prefix_hits == 4
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e-39, 1e-31, -1.0, float("nan")])
+def test_a_temperature_by_which_scores_become_infinite_is_refused(temperature: float) -> None:
+    answers: list[Completion | Failure] = []
+    engine_of(llama(), slots=2).submit([wanted(1, temperature=temperature)], lambda _, answer: answers.append(answer))
+    (answer,) = answers
+    assert isinstance(answer, Failure)
+    assert (answer.reason, answer.about, answer.may_retry) == ("refused", "temperature", False)
+    assert answer.detail == f"temperature is {temperature:g}, and must be 0, or at least 1e-30"
+
+
+def test_the_least_temperature_draws_the_likeliest_of_large_scores() -> None:
+    model = llama()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1e5)
+    greedy, least = (
+        run(engine_of(model, slots=2), [wanted(1, temperature=temperature)])[0]
+        for temperature in (0.0, LEAST_TEMPERATURE)
+    )
+    assert greedy.token_ids == least.token_ids
+    assert set(least.logprobs) == {0.0}

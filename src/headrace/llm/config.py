@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from headrace.core.config import Arguments, Section
 from headrace.core.errors import ConfigError
+from headrace.llm.messages import LEAST_TEMPERATURE
 
 COMPONENTS = ("inference", "orchestrator", "trainer")
 """Ids of the components, in the order in which they are started."""
@@ -95,7 +96,7 @@ class SamplingConfig(Section):
 
     max_tokens: int = Field(default=8, ge=1)
     """Per message of the model."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=LEAST_TEMPERATURE)
     top_p: float = Field(default=1.0, gt=0, le=1)
 
 
@@ -372,6 +373,17 @@ def _url_fits(config: RLConfig) -> None:
         )
 
 
+def _temperature_divides(config: RLConfig) -> None:
+    asked = config.evaluation.temperature
+    if 0 < asked < LEAST_TEMPERATURE:
+        raise ConfigError(
+            "evaluation.temperature is so small that scores divided by it are infinite",
+            temperature=asked,
+            least_above_0=LEAST_TEMPERATURE,
+            fix="set it to 0, which takes the likeliest token",
+        )
+
+
 def _icepop_interval(config: RLConfig) -> None:
     loss = config.trainer.loss
     if loss.kind == "icepop" and not loss.clip_low < 1.0 < loss.clip_high:
@@ -433,19 +445,8 @@ def _vllm_can_serve(config: RLConfig) -> None:
         )
 
 
-_VLLM_CPU_HEADS = (
-    32,
-    64,
-    80,
-    96,
-    112,
-    128,
-    160,
-    192,
-    224,
-    256,
-    512,
-)  # of vLLM 0.32; others end its engine at the start
+_VLLM_CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Of vLLM 0.32; others end its engine at the start."""
 
 
 def _evaluations_are_waited_for(config: RLConfig) -> None:
@@ -484,6 +485,7 @@ _CHECKS = (
     _inline_is_on_policy,
     _rounds_fit,
     _url_fits,
+    _temperature_divides,
     _icepop_interval,
     _group_fits,
     _steps_are_filled,

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 FinishReason = Literal["stop", "length"]
 
+LEAST_TEMPERATURE = 1e-30
+"""Above 0: scores divided by less are infinite in float32, and of nothing but infinities nothing can be drawn."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
@@ -23,7 +26,7 @@ class GenerationRequest:
     max_tokens: int
     """At least 1."""
     temperature: float = 1.0
-    """0 takes the likeliest token; its log-probabilities are those of temperature 1."""
+    """0 takes the likeliest token; its log-probabilities are those of temperature 1. Otherwise at least ``LEAST_TEMPERATURE``."""
     top_p: float = 1.0
     stop_ids: tuple[int, ...] = ()
     """Generation ends with, and includes, the first of these."""
