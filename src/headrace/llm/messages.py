@@ -34,6 +34,8 @@ class GenerationRequest:
     """Of this request's own random stream: what else is generated at the same time draws from others."""
     session: str = ""
     """Requests of one session extend each other's tokens, so that what was computed for them can be used again."""
+    guest: bool = False
+    """It shares no forward pass with what is asked for otherwise, and waits for it; without a session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
