@@ -94,3 +94,9 @@ def test_a_lag_that_is_declared_is_not_exceeded(runs: Runs) -> None:
     assert summary["policy_lag"]["max"] <= 2
     assert summary["books"]["balanced"]
     assert summary["books"]["trained"] == 72
+
+
+def test_what_is_published_in_bfloat16_is_proved_with_what_rounding_leaves(runs: Runs) -> None:
+    config = tiny_config(steps=2)
+    summary = runs.run(config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})}))
+    assert (summary["outcome"], summary["steps"], summary["error"]) == ("completed", 2, None)

@@ -15,7 +15,7 @@ from headrace.llm.engine import forward
 from headrace.llm.engine.building import prove
 from headrace.llm.engine.engine import Engine, EngineCounts
 from headrace.llm.engine.forward import LlamaForward
-from headrace.llm.messages import Completion, Failure, GenerationRequest
+from headrace.llm.messages import LEAST_TEMPERATURE, Completion, Failure, GenerationRequest
 from llm_serving_support import (
     CONTEXT,
     VOCABULARY,
@@ -337,3 +337,89 @@ def test_sessions_give_way_to_later_ones() -> None:
     for request in again[2:]:
         run(engine, [request])
     assert engine.counts.prefix_hits == 4
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e-39, 1e-31, -1.0, float("nan")])
+def test_a_temperature_by_which_scores_become_infinite_is_refused(temperature: float) -> None:
+    answers: list[Completion | Failure] = []
+    engine_of(llama(), slots=2).submit([wanted(1, temperature=temperature)], lambda _, answer: answers.append(answer))
+    (answer,) = answers
+    assert isinstance(answer, Failure)
+    assert (answer.reason, answer.about, answer.may_retry) == ("refused", "temperature", False)
+    assert answer.detail == f"temperature is {temperature:g}, and must be 0, or at least 1e-30"
+
+
+def test_the_least_temperature_draws_the_likeliest_of_large_scores() -> None:
+    model = llama()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1e5)
+    greedy, least = (
+        run(engine_of(model, slots=2), [wanted(1, temperature=temperature)])[0]
+        for temperature in (0.0, LEAST_TEMPERATURE)
+    )
+    assert greedy.token_ids == least.token_ids
+    assert set(least.logprobs) == {0.0}
+
+
+# --- guests
+
+
+def rounds(engine: Engine, guests: int) -> list[list[Completion | Failure]]:
+    """What becomes of two rounds of a run, the second of which goes on with the first's sessions, while guests ask in between."""
+    asked, answers, got = 0, [], 0
+
+    def ask() -> None:
+        nonlocal asked
+        if asked < guests:
+            one = dataclasses.replace(wanted(100 + asked, 5 + asked), id=f"guest {asked}", guest=True)
+            asked += 1
+            engine.submit([one], lambda _, answer: come.append(answer))
+
+    come: list[Completion | Failure] = []
+    begun = [dataclasses.replace(one, session=one.id, stop_ids=()) for one in ragged(13)]
+    for turn in range(2):
+        ask()
+        engine.step()  # a guest runs where there is one
+        told: dict[int, Completion | Failure] = {}
+        engine.submit(begun, told.__setitem__)
+        ask()
+        while len(told) < len(begun):
+            engine.step()
+            assert len({job.request.guest for job in engine._rows.jobs}) <= 1  # they share no pass
+            got += 1
+            if got % 7 == 0:
+                ask()
+        answers.append([told[place] for place in range(len(begun))])
+        begun = [
+            dataclasses.replace(one, prompt_ids=(*one.prompt_ids, *said.token_ids)[:80], id=f"{one.id} {turn}")
+            for one, said in zip(begun, answers[-1], strict=True)
+            if isinstance(said, Completion)
+        ]
+    while engine.step():
+        pass
+    assert len(come) == asked == guests
+    assert all(isinstance(one, Completion) for one in come)
+    return answers
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_guests_change_no_bit_of_what_others_are_answered(kind: str) -> None:
+    model = MODELS[kind]()
+    alone, among = (rounds(engine_of(model, slots=4), guests) for guests in (0, 9))
+    assert among == alone
+
+
+def test_guests_take_nobody_elses_room_to_wait() -> None:
+    """One that waits is told so; what is asked for otherwise is taken as if there were none."""
+    engine = Engine(llama(), slots=2, context_tokens=CONTEXT, max_waiting=2)
+    guests = [dataclasses.replace(wanted(place), guest=True) for place in range(4)]
+    engine.submit(guests, lambda *_: None)
+    assert engine.busy(1, guest=True) == Failure("busy", "4 requests wait already")
+    assert engine.busy(4) is None
+    engine.step()
+    assert engine.busy(4) is None
+    engine.submit([wanted(place) for place in range(10, 13)], lambda *_: None)
+    assert engine.busy(1) is None
+    assert engine.busy(2) == Failure("busy", "3 requests wait already")
+    assert engine.cancel({"r0", "r3", "r10"}) == 3
+    assert (engine.running, engine.waiting) == (1, 3)

@@ -44,7 +44,7 @@ from headrace.llm.launch.place import (
     write_once,
 )
 from headrace.llm.launch.rooting import find_root, waits_in_vain
-from headrace.llm.launch.starting import begin
+from headrace.llm.launch.starting import begin, history
 from headrace.llm.launch.summary import Tally, audited, outcome_of, summarize
 from headrace.llm.launch.wording import evaluation_line, step_line
 from headrace.llm.loading import load_rl_config
@@ -334,6 +334,19 @@ def test_the_lag_is_measured_over_all_steps():
     tally.note_step(1, {"off_policy/mean": 1.0, "off_policy/max": 2.0})
     tally.note_step(2, {"off_policy/mean": 0.0, "off_policy/max": 1.0})
     assert (tally.steps, tally.lag_sum, tally.lag_max) == (2, 1.0, 2.0)
+
+
+def test_what_a_session_forgot_stays_forgotten_when_a_later_one_goes_on_from_further():
+    """A resume from 10 forgets what 12 was; the one from 30 does not bring it back."""
+    told = "evaluated 10, evaluated 12, resumed 10, evaluated 13, evaluated 10, evaluated 11, evaluated 31"
+    events = []
+    for kind, number in (one.split() for one in told.split(", ")):
+        facts = {"checkpoint": number} if kind == "resumed" else {"version": int(number), "step": int(number)}
+        events.append({"kind": kind, "component": "supervisor", "win_rate": len(events) / 10, **facts})
+    events.append({"kind": "resumed", "component": "trainer", "version": 0})  # the trainer's own word for it
+    found = history(events, 30)
+    assert [(one["version"], one["win_rate"]) for one in found.evaluations] == [(10, 0.4), (11, 0.5), (13, 0.3)]
+    assert (found.steps, found.begun) == (30, 30)
 
 
 def test_whoever_comes_first_gives_the_run_its_id(tmp_path):

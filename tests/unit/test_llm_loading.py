@@ -261,3 +261,12 @@ def test_a_configuration_of_the_other_kind_is_called_that_both_ways():
         "wordle-grpo describes a language-model run, which has no collectors, no lanes and no record"
     )
     assert "headrace train, plan, eval and doctor" in caught.value.fix
+
+
+def test_temperatures_by_which_scores_become_infinite_are_refused():
+    for key in ("sampling.temperature", "evaluation.temperature"):
+        for temperature in (1e-31, 1e-40, 5e-324):
+            with pytest.raises(ConfigError, match="temperature"):
+                load_rl_config([], {key: temperature})
+        load_rl_config([], {key: 1e-30})
+    load_rl_config([], {"evaluation.temperature": 0.0})

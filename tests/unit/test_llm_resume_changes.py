@@ -23,6 +23,7 @@ OTHER = {
     "inference.device": "cuda",
     "inference.command": [],
     "trainer.device": "cuda",
+    "supervision.probe_tolerance": 0.1,
 }
 """Values that differ from the defaults where these are no numbers; where they cannot alone, the same."""
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import openai
 import pytest
 from starlette.requests import ClientDisconnect
 
+from headrace.llm.config import OrchestratorConfig, RLConfig
 from headrace.llm.engine.engine import Engine
+from headrace.llm.engine.rows import OnDone
+from headrace.llm.messages import GenerationRequest
 from headrace.llm.server.application import build_application
 from headrace.llm.server.driver import Driver
 from headrace.llm.server.texts import Texts
-from llm_serving_support import CONTEXT, llama, plain_logprobs, served, single_thread, tokenizer, until
+from headrace.llm.serving import build_driver
+from llm_serving_support import CONTEXT, llama, plain_logprobs, served, single_thread, tokenizer, until, wanted
 
 Work = Callable[[openai.AsyncOpenAI, Driver], Awaitable[None]]
 
@@ -364,3 +368,25 @@ def test_a_stream_tells_of_its_deadline() -> None:
         await until(lambda: not driver.outstanding)
 
     ask(work, generating=False)
+
+
+@pytest.mark.parametrize(("lag", "apart"), [(0, True), (1, False)])
+def test_who_asks_here_is_a_guest_where_the_run_is_to_stay_the_same(lag: int, apart: bool) -> None:
+    """And has no session, of which only so many are kept; what the run asks for is no guest's."""
+
+    async def work(client: openai.AsyncOpenAI, driver: Driver) -> None:
+        config = RLConfig(orchestrator=OrchestratorConfig(max_policy_lag=lag))
+        driver.guests_apart = build_driver(config, driver.engine, None).guests_apart
+        seen: list[GenerationRequest] = []
+        submit = driver.engine.submit
+
+        def see(requests: Sequence[GenerationRequest], on_done: OnDone) -> None:
+            seen.extend(requests)
+            submit(requests, on_done)
+
+        driver.engine.submit = see  # type: ignore[method-assign]
+        await client.completions.create(model="policy", prompt="ab", max_tokens=2, extra_body={"session": "s"})
+        driver.submit([wanted(1, session="t")])
+        assert [(one.guest, one.session) for one in seen] == [(apart, "" if apart else "s"), (False, "t")]
+
+    ask(work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from headrace.llm.engine.engine import Engine
 from headrace.llm.rendering import Renderer
 from headrace.llm.server.answered import Wording
 from headrace.llm.server.asked import Asked, ChatBody, CompletionsBody
-from headrace.llm.server.following import Piece
+from headrace.llm.server.following import GrowingText, Piece
 from headrace.llm.server.texts import Texts
 from llm_serving_support import CHATML, CONTEXT, byte_level, llama, served, single_thread, tokenizer
 
@@ -112,6 +113,60 @@ def test_spaces_in_front_of_words_and_bytes_for_what_is_lacking() -> None:
     assert told["text_offset"] == [0, 2, 5, 5, 6, 9]
     (chat,) = logprobs(own, ids, chat=True)
     assert [bytes(entry["bytes"]) for entry in chat["content"]] == [b" ab", b" cd", b"\xc3", b"\xa9", b" ab", b"</s>"]
+
+
+def falling_back_to_bytes(strips: bool) -> Any:
+    """As those of Llama 2, which leaves out the first space, and of Gemma, which does not."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "▁a", "é"]
+    tokens = Tokenizer(models.BPE({name: place for place, name in enumerate(pieces)}, [("▁", "a")], byte_fallback=True))
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokens.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)] if strips else parts)
+    made: Any = PreTrainedTokenizerFast
+    return made(tokenizer_object=tokens, eos_token="</s>", clean_up_tokenization_spaces=False)
+
+
+def drawn_tokens(draws: random.Random) -> list[int]:
+    """Whole and broken characters, stray bytes, and pieces and ends between them."""
+    parts: list[list[int]] = []
+    for _ in range(draws.randrange(1, 9)):
+        whole = [1 + byte for byte in draws.choice(["\U0001f600", "é", "▁", "a", "\ufffd", " "]).encode()]
+        parts.append(
+            draws.choice(
+                [whole, whole, whole[: draws.randrange(4)], [1 + draws.randrange(256)], [257 + draws.randrange(4)], [0]]
+            )
+        )
+    return [token for part in parts for token in part]
+
+
+@pytest.mark.parametrize("strips", [True, False])
+def test_a_text_of_bytes_is_the_same_whole_and_in_pieces(strips: bool) -> None:
+    texts, draws = Texts(falling_back_to_bytes(strips)), random.Random(0)
+    for _ in range(1000):
+        ids = drawn_tokens(draws)
+        growing, said, settled = GrowingText(texts, []), "", ""
+        for count in range(1, len(ids) + 1):
+            so_far = texts.decode(ids[:count])
+            assert so_far.startswith(settled), (ids, count)  # nothing vanishes that was a character
+            settled = so_far.rstrip("\ufffd")
+            said += growing.grow(ids[:count], over=count == len(ids))
+        assert said == texts.decode(ids), ids
+
+
+@pytest.mark.parametrize("strips", [True, False])
+def test_a_text_of_bytes_is_that_of_its_bytes(strips: bool) -> None:
+    """As offsets count it, and as the tokenizer says it where all of it is text."""
+    own = falling_back_to_bytes(strips)
+    texts, draws = Texts(own), random.Random(1)
+    for _ in range(1000):
+        ids = drawn_tokens(draws)
+        text = b"".join(texts.bytes_of(token) for token in ids if token).decode(errors="replace")
+        text = text[1:] if strips and text.startswith(" ") else text
+        assert texts.decode(ids) == text, ids
+        if "\ufffd" not in text:
+            assert text == own.decode(ids, skip_special_tokens=True), ids
 
 
 # --- what goes wrong

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from headrace.core.config import Arguments, Section
 from headrace.core.errors import ConfigError
+from headrace.llm.messages import LEAST_TEMPERATURE
 
 COMPONENTS = ("inference", "orchestrator", "trainer")
 """Ids of the components, in the order in which they are started."""
@@ -95,7 +96,7 @@ class SamplingConfig(Section):
 
     max_tokens: int = Field(default=8, ge=1)
     """Per message of the model."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=LEAST_TEMPERATURE)
     top_p: float = Field(default=1.0, gt=0, le=1)
 
 
@@ -121,7 +122,7 @@ class OrchestratorConfig(Section):
     """Rollouts of the same problem, compared with each other."""
     max_policy_lag: int = Field(default=1, ge=0, le=64)
     """Versions by which the oldest token of a sample may be older than the policy that is trained on it. 0: synchronous,
-    strictly on-policy and the same as the single-process twin, bit for bit."""
+    strictly on-policy and the same as the single-process twin, bit for bit, whoever else asks the server over ``/v1``."""
     groups_in_flight: int | None = Field(default=None, ge=1)
     """Most groups begun and not complete; not set: ``groups_per_step``."""
     rollout_timeout_s: float = Field(default=120.0, gt=0)
@@ -279,12 +280,18 @@ class RLSupervisionConfig(Section):
     """Times the server is started again within ``restart_window_s``; it is given the newest weights."""
     restart_window_s: float = Field(default=600.0, gt=0)
     backoff_s: float = Field(default=0.5, ge=0)
-    probe_tolerance: float = Field(default=1e-3, gt=0)
-    """Most by which a log-probability of the probe may differ between server and trainer after an update, in nats."""
+    probe_tolerance: float | None = Field(default=None, gt=0)
+    """Most by which a log-probability of the probe may differ between server and trainer after an update, in nats; not set:
+    1e-3, and with ``model.dtype = "bfloat16"`` 0.5."""
     mismatch_alarm: float = Field(default=0.05, gt=0)
     """Mismatch KL between sampler and trainer of a step above which a fault of the run is reported."""
     entropy_alarm: float = Field(default=0.02, ge=0)
     """Mean entropy per token, in nats, below which a fault of the run is reported while the win rate is below 95 %."""
+
+
+PROBE_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.5}
+"""By ``model.dtype``. In bfloat16 two ways to compute the same differed by 0.01 to 0.31, the more the larger the scores are;
+one layer that stayed behind by ten updates of 5e-4 made 0.36 to 2.2 of them."""
 
 
 class RLCheckpointConfig(Section):
@@ -320,6 +327,11 @@ class RLConfig(Section):
         for check in _CHECKS:
             check(self)
         return self
+
+    @property
+    def probe_tolerance(self) -> float:
+        """What is set, or follows from ``model.dtype``, in nats."""
+        return self.supervision.probe_tolerance or PROBE_TOLERANCES[self.model.dtype]
 
     def settled(self) -> Self:
         """The same with what otherwise follows from the length of the run, which may change, written out."""
@@ -364,6 +376,17 @@ def _url_fits(config: RLConfig) -> None:
             backend=section.backend,
             url=section.url,
             fix="set both, or neither",
+        )
+
+
+def _temperature_divides(config: RLConfig) -> None:
+    asked = config.evaluation.temperature
+    if 0 < asked < LEAST_TEMPERATURE:
+        raise ConfigError(
+            "evaluation.temperature is so small that scores divided by it are infinite",
+            temperature=asked,
+            least_above_0=LEAST_TEMPERATURE,
+            fix="set it to 0, which takes the likeliest token",
         )
 
 
@@ -428,19 +451,8 @@ def _vllm_can_serve(config: RLConfig) -> None:
         )
 
 
-_VLLM_CPU_HEADS = (
-    32,
-    64,
-    80,
-    96,
-    112,
-    128,
-    160,
-    192,
-    224,
-    256,
-    512,
-)  # of vLLM 0.32; others end its engine at the start
+_VLLM_CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Of vLLM 0.32; others end its engine at the start."""
 
 
 def _evaluations_are_waited_for(config: RLConfig) -> None:
@@ -479,6 +491,7 @@ _CHECKS = (
     _inline_is_on_policy,
     _rounds_fit,
     _url_fits,
+    _temperature_divides,
     _icepop_interval,
     _group_fits,
     _steps_are_filled,

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 FinishReason = Literal["stop", "length"]
 
+LEAST_TEMPERATURE = 1e-30
+"""Above 0: scores divided by less are infinite in float32, and of nothing but infinities nothing can be drawn."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
@@ -23,7 +26,7 @@ class GenerationRequest:
     max_tokens: int
     """At least 1."""
     temperature: float = 1.0
-    """0 takes the likeliest token; its log-probabilities are those of temperature 1."""
+    """0 takes the likeliest token; its log-probabilities are those of temperature 1. Otherwise at least ``LEAST_TEMPERATURE``."""
     top_p: float = 1.0
     stop_ids: tuple[int, ...] = ()
     """Generation ends with, and includes, the first of these."""
@@ -31,6 +34,8 @@ class GenerationRequest:
     """Of this request's own random stream: what else is generated at the same time draws from others."""
     session: str = ""
     """Requests of one session extend each other's tokens, so that what was computed for them can be used again."""
+    guest: bool = False
+    """It shares no forward pass with what is asked for otherwise, and waits for it; without a session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

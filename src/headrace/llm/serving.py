@@ -14,7 +14,9 @@ from starlette.types import ASGIApp
 
 from headrace.core.errors import ChannelClosed, ConfigError
 from headrace.ipc.child import ChildContext
+from headrace.llm.config import RLConfig
 from headrace.llm.engine.building import build_engine
+from headrace.llm.engine.engine import Engine
 from headrace.llm.messages import PublishedWeights
 from headrace.llm.payloads import Basics, InferencePayload
 from headrace.llm.server.application import build_application
@@ -22,7 +24,7 @@ from headrace.llm.server.driver import Driver
 from headrace.llm.server.texts import Texts
 from headrace.llm.weights import look, newest
 from headrace.supervision.messages import Done, Ready, Stop
-from headrace.telemetry.board import Activity, Board, State
+from headrace.telemetry.board import Activity, Board, Slot, State
 
 _LEAVE_S = 2
 """Seconds that open connections are given once everybody was answered."""
@@ -47,7 +49,7 @@ def inference(context: ChildContext) -> None:
         published = first_weights(payload.basics, payload.serve_version)
         engine = build_engine(config, payload.basics.model, published)
         slot.count("version", published.version)
-        driver = Driver(engine, slot, stalled_s=config.deadlines.generate_s)
+        driver = build_driver(config, engine, slot)
         application = build_application(
             driver,
             run_id=payload.basics.run_id,
@@ -60,6 +62,12 @@ def inference(context: ChildContext) -> None:
         asyncio.run(_serve(context, driver, application))
         slot.set_state(State.STOPPING)
         context.control.send(Done({"completions": engine.counts.completed}), timeout_s=config.deadlines.stop_s)
+
+
+def build_driver(config: RLConfig, engine: Engine, slot: Slot | None) -> Driver:
+    """That of a run's server; without lag the run is promised to stay the same, bit for bit, whoever else asks."""
+    apart = config.orchestrator.max_policy_lag == 0
+    return Driver(engine, slot, stalled_s=config.deadlines.generate_s, guests_apart=apart)
 
 
 def first_weights(basics: Basics, version: int) -> PublishedWeights:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -27,6 +26,7 @@ from headrace.llm.engine.scheduling import (
     token_limit,
 )
 from headrace.llm.engine.sizes import cache_rows
+from headrace.llm.engine.waiting import Waiting
 from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
 
 
@@ -96,7 +96,7 @@ class Engine:
         """What transformers calls it."""
         self._rows = Rows(slots, kept, context_tokens)
         self._sessions = Sessions(kept)
-        self._waiting: deque[Job] = deque()
+        self._waiting = Waiting()
         self._ids: set[str] = set()
         self.wrong_weights = ""
         """What is wrong with the weights in memory, if a load went wrong in the middle."""
@@ -123,7 +123,7 @@ class Engine:
             requests: Each with an id that nobody else in flight has.
             on_done: Called once for each that was not cancelled, during `step`, or at once for one that is refused.
         """
-        busy = self.busy(len(requests))
+        busy = self.busy(len(requests), guest=any(request.guest for request in requests))
         if busy is not None:
             for place in range(len(requests)):
                 self._refuse(place, busy, on_done)
@@ -135,17 +135,18 @@ class Engine:
                 continue
             self.counts.requests += 1
             self._ids.add(request.id)
-            self._waiting.append(Job(request, place, on_done, self.counts.passes))
+            self._waiting.add(Job(request, place, on_done))
 
-    def busy(self, asked: int) -> Failure | None:
+    def busy(self, asked: int, *, guest: bool = False) -> Failure | None:
         """Why there is no room for so many further requests, if there is none: now, or ever."""
         most = self.limits.slots + self.limits.max_waiting
         if asked > most:
             told = f"{asked:,} completions in one call, of {most:,} at most: inference.slots and inference.max_waiting"
             return Failure("refused", told, may_retry=False)
-        if not overflowing(asked, self.waiting, self.running, self.limits):
+        waiting, running = self._waiting.counted_for(guest, self._rows.jobs)
+        if not overflowing(asked, waiting, running, self.limits):
             return None
-        return Failure("busy", f"{self.waiting} requests wait already")
+        return Failure("busy", f"{waiting} requests wait already")
 
     def _objection(self, request: GenerationRequest) -> Failure | None:
         if self.wrong_weights:
@@ -163,7 +164,7 @@ class Engine:
         gone = self._ids.intersection(ids)
         if not gone:
             return 0
-        self._waiting = deque(job for job in self._waiting if job.request.id not in gone)
+        self._waiting.drop(gone)
         rows = [row for row, job in enumerate(self._rows.jobs) if job.request.id in gone]
         self._leave(rows)
         self._ids -= gone
@@ -198,17 +199,18 @@ class Engine:
         first = self.running - admitted if admitted else 0
         logits = self._forward.logits(self._rows.span(first, self.shape.device))
         self.counts.passes += 1
+        self._waiting.note_pass(self._rows.jobs)
         self._take(first, logits)
         return True
 
     def _admit(self) -> int:
         """Give those who are next a row each, and what the cache holds for them; how many."""
-        patience = self.counts.passes - self._waiting[0].waited_since if self._waiting else 0
-        allowed = admissions(self.waiting, self.running, patience, self.limits)
-        count = sharing((self._unknown(job) for job in islice(self._waiting, allowed)), self.limits)
+        waiting, patience = self._waiting.next(self._rows.jobs)
+        allowed = admissions(len(waiting), self.running, patience, self.limits)
+        count = sharing((self._unknown(job) for job in islice(waiting, allowed)), self.limits)
         to, source, known = [], [], []
         for _ in range(count):
-            job = self._waiting.popleft()
+            job = waiting.popleft()
             request = job.request
             prompt_tokens = len(request.prompt_ids)
             row = self._rows.admit(
@@ -332,7 +334,7 @@ class Engine:
         """Answer whoever runs or waits, in this order."""
         jobs = [*self._rows.jobs, *self._waiting]
         self._leave(range(self.running))
-        self._waiting.clear()
+        self._waiting = Waiting()
         self._ids.clear()
         self.counts.failed += len(jobs)
         for job in jobs:

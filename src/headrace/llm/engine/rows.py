@@ -29,7 +29,7 @@ class Job:
     place: int
     on_done: OnDone
     waited_since: int = 0
-    """Forward passes before it came."""
+    """Forward passes for its kind before it came."""
 
 
 class Rows:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from headrace.llm.messages import Failure, GenerationRequest
+from headrace.llm.messages import LEAST_TEMPERATURE, Failure, GenerationRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,11 @@ def refusal(request: GenerationRequest, limits: Limits, vocabulary: int) -> Fail
     if request.max_tokens < 1:
         detail = f"max_tokens is {request.max_tokens}, and must be at least 1"
         return Failure("refused", detail, may_retry=False, about="max_tokens")
-    if request.temperature < 0 or not 0 < request.top_p <= 1:
-        return Failure("refused", "temperature must be >= 0, and top_p in (0, 1]", may_retry=False)
+    if not (request.temperature == 0 or request.temperature >= LEAST_TEMPERATURE):
+        detail = f"temperature is {request.temperature:g}, and must be 0, or at least {LEAST_TEMPERATURE:g}"
+        return Failure("refused", detail, may_retry=False, about="temperature")
+    if not 0 < request.top_p <= 1:
+        return Failure("refused", "top_p must be in (0, 1]", may_retry=False, about="top_p")
     return None
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from headrace.core.errors import ConfigError, HeadraceError, RunDirectoryError
 from headrace.llm import weights
@@ -87,7 +88,7 @@ def resume(path: Path, config: RLConfig | None) -> Launch:
         checkpoint, damaged = newest_checkpoint(place, run_id)
         step = checkpoint.version
         _require_work(place, config, step)
-        tally = _history(place, step)
+        tally = history(read_events(place.events_file), step)
         unusable = unusable_weights(place, run_id, step)
         aside = put_aside(place, config, step, unusable)
         began_s = max((float(event.get("t_s") or 0.0) for event in read_events(place.events_file)), default=0.0)
@@ -211,15 +212,23 @@ def _require_work(place: LanguageRun, config: RLConfig, step: int) -> None:
         )
 
 
-def _history(place: LanguageRun, step: int) -> Tally:
-    """What earlier sessions told of the part that is gone on with."""
+def history(events: Iterable[Mapping[str, Any]], step: int) -> Tally:
+    """What is known of a run that goes on from the checkpoint of ``step``.
+
+    Args:
+        events: Of its earlier sessions, as `read_events` gives them.
+        step: See above. What was told of later ones, now or when an earlier session went back, is of a past that is forgotten.
+    """
     tally = Tally.going_on(step)
-    for event in read_events(place.events_file):
+    for event in events:
         match event.get("kind"):
-            case "evaluated" if isinstance(event.get("step"), int) and event["step"] <= step:
+            case "resumed" if str(event.get("checkpoint")).isdecimal():
+                tally.go_back(int(event["checkpoint"]))
+            case "evaluated" if isinstance(event.get("step"), int):
                 tally.note_evaluation({name: event[name] for name in _EVALUATED if name in event})
             case "fault" if event.get("component") != "supervisor":
                 tally.count_fault(str(event.get("what", "died")))
             case "restarted":
                 tally.restarts += 1
+    tally.go_back(step)
     return tally

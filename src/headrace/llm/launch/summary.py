@@ -71,6 +71,11 @@ class Tally:
         version = facts.get("version")
         self.evaluations = [one for one in self.evaluations if one.get("version") != version]
         self.evaluations.append(dict(facts))
+        self.evaluations.sort(key=lambda one: total(one.get("version")))
+
+    def go_back(self, step: int) -> None:
+        """A session goes on from the checkpoint of this step: what was evaluated after it is of a past that is forgotten."""
+        self.evaluations = [one for one in self.evaluations if total(one.get("step")) <= step]
 
     def note_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """The trainer has made a step."""

@@ -101,7 +101,7 @@ class Orchestrator:
             generator=around.generator,
             server=around.server,
             timeout_s=config.deadlines.weights_s,
-            tolerance=config.supervision.probe_tolerance,
+            tolerance=config.probe_tolerance,
             presence=around.presence,
             times=self._times,
         )

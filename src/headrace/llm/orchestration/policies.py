@@ -46,9 +46,9 @@ async def serve(
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
     # The server may be replaced between the two calls, by one that began with newer weights: the proof is repeated once.
-    difference = await _proved(generator, published, server, deadline_s - loop.time())
+    difference, is_in_memory = await _proved(generator, published, server, deadline_s - loop.time())
     if not difference <= tolerance:
-        difference = await _proved(generator, published, server, max(0.0, deadline_s - loop.time()))
+        difference, is_in_memory = await _proved(generator, published, server, max(0.0, deadline_s - loop.time()))
     if not difference <= tolerance:
         raise StaleWeights(
             f"{server} says that it serves version {published.version}, and its log-probabilities are not that version's",
@@ -56,13 +56,22 @@ async def serve(
             probe_tolerance=tolerance,
             probe_tokens=len(published.probe.token_ids),
             folder=published.folder,
-            fix="use a weight-update route that loads every tensor; the old weights, or some of them, are still served",
+            fix=_COMPUTES_OTHERWISE if is_in_memory else _KEPT,
         )
     return difference
 
 
-async def _proved(generator: Generator, published: PublishedWeights, server: str, timeout_s: float) -> float:
-    """Have it serve these, and compare what it makes of the probe; the largest difference."""
+_KEPT = "use a weight-update route that loads every tensor; the old weights, or some of them, are still served"
+_COMPUTES_OTHERWISE = (
+    "the weights in its memory have the published sha256, so it computes in another precision, or otherwise, than the "
+    "trainer: raise supervision.probe_tolerance to what that explains"
+)
+
+
+async def _proved(
+    generator: Generator, published: PublishedWeights, server: str, timeout_s: float
+) -> tuple[float, bool]:
+    """Have it serve these, and compare what it makes of the probe; the largest difference, and whether it told their sum."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
     served = await generator.update_weights(published, timeout_s)
@@ -77,7 +86,7 @@ async def _proved(generator: Generator, published: PublishedWeights, server: str
             fix="see the log of the server: it took the request and did not load what it was given",
         )
     logprobs = await generator.score(published.probe.token_ids, max(0.0, deadline_s - loop.time()))
-    return probe_difference(published.probe.logprobs, logprobs)
+    return probe_difference(published.probe.logprobs, logprobs), bool(served.sha256)
 
 
 def probe_difference(published: Sequence[float], served: Sequence[float]) -> float:

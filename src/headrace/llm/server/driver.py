@@ -63,12 +63,14 @@ class Driver:
         engine: Used from the loop's thread only.
         slot: On the board, if there is one.
         stalled_s: Seconds without a token, while requests wait, after which it counts as stalled.
+        guests_apart: What guests ask for shares no forward pass with the rest, so that this stays the same to the last bit.
         clock: For that.
     """
 
     engine: Engine
     slot: Slot | None = None
     stalled_s: float = 60.0
+    guests_apart: bool = False
     clock: Clock = field(default_factory=MonotonicClock)
     _calls: dict[int, Call] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
@@ -98,10 +100,16 @@ class Driver:
             call.close(Failure("stopping", "the server stops"))
         self._rouse()
 
-    def submit(self, requests: Sequence[GenerationRequest]) -> Call:
-        """Have the engine take requests; their ids need to be unique among themselves only."""
+    def submit(self, requests: Sequence[GenerationRequest], *, guest: bool = False) -> Call:
+        """Have the engine take requests; their ids need to be unique among themselves only. ``guest``: not the run's own."""
         number = next(self._numbers)
-        call = Call([replace(request, id=f"{number}/{place}") for place, request in enumerate(requests)])
+        apart = guest and self.guests_apart
+        call = Call(
+            [
+                replace(request, id=f"{number}/{place}", guest=apart, session="" if apart else request.session)
+                for place, request in enumerate(requests)
+            ]
+        )
         if not requests:
             call.complete.set_result(None)
         elif self._stopping:

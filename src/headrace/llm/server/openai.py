@@ -71,7 +71,7 @@ class OpenAIRoutes:
         number = next(self._numbers)
         body = self._checked(await body_of(request, self._limits.many), CompletionsBody)
         assert isinstance(body, CompletionsBody)
-        busy = self.driver.engine.busy(count_completions(body))
+        busy = self.driver.engine.busy(count_completions(body), guest=self.driver.guests_apart)
         if busy is not None:  # told before thousands of texts become tokens
             raise ApiError.of_failure(busy)
         asked = await asked_completions(body, self.texts, Unseeded(self.life, number), self.driver.engine.limits)
@@ -109,7 +109,7 @@ class OpenAIRoutes:
 
     async def _answered(self, request: Request, asked: Asked, answer_id: str) -> Response:
         wording = Wording(asked, self.texts, answer_id, int(datetime.now(tz=UTC).timestamp()))
-        call = self.driver.submit(asked.requests)
+        call = self.driver.submit(asked.requests, guest=True)
         refused = next((answer for answer in call.answers if isinstance(answer, Failure)), None)
         if refused is not None:
             self.driver.abandon(call)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ _CUT_TOKENS = 128
 _SPACE = "\u2581"
 """Stands for a space where pieces are written as they are."""
 
-_BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+_BYTE, _BYTE_PIECE = "<0x{:02X}>", re.compile(r"<0x([0-9A-F]{2})>")
 """Stands for a byte there."""
 
 
@@ -43,8 +43,10 @@ class Texts:
         self._tokenizer = tokenizer
         self._special = frozenset(tokenizer.all_special_ids)
         self._added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
-        decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
-        self._byte_level = "ByteLevel" in repr(decoder)
+        self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        decoder = repr(getattr(self._backend, "decoder", None))
+        self._byte_level = "ByteLevel" in decoder
+        self._bytes = self._byte_tokens() if "ByteFallback" in decoder else {}
         end = tokenizer.eos_token_id
         self.end_ids: tuple[int, ...] = () if end is None else (int(end),)
         """Tokens that end a text."""
@@ -119,8 +121,32 @@ class Texts:
         return list(self._tokenizer.encode(text, add_special_tokens=special, verbose=False))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """What was said, without special tokens."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        """What was said, without special tokens. With further tokens it only grows, but for U+FFFD at its end."""
+        if self._bytes.keys().isdisjoint(ids):
+            # Spaces stay: what takes some away once more is said takes from what was shown.
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(self._backend.decoder.decode(list(self._sound_pieces(ids))))
+
+    def _byte_tokens(self) -> dict[int, int]:
+        """Tokens that stand for a byte, where others are whole pieces of text."""
+        found = ((self._backend.token_to_id(_BYTE.format(byte)), byte) for byte in range(256))
+        return {token: byte for token, byte in found if token is not None}
+
+    def _sound_pieces(self, ids: Sequence[int]) -> Iterator[str]:
+        """Pieces, of bytes that are no character U+FFFD: for one such byte the decoder gives up all that stand beside it."""
+        run = bytearray()
+        for token in ids:
+            if token in self._special:
+                continue
+            if token in self._bytes:
+                run.append(self._bytes[token])
+                continue
+            yield from _in_characters(run)
+            run.clear()
+            piece = self._backend.id_to_token(token)
+            if piece is not None:  # a model may have more rows than there are tokens
+                yield piece
+        yield from _in_characters(run)
 
     def bytes_of(self, token_id: int) -> bytes:
         """What one token is, also a special one: some are no whole character, some begin with a space."""
@@ -141,6 +167,12 @@ class Texts:
         # Tokenizers whose pieces have a space in front of each word leave out the first.
         dropped = begins and piece.startswith(b" ") and not self.decode([token_id]).startswith(" ")
         return piece[1:] if dropped else piece
+
+
+def _in_characters(run: bytearray) -> Iterator[str]:
+    """A run of bytes as pieces: of characters the bytes, for the rest U+FFFD."""
+    for character in run.decode(errors="replace"):
+        yield from [character] if character == "\ufffd" else map(_BYTE.format, character.encode())
 
 
 def _byte_letters() -> dict[str, int]:

@@ -1,0 +1,66 @@
+"""Who waits for a row, and whose turn it is: guests share no forward pass with the run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from headrace.llm.engine.rows import Job
+
+
+@dataclass(slots=True)
+class _Line:
+    """Those of one kind."""
+
+    jobs: deque[Job] = field(default_factory=deque)
+    passes: int = 0
+    """Forward passes for this kind."""
+
+
+class Waiting:
+    """Jobs without a row. What becomes of the run's does not depend on guests' (`GenerationRequest.guest`), to the last bit.
+
+    Guests are admitted while nobody else runs or waits. Who comes while they run waits until these are over, which is as long as
+    one completion takes, and is counted for no pass of his own.
+    """
+
+    def __init__(self) -> None:
+        self._run, self._guests = _Line(), _Line()
+
+    def __len__(self) -> int:
+        return len(self._run.jobs) + len(self._guests.jobs)
+
+    def __iter__(self) -> Iterator[Job]:
+        yield from self._run.jobs
+        yield from self._guests.jobs
+
+    def add(self, job: Job) -> None:
+        """Behind all of its kind."""
+        line = self._guests if job.request.guest else self._run
+        job.waited_since = line.passes
+        line.jobs.append(job)
+
+    def drop(self, ids: Collection[str]) -> None:
+        """Forget jobs."""
+        for line in (self._run, self._guests):
+            line.jobs = deque(job for job in line.jobs if job.request.id not in ids)
+
+    def next(self, running: Sequence[Job]) -> tuple[deque[Job], int]:
+        """Those of whom the first may be admitted beside who runs, and for how many passes of their kind the first has waited."""
+        guests = running[0].request.guest if running else not self._run.jobs
+        if guests and self._run.jobs:
+            return deque(), 0
+        line = self._guests if guests else self._run
+        return line.jobs, line.passes - line.jobs[0].waited_since if line.jobs else 0
+
+    def note_pass(self, running: Sequence[Job]) -> None:
+        """A forward pass was made for them."""
+        line = self._guests if running[0].request.guest else self._run
+        line.passes += 1
+
+    def counted_for(self, guest: bool, running: Sequence[Job]) -> tuple[int, int]:
+        """How many wait, and how many run, beside whom there has to be room: of the run's nobody but its own are counted."""
+        if guest:
+            return len(self), len(running)
+        return len(self._run.jobs), sum(not job.request.guest for job in running[:1]) * len(running)
