@@ -103,3 +103,72 @@ def test_a_mask_that_was_kept_outlasts_receive_and_a_masked_reset(tmp_path: Path
         envs.step(np.zeros(COUNT, int))
         assert whole.all()
         assert envs.valid.all()
+
+
+NUMBER = gym.spaces.Box(-9, 9, (1,), np.float32)
+PARTS: dict[str, gym.spaces.Space[Any]] = {
+    "sequence": gym.spaces.Sequence(NUMBER),
+    "graph": gym.spaces.Graph(NUMBER, None),
+    "one_of": gym.spaces.OneOf((NUMBER, gym.spaces.Discrete(2))),
+}
+
+
+class Recycled(gym.Env[Any, Any]):
+    """Observes its step, always in the same array, and raises in its third, when that has changed already."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, kind: str, *, alone: bool) -> None:
+        self.kind, self.alone = kind, alone
+        self.observation_space = PARTS[kind] if alone else gym.spaces.Dict({"a": NUMBER, "part": PARTS[kind]})
+        self.own = np.zeros((1, 1) if kind == "graph" else 1, np.float32)
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        return Recycled(self.kind, alone=self.alone)
+
+    def _seen(self) -> Any:
+        self.own[:] = self.t
+        part = {"sequence": (self.own,), "graph": gym.spaces.GraphInstance(self.own, None, None)}
+        found = part.get(self.kind, (0, self.own))
+        return found if self.alone else {"a": self.own.reshape(1), "part": found}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.t = 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        seen = self._seen()
+        if self.t == 3:
+            raise ValueError("as asked")
+        return seen, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("copies", [True, False])
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("kind", PARTS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("where", [{"workers": 0}, {"workers": 1, "here": 1}, {"workers": 1, "here": 0}], ids=str)
+@pytest.mark.thin(3)
+def test_a_cut_shows_what_an_environment_said_and_not_what_it_made_of_that_later(
+    where: dict[str, int], mode: AutoresetMode, kind: str, *, alone: bool, copies: bool
+) -> None:
+    threads = {"threads_per_worker": 1} if where["workers"] else {}
+    factories = [Recycled(kind, alone=alone)] * 2
+    with headrace.VectorEnv(factories, autoreset_mode=mode, copy=copies, **where, **threads) as envs:
+
+        def rows(observations: Any) -> list[str]:
+            return [repr(row) for row in gym.vector.utils.iterate(envs.observation_space, observations)]
+
+        envs.reset(seed=0)
+        envs.step(np.zeros(2, int))
+        observations = envs.step(np.zeros(2, int))[0]
+        said = rows(observations)
+        if copies:  # then they are the caller's own
+            for part in observations if alone else observations["part"]:
+                array = part[0] if kind != "one_of" else part[1]
+                array[:] = -1.0
+        observations, *_, infos = envs.step(np.zeros(2, int))
+        assert not envs.valid.any()
+        cut = [repr(one) for one in infos["final_obs"]] if mode is AutoresetMode.SAME_STEP else rows(observations)
+        assert cut == said
