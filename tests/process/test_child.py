@@ -19,7 +19,7 @@ from headrace.core.errors import ComponentDied, ComponentStalled, ConfigError, O
 from headrace.ipc import forkserver
 from headrace.ipc.channel import Deadline, MessagePipe, poll_fds
 from headrace.ipc.child import Failed
-from headrace.ipc.forkserver import ForkServer
+from headrace.ipc.forkserver import Advice, ForkServer
 from headrace.ipc.stacks import StackDump, innermost_frame, is_stopped
 from headrace.supervision.messages import Ready, Report, Stop
 from headrace.testing.faults import DiesWhenUnpickled, Misbehaviour, RefusesToPickle
@@ -383,8 +383,14 @@ def test_a_dead_server_is_an_error_that_says_so(spawn, tmp_path):
     wait_for_end(server, child)
     assert isinstance(server.error, ComponentDied)
     assert server.error.facts == {"pid": server.pid, "exit_code": -9}
-    with pytest.raises(ComponentDied, match="the fork server is gone"):
+    with pytest.raises(ComponentDied, match="the fork server is gone") as caught:
         server.spawn("child-1", ZOO + "idle", None, {}, tmp_path / "1.log", tmp_path / "1.stacks")
+    assert str(caught.value) == (
+        "[SUP-001] the fork server is gone: it ended\n"
+        f"  pid: {server.pid}\n"
+        "  exit code: -9\n"
+        "  fix: read its log, and see whether the machine was out of memory"
+    )
 
 
 # --- what the system refuses ---------------------------------------------------------------------------------------
@@ -447,8 +453,8 @@ def test_a_process_that_may_not_be_killed_does_not_end_the_server(start, spawn, 
 def test_a_server_that_never_finishes_importing_misses_its_deadline(start, tmp_path, monkeypatch):
     (tmp_path / "never_imported.py").write_text("import select\nselect.select([], [], [], 600)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    server = start(preload=["never_imported"], start_timeout_s=0.2)
-    with pytest.raises(ComponentStalled, match=r"did not start child-0 within 0\.2 s"):
+    server = start(preload=["never_imported"], start_timeout_s=0.2, advice=Advice(late="import less"))
+    with pytest.raises(ComponentStalled, match=r"(?s)did not start child-0 within 0\.2 s.*fix: import less"):
         server.spawn("child-0", ZOO + "idle", None, {}, tmp_path / "0.log", tmp_path / "0.stacks")
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.process
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(name: str, *arguments: str, where: Path) -> str:
+def run(name: str | Path, *arguments: str | Path, where: Path) -> str:
     """What it prints."""
     done = subprocess.run(
         [sys.executable, EXAMPLES / name, *arguments],
@@ -91,6 +91,44 @@ def test_torchrl_collects_through_its_own_wrapper(tmp_path):
 
     assert numbers(r"2048 steps, (\d+) episodes", said)[0] > 20
     assert "0 rows left out" in said
+
+
+TORCHRL_WITH_FAULTS = """
+import sys
+import gymnasium
+import headrace
+sys.path.insert(0, sys.argv[1])
+import torchrl_collector
+
+class Ageing(gymnasium.Wrapper):
+    age = 0
+
+    def step(self, action):
+        self.age += 1
+        if self.age == 100:
+            raise RuntimeError("worn out")
+        return self.env.step(action)
+
+class Remembered(headrace.VectorEnv):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        made.append(self)
+
+made = []
+torchrl_collector.make = lambda: Ageing(gymnasium.make("CartPole-v1"))
+torchrl_collector.headrace.VectorEnv = Remembered
+torchrl_collector.main(2048)
+print(len(made[0].faults), "faults")
+"""
+
+
+@pytest.mark.table
+def test_torchrl_leaves_out_what_is_not_valid(tmp_path):
+    (tmp_path / "faulty.py").write_text(TORCHRL_WITH_FAULTS)
+    said = run(tmp_path / "faulty.py", EXAMPLES, where=tmp_path)
+
+    [left_out], [faults] = numbers(r"(\d+) rows left out", said), numbers(r"(\d+) faults", said)
+    assert left_out == faults == 16
 
 
 @pytest.mark.table

@@ -20,7 +20,14 @@ from gymnasium.vector import AutoresetMode
 import headrace
 from headrace import Probe
 from headrace.core import seeding
-from headrace.core.errors import ConfigError, EnvironmentNotBuilt, EnvironmentRaised, HeadraceError, VectorMisused
+from headrace.core.errors import (
+    ComponentDied,
+    ConfigError,
+    EnvironmentNotBuilt,
+    EnvironmentRaised,
+    HeadraceError,
+    VectorMisused,
+)
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.testing.leaks import SETTLE_S, Holdings, settled
 from headrace.vector import crew, opening
@@ -632,3 +639,24 @@ def test_a_fork_of_the_program_leaves_its_workers_alone(backend: str) -> None:
             envs.step(actions())
             assert envs.valid.all()
         assert envs.worker_pids() == pids
+
+
+@pytest.mark.own_server
+def test_a_dead_fork_server_is_told_in_words_of_vector_environments() -> None:
+    with headrace.VectorEnv([Failing(env) for env in range(2)], workers=1, threads_per_worker=1) as envs:
+        envs.reset(seed=1)
+        pid = envs._opened.backend.crew.server.pid
+        os.kill(pid, signal.SIGKILL)
+
+        def step_on() -> None:
+            for _ in range(1000):  # the worker goes with it; whose end is seen first is open
+                envs.step([0, 0])
+
+        with pytest.raises(ComponentDied) as caught:
+            step_on()
+        assert str(caught.value) == (
+            "[SUP-001] the fork server is gone: it ended\n"
+            f"  pid: {pid}\n"
+            "  exit code: -9\n"
+            "  fix: see in the kernel's log whether the machine was out of memory; if it was, take fewer workers"
+        )

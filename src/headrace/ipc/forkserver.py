@@ -138,6 +138,19 @@ class Child:
         self.close_pidfd()
 
 
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to do about a server that fails; only its owner knows what it was for, and where it has its settings."""
+
+    lost: str = "read its log, and see whether the machine was out of memory"
+    """Where it is gone."""
+    late: str = "see its log for what it was importing"
+    """Where it has not started a child in time."""
+
+
+_IN_GENERAL = Advice()
+
+
 class ForkServer:
     """Starts children and sees them end. A context manager; leaving it ends the server and every child.
 
@@ -152,6 +165,7 @@ class ForkServer:
         spawn_timeout_s: Limit for starting one child.
         children_adopt: Every child adopts what it has started itself (`headrace.ipc.child.adopt_orphans`). What the server
             is left with was then a dead child's, and is ended at once, whatever session it is in.
+        advice: For errors.
     """
 
     def __init__(
@@ -163,10 +177,12 @@ class ForkServer:
         start_timeout_s: float = 60.0,
         spawn_timeout_s: float = 20.0,
         children_adopt: bool = False,
+        advice: Advice = _IN_GENERAL,
     ) -> None:
         self.failed_imports: dict[str, str] = {}
         self.error: HeadraceError | None = None
         """Why the server is of no more use; None while it is well."""
+        self._advice = advice
         self._owner = os.getpid()
         self._spawn_timeout_s = spawn_timeout_s
         self._start = Deadline(start_timeout_s)
@@ -361,7 +377,7 @@ class ForkServer:
             f"the fork server did not start {request.bootstrap.id} within {limit.timeout_s:g} s",
             pid=self.pid,
             imports_done=self._awake,
-            fix="see its log for what it was importing; shorten collect.preload or raise the start deadline",
+            fix=self._advice.late,
         )
 
     def _read_link(self) -> None:
@@ -415,7 +431,7 @@ class ForkServer:
             f"the fork server is gone: {how}",
             pid=self.pid,
             exit_code="not known" if self._process.returncode is None else self._process.returncode,
-            fix="read its log; if the machine was out of memory, use fewer collectors",
+            fix=self._advice.lost,
         )
         for child in self._children.values():
             child.kill()

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.algorithms.registry import acts_in_torch
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError
-from headrace.ipc.forkserver import ForkServer
+from headrace.ipc.forkserver import Advice, ForkServer
 from headrace.learners.intervals import never_hit
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.ending import Course, Ending
@@ -52,6 +52,10 @@ from headrace.weights.policy_file import whole_policies
 
 _POLL_S = 0.25
 _PRELOAD = ("headrace.runtime.components", "headrace.runtime.evaluation")
+_ADVICE = Advice(
+    lost="read its log; if the machine was out of memory, use fewer collectors",
+    late="see its log for what it was importing; shorten collect.preload or raise deadlines.start_s",
+)
 Summary = dict[str, Any]
 
 
@@ -152,8 +156,8 @@ def _fork_server(config: ExperimentConfig, run_dir: RunDirectory) -> Iterator[Fo
     if acts_in_torch(config.algorithm):
         preload = (*preload, "torch")
     environment = dict.fromkeys(names, threads)
-    timeout_s = config.deadlines.start_s
-    with ForkServer(preload, environment, run_dir.log_file("forkserver"), start_timeout_s=timeout_s) as server:
+    log, timeout_s = run_dir.log_file("forkserver"), config.deadlines.start_s
+    with ForkServer(preload, environment, log, start_timeout_s=timeout_s, advice=_ADVICE) as server:
         yield server
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from headrace.core.errors import HeadraceError
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.child import Failed
-from headrace.ipc.forkserver import ForkServer
+from headrace.ipc.forkserver import Advice, ForkServer
 from headrace.ipc.shm import SharedBlock
 from headrace.vector import losses
 from headrace.vector.handle import Handle
@@ -33,6 +33,10 @@ TELL_S = 30.0
 
 _TARGET = "headrace.vector.worker:serve"
 _CAPPED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_ADVICE = Advice(
+    lost="see in the kernel's log whether the machine was out of memory; if it was, take fewer workers",
+    late="import less in the modules that the factories are written in, or raise start_timeout_s",
+)
 _SLICE_S = 0.25
 _NOWHERE = -1
 Ids = NDArray[np.int64]
@@ -54,7 +58,7 @@ class CrewOptions:
 
 def start_server(preload: Sequence[str], start_s: float) -> ForkServer:
     """The process that workers are forked from; it imports in the background. One thread per worker for BLAS."""
-    return ForkServer(preload, dict.fromkeys(_CAPPED, "1"), os.devnull, start_timeout_s=start_s)
+    return ForkServer(preload, dict.fromkeys(_CAPPED, "1"), os.devnull, start_timeout_s=start_s, advice=_ADVICE)
 
 
 class Crew:

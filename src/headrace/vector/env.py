@@ -66,8 +66,9 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.autoreset_mode = self._options.mode
         self.copy = self._options.copy
         self._held = Held()
-        self.valid = np.ones(self.num_envs, np.bool_)
-        """[N]; mask of the last batch: whose reward and observation are real."""
+        self._whole = np.ones(self.num_envs, np.bool_)
+        self.valid = self._whole.copy()
+        """[N]; mask of the last batch: whose reward and observation are real. Each batch has an array of its own."""
         self._probes = dict(self._options.probes or {})
         self.probes: dict[str, ProbeValues] = {}
         """What probes found in the last batch, by their names."""
@@ -76,11 +77,10 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.collects: type[Infos] = Infos
         """What becomes of infos: they are put together as Gymnasium does, or `headrace.vector.infos.AsTheyAre`."""
         self._all = np.arange(self.num_envs)
-        backend = self._opened.backend
-        self._lane = FastLane(self._engine, backend, self._options.mode, copies=self.copy)
+        self._lane = FastLane(self._engine, self._opened.backend, self._options.mode, copies=self.copy)
         self.shut: tuple[str, str] | None = None
         """Why nothing can be asked any more, and what to do; None: it can be."""
-        if backend.here < self.num_envs:
+        if self._opened.backend.here < self.num_envs:
             shut_in_forks(self)
         self.closed = False
 
@@ -139,7 +139,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         with self._held:
             stepped = self._lane.step(columns, objects, self.collects)
             if stepped is not None:
-                self.valid.fill(True)  # noqa: FBT003 - a value, and not a flag
+                self.valid = self._whole.copy()
                 return stepped
             if not self._lane.asked:
                 engine.step(self._all, columns, objects)
@@ -223,8 +223,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
             engine.complaints.raise_next()
             ready = engine.slots.ready()
             batch = self._taken(ready, ready)
-            if engine.complaints.raised and not len(engine.slots.asked()):
-                engine.complaints.raised = False
+            engine.complaints.raised = engine.complaints.raised and len(engine.slots.asked()) > 0
             return batch
 
     def render(self) -> tuple[Any, ...]:
@@ -321,6 +320,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.close()
 
     def _taken(self, ids: Ids, shown: Ids) -> Received:
+        self.valid = self.valid.copy()  # whoever has kept the last one keeps what it said
         batch = take(self._engine, ids, shown, self.valid, self._probes, self.collects, copies=self.copy)
         self.probes = batch.probes
         return batch

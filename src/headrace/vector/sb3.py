@@ -23,6 +23,7 @@ from headrace.vector import questions
 from headrace.vector.env import VectorEnv
 from headrace.vector.infos import AsTheyAre
 from headrace.vector.questions import Environment
+from headrace.vector.spaces import kept_in
 
 Infos = dict[str, Any]
 
@@ -219,6 +220,5 @@ def _exactly(actions: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     given = np.asarray(actions)
     if given.dtype == dtype or given.dtype.kind not in "biuf":
         return given
-    with np.errstate(invalid="ignore"):  # NaN, which is then found to be another number
-        cast = given.astype(dtype)
-    return cast if np.array_equal(cast, given) else given
+    cast = kept_in(given, dtype)
+    return given if cast is None else cast

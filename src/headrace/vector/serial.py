@@ -20,6 +20,7 @@ from headrace.ipc.channel import poll_fds
 from headrace.vector import losses
 from headrace.vector.events import Answers, Event, Failure
 from headrace.vector.faults import from_exception
+from headrace.vector.infos import kept
 from headrace.vector.interrupts import LetThrough, is_programs
 from headrace.vector.limits import Limits
 from headrace.vector.probes import Probe
@@ -155,7 +156,8 @@ class Serial:
         answers = Answers(ids, seqs)
         answers.infos = {listed[place]: info for place, info in settled.infos.items()}
         for place in range(len(listed)) if settled.objects else ():
-            answers.objects[listed[place]] = [column[place] for column in settled.objects]
+            # Copies: environments may go on with what they gave.
+            answers.objects[listed[place]] = [kept(column[place]) for column in settled.objects]
         if self.probing:
             answers.probes = {env: bodies[env].probed for env in listed}
         if not settled.problems:

@@ -146,7 +146,7 @@ class ActionCodec:
             One array per leaf, [count, ...]; and the actions one by one if they are objects.
 
         Raises:
-            VectorMisused: The number, a shape or a dtype does not fit.
+            VectorMisused: The number, a shape or a dtype does not fit, or a number not into its dtype.
         """
         try:
             if self.as_objects:
@@ -206,7 +206,31 @@ class ActionCodec:
                 found=array.dtype,
                 fix="convert the actions; they are not rounded silently",
             )
-        return array.astype(part.dtype)
+        cast = kept_in(array, part.dtype)
+        if cast is None:
+            raise VectorMisused(
+                f"{part.path} holds a number that the dtype of the action space cannot hold; nothing was sent",
+                expected=part.dtype,
+                found=f"{array.dtype} from {np.fmin.reduce(array, None)} to {np.fmax.reduce(array, None)}",
+                fix="clip the actions to the bounds of the space",
+            )
+        return cast
+
+
+def kept_in(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """Numbers in another dtype; None if not all of them are there what they were.
+
+    Those that are real before and after may be rounded, but none becomes infinite.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # NaN as a whole number is then found to be another one
+        cast = array.astype(dtype)
+    if np.can_cast(array.dtype, dtype):
+        return cast
+    if array.dtype.kind in "biu" or dtype.kind in "biu":
+        same = np.array_equal(cast, array)
+    else:
+        same = bool(np.isfinite(cast).all()) or np.array_equal(np.isfinite(cast), np.isfinite(array))
+    return cast if same else None
 
 
 def _wrong_count(found: int, expected: int) -> VectorMisused:

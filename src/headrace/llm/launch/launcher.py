@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.errors import ComponentDied, ComponentStalled, HeadraceError, RunDirectoryError
-from headrace.ipc.forkserver import ForkServer
+from headrace.ipc.forkserver import Advice, ForkServer
 from headrace.llm.config import RLConfig
 from headrace.llm.launch.aside import Aside
 from headrace.llm.launch.blaming import culprit_of, error_of, gone_for_good
@@ -59,6 +59,7 @@ _PRELOAD = (
     "transformers.models.llama.modeling_llama",
 )
 """transformers imports these only when they are used, which takes each process several seconds."""
+_ADVICE = Advice(late="see its log for what it was importing, or raise deadlines.start_s")
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -199,8 +200,8 @@ def _supervisor(what: Launch, server: ForkServer, board: Board, specs: Sequence[
 def _fork_server(what: Launch) -> Iterator[ForkServer]:
     modules = (*what.preload, *(what.targets.of(name, what.config).partition(":")[0] for name in what.cast.ids))
     environment = dict.fromkeys(_THREAD_VARIABLES, "1") | {"TOKENIZERS_PARALLELISM": "false"}
-    timeout_s = what.config.deadlines.start_s
-    with ForkServer(modules, environment, what.place.log_file("forkserver"), start_timeout_s=timeout_s) as server:
+    log, timeout_s = what.place.log_file("forkserver"), what.config.deadlines.start_s
+    with ForkServer(modules, environment, log, start_timeout_s=timeout_s, advice=_ADVICE) as server:
         yield server
 
 
