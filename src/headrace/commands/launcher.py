@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,7 @@ from headrace.core.errors import (
     ComponentStalled,
     HeadraceError,
     RestartBudgetSpent,
-    RunDirectoryError,
 )
-from headrace.core.files import write_whole
 from headrace.ipc.forkserver import ForkServer
 from headrace.supervision.child import tail
 from headrace.supervision.messages import Report
@@ -44,7 +42,8 @@ from headrace.supervision.spec import (
 )
 from headrace.supervision.supervisor import Supervisor
 from headrace.telemetry.board import Activity, Board, State
-from headrace.telemetry.events import EventLog, plain
+from headrace.telemetry.events import EventLog
+from headrace.telemetry.summaries import left, write_summary
 
 KEEPER_S = 15.0
 """Seconds a keeper may show no sign of its own life, or be later than what it should have noticed itself."""
@@ -77,7 +76,7 @@ def supervise(
         clock: Monotonic, the machine's.
 
     Returns:
-        The summary, which is written as well.
+        The summary, which is written as well; ``unwritten``: why it could not be.
     """
     names = list(config.process)
     components = [("supervisor", "supervisor"), *((name, "command") for name in names)]
@@ -96,23 +95,11 @@ def supervise(
                     _raised(error), error=error, fix="see the traceback; if it ends inside Headrace, file a bug"
                 )
             )
-            _write_summary(places.summary, launch.summary())
+            left(launch.summary(), partial(write_summary, places.summary))
             raise
         summary = launch.summary()
         board.slot("supervisor").set_state(State.FAILED if summary["error"] else State.ENDED)
-        _write_summary(places.summary, summary)
-        return summary
-
-
-def _write_summary(path: Path, summary: Mapping[str, Any]) -> None:
-    try:
-        write_whole(path, [f"{json.dumps(plain(summary), indent=2)}\n".encode()])
-    except OSError as error:
-        raise RunDirectoryError(
-            f"{path} cannot be written",
-            problem=f"{type(error).__name__}: {error}",
-            fix="make room on the disk; events.jsonl holds what was written before",
-        ) from None
+        return left(summary, partial(write_summary, places.summary))
 
 
 @contextmanager

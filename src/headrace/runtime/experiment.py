@@ -48,6 +48,7 @@ from headrace.supervision.supervisor import Supervisor
 from headrace.telemetry.board import Board, State
 from headrace.telemetry.events import EventLog
 from headrace.telemetry.metrics import MetricsSink
+from headrace.telemetry.summaries import left
 from headrace.weights.policy_file import whole_policies
 
 _POLL_S = 0.25
@@ -74,7 +75,8 @@ def run_experiment(
         learner_target: ``module:function`` that its learner's process calls.
 
     Returns:
-        What ``summary.json`` holds, which is written as well; ``exit_code`` says how the run ended.
+        What ``summary.json`` holds, which is written as well (``unwritten``: why it could not be); ``exit_code`` says how the
+        run ended.
     """
     if resume is None:
         beginning_of(config)  # or a learner would find out that there is none
@@ -101,7 +103,7 @@ def run_experiment(
         _supervise(experiment, run_dir, _supervisor(config, run_dir, board, specs, clock), interrupts)
         summary = experiment.summary()
         board.slot("supervisor").set_state(State.FAILED if summary["error"] else State.ENDED)
-        run_dir.write_summary(summary)
+        summary = left(summary, run_dir.write_summary)
         observer.show(at_once=True)
         return summary
 
@@ -122,7 +124,7 @@ def _supervise(
     except BaseException as error:
         # Not of the run itself: a bug, or whoever looks on has raised.
         experiment.fail(_own_failure(error), "supervisor")
-        run_dir.write_summary(experiment.summary())
+        left(experiment.summary(), run_dir.write_summary)
         raise
 
 

@@ -47,6 +47,7 @@ from headrace.telemetry.board import Board, State
 from headrace.telemetry.events import EventLog
 from headrace.telemetry.looks import ALIVE, Look
 from headrace.telemetry.metrics import MetricsSink
+from headrace.telemetry.summaries import left
 
 _POLL_S = 0.25
 _GRACE_S = 5.0
@@ -112,7 +113,8 @@ def launch(what: Launch, on_line: OnLine | None = None, on_turn: Callable[[], No
         on_turn: Called several times a second, whether or not there is a line; it must not wait.
 
     Returns:
-        What ``summary.json`` holds, which is written as well, unless one of before stays; ``exit_code`` says how the run ended.
+        What ``summary.json`` holds, which is written as well (``unwritten``: why it could not be), unless one of before stays;
+        ``exit_code`` says how the run ended.
 
     Raises:
         ConfigError: The server's port is taken.
@@ -163,7 +165,7 @@ def _launch(
         except BaseException as error:
             # Not of the run itself: a bug, or whoever looks on has raised.
             launcher.fail(_own_failure(error), "supervisor")
-            place.write_summary(launcher.summary())
+            left(launcher.summary(), place.write_summary)
             raise
         chronicle.follow(*what.cast.ids)
         summary = launcher.summary()
@@ -171,8 +173,7 @@ def _launch(
             text = "nothing was learned since the run was gone on with: it stays as it was, with its earlier summary"
             chronicle.say("kept", "supervisor", text, tell=True)
         board.slot("supervisor").set_state(State.FAILED if summary["error"] else State.ENDED)
-        place.write_summary(summary)
-        return summary
+        return left(summary, place.write_summary)
 
 
 @contextmanager
