@@ -26,6 +26,7 @@ from headrace.core.errors import (
     HeadraceError,
     NothingToTrain,
 )
+from headrace.core.files import remedy
 from headrace.ipc import printing, stacks
 from headrace.ipc.channel import Channel
 from headrace.ipc.shm import SharedBlock
@@ -85,7 +86,6 @@ def run(bootstrap: Bootstrap, fds: list[int], server_pid: int) -> NoReturn:
             die_with_parent(signal.SIGKILL, server_pid)
             _reset_signals()
             os.setsid()  # so that whatever it starts can be found and ended with it
-            _redirect_output(bootstrap, keep=fds)
             code = _work(bootstrap, fds, server_pid)
         except BaseException:  # noqa: BLE001 - the last border: nothing may run on into the fork server's own code
             printing.tell(traceback.format_exc())
@@ -102,6 +102,7 @@ def _work(bootstrap: Bootstrap, fds: list[int], server_pid: int) -> int:
     control_fd, payload_fd, *given = fds
     with Channel.attach(control_fd, "the supervisor") as control:
         try:
+            _redirect_output(bootstrap, keep=fds)  # here, where somebody hears of it if that cannot be done
             payload = _fetch(payload_fd, bootstrap.payload_bytes)
             target = resolve(bootstrap.target)
             named = dict(zip(bootstrap.fd_names, given, strict=True))
@@ -226,17 +227,32 @@ def _reset_signals() -> None:
 
 
 def _redirect_output(bootstrap: Bootstrap, keep: Iterable[int]) -> None:
-    """Output goes to files of this child, every descriptor it was not given is closed."""
-    log = os.open(bootstrap.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    """Output goes to files of this child, every descriptor it was not given is closed.
+
+    Raises:
+        ComponentDied: One of these files cannot be opened.
+    """
+    log = _appended_to(bootstrap.id, bootstrap.log_path)
+    stacks_fd = _appended_to(bootstrap.id, bootstrap.stacks_path)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, place in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, place)
-    close_all_but({0, 1, 2, *keep})
+    close_all_but({0, 1, 2, stacks_fd, *keep})
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - lives as long as the process
     printing.keep_printing()
     # A file and not a pipe: nobody has to read it for the child to go on.
-    stacks_file = open(bootstrap.stacks_path, "a")  # noqa: SIM115, PTH123 - lives as long as the process
-    stacks.enable(stacks_file, sys.stderr)
+    stacks.enable(open(stacks_fd, "a"), sys.stderr)  # noqa: SIM115, PTH123 - lives as long as the process
+
+
+def _appended_to(child_id: str, path: str) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        raise ComponentDied(
+            f"{child_id} could not open {Path(path).name}",
+            problem=f"{type(error).__name__}: {error}",
+            fix=remedy(error),
+        ) from None
 
 
 def close_all_but(keep: set[int]) -> None:

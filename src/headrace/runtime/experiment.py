@@ -117,7 +117,7 @@ def _supervise(
     """Follow a run to its end; what is its own failure is noted, anything else goes on to the caller."""
     premises = Premises(run_dir.path, run_dir.lock_file, (run_dir.record_dir, run_dir.checkpoints_dir))
     try:
-        with supervised as supervisor:
+        with premises.told_first(), supervised as supervisor:
             experiment.run(supervisor, interrupts, premises.require_there)
     except HeadraceError as error:
         experiment.fail(error)
@@ -215,9 +215,10 @@ class Experiment:
             self._say("ledger", "supervisor", text, tell=True, **facts)
         supervisor.start("probe")
         while not self._course.over:
-            for event in supervisor.poll(_POLL_S):
+            events = supervisor.poll(_POLL_S)
+            require_there()  # first: nobody is to be blamed for what follows from that
+            for event in events:
                 self._on(event)
-            require_there()
             self._watch(interrupts)
             if self._observer.show():
                 self._ending.request("whoever looks on has seen enough", self._supervisor)
@@ -392,8 +393,7 @@ class Experiment:
     def _salvage(self, collector_id: str, then: Instruction | None) -> None:
         self._salvaging[collector_id] = then
         self._order(collector_id, "lost")
-        left_out = self._incidents.groups_left_out(collector_id)
-        if left_out:
+        if left_out := self._incidents.groups_left_out(collector_id):
             self._order(collector_id, "left_out", groups=left_out)
 
     def _on_salvaged(self, child_id: str, transitions: int) -> None:

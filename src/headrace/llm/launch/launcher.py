@@ -137,8 +137,7 @@ def _launch(
         if serves:  # nobody is to be sent to where an earlier one was
             write_endpoints(what.endpoints_file, Endpoints(what.run_id))
         shared = stack.enter_context(Shared(config, serves=serves, alone=place.path != what.run))
-        if what.endpoint is not None:
-            shared.endpoint = what.endpoint
+        shared.endpoint = what.endpoint or shared.endpoint
         if serves:
             stack.enter_context(_told_where(what, shared.endpoint))
         board = stack.enter_context(Board.create(place.board_file, components(what.cast), what.run_id))
@@ -158,7 +157,11 @@ def _launch(
         launcher = Launcher(what, chronicle, board, clock)
         specs = child_specs(what.basics, what.cast, shared, what.targets, what.resume)
         try:
-            with _fork_server(what) as server, _supervisor(what, server, board, specs, clock) as supervisor:
+            with (
+                launcher.premises.told_first(),
+                _fork_server(what) as server,
+                _supervisor(what, server, board, specs, clock) as supervisor,
+            ):
                 launcher.run(supervisor, interrupts, lambda: server.awake or server.error is not None, on_turn)
         except HeadraceError as error:
             launcher.fail(error, "supervisor")
@@ -221,7 +224,8 @@ class Launcher:
         self._board, self._clock = board, clock
         place = what.place
         kept = place.checkpoints_dir, place.weights_dir, place.rollouts_dir
-        self._premises = Premises(place.path, place.lock_file, kept)
+        self.premises = Premises(place.path, place.lock_file, kept)
+        """Of its run directory."""
         self._course = Course(what.cast)
         self._error: HeadraceError | None = None
         self._culprit: str | None = None
@@ -265,7 +269,9 @@ class Launcher:
         else:
             self._follow(self._course.begin())
         while self._course.phase is not Phase.OVER:
-            for event in supervisor.poll(_POLL_S):
+            events = supervisor.poll(_POLL_S)
+            self.premises.require_there()  # first: nobody is to be blamed for what follows from that
+            for event in events:
                 self._on(event)
             self._chronicle.follow()
             on_turn()
@@ -382,7 +388,6 @@ class Launcher:
     # What happens although no child tells anything.
 
     def _watch(self, interrupts: Interrupts) -> None:
-        self._premises.require_there()
         now = self._look = Look(time.monotonic_ns(), self._board.read_all())
         self._waits |= {view.id: now for view in now.views if view.state in ALIVE and view.waits_on is not None}
         self._watch_interrupts(interrupts)
