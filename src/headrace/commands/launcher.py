@@ -64,7 +64,12 @@ class Places:
 
 
 def supervise(
-    config: SuperviseConfig, places: Places, onlooker: Onlooker, interrupts: Callable[[], int], clock: Clock
+    config: SuperviseConfig,
+    places: Places,
+    onlooker: Onlooker,
+    interrupts: Callable[[], int],
+    clock: Clock,
+    require_there: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Run it to its end, whatever the end.
 
@@ -74,6 +79,7 @@ def supervise(
         onlooker: Who is shown it.
         interrupts: How often the user has asked to end it: once in order, twice at once.
         clock: Monotonic, the machine's.
+        require_there: Raises once the places are not there any more.
 
     Returns:
         The summary, which is written as well; ``unwritten``: why it could not be.
@@ -85,7 +91,7 @@ def supervise(
         launch = Launch(config, places, board, Chronicle(events, onlooker, clock), clock)
         try:
             with _supervisor(config, places, board, clock) as supervisor:
-                launch.run(supervisor, interrupts)
+                launch.run(supervisor, interrupts, require_there)
         except HeadraceError as error:
             launch.fail(error)
         except BaseException as error:
@@ -166,7 +172,7 @@ class Launch:
         self._broken: Exception | None = None
         """What was raised while others still had to leave."""
 
-    def run(self, supervisor: Supervisor, interrupts: Callable[[], int]) -> None:
+    def run(self, supervisor: Supervisor, interrupts: Callable[[], int], require_there: Callable[[], None]) -> None:
         """Start everybody in order, follow it to the end, stop everybody in reverse order.
 
         Raises:
@@ -176,7 +182,9 @@ class Launch:
         self._guarded(self._say, "started", "supervisor", f"run started: {', '.join(self._needs)}")
         self._guarded(self._start_due)
         while self._why is None or supervisor.alive():
-            for event in supervisor.poll(_POLL_S):
+            events = supervisor.poll(_POLL_S)
+            self._guarded(require_there)  # first: nobody is to be blamed for what follows from that
+            for event in events:
                 self._guarded(self._on, event)
             self._guarded(self._heed, interrupts)
             for step in (self._start_due, self._see_whether_over):
@@ -333,8 +341,7 @@ class Launch:
         if root != path[0] and root in self._supervisor.alive():
             below = in_words_below(self._supervisor.pid(root))
             error.facts[f"processes of {root}"] = "; ".join(below[:SHOWN_PROCESSES])
-        silent = silent_too(path, self._standings, self._clock.now())
-        if silent:
+        if silent := silent_too(path, self._standings, self._clock.now()):
             error.facts["silent_too"] = ", ".join(silent)
         lines = tails.get(root) or tail(self._places.logs / f"{root}.log", 0)
         if lines:
