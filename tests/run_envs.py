@@ -348,6 +348,27 @@ def noted(**kwargs: Any) -> Noted:
     return Noted(**kwargs)
 
 
+class Talker(Traced):
+    """Prints at every step, onto a disk that is full from the moment it is built in a process."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        full = os.open("/dev/full", os.O_WRONLY)
+        for place in (1, 2):
+            os.dup2(full, place)
+        os.close(full)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        sys.stdout.write(f"step {self._t}\n")
+        sys.stderr.write("and to the other one, without an end of its line ")
+        sys.stderr.flush()
+        return super().step(action)
+
+
+def talker(**kwargs: Any) -> Talker:
+    return Talker(**kwargs)
+
+
 class Follower(Traced):
     """Its reward is the action's first number."""
 

@@ -217,6 +217,20 @@ def test_somebody_elses_exit_is_reported_with_its_words_and_place(start, tmp_pat
     assert (tmp_path / "0.log").read_text().endswith(f"SystemExit: {words}\n")
 
 
+@pytest.mark.parametrize("missing", ["log", "stacks"])
+def test_a_file_of_its_own_that_cannot_be_opened_is_reported(start, tmp_path, missing):
+    server = start()
+    files = {"log": tmp_path / "0.log", "stacks": tmp_path / "0.stacks"}
+    files[missing] = tmp_path / "nowhere" / files[missing].name
+    child = server.spawn("child-0", ZOO + "idle", None, {}, files["log"], files["stacks"])
+    assert wait_for_end(server, child) == 1
+    error = reported_error(child)
+    child.close()
+    assert error.what == f"child-0 could not open 0.{missing}"
+    assert error.facts["problem"].startswith("FileNotFoundError: ")
+    assert error.fix == "keep its folder where it is until the run has ended"
+
+
 def test_an_error_of_ours_is_reported_as_it_is(spawn):
     server, child = spawn("raises_environment_fault")
     wait_for_end(server, child)

@@ -19,9 +19,10 @@ from headrace.core.clock import MonotonicClock
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.monitor.doctor import diagnose
 from headrace.monitor.reader import read_run
+from headrace.runtime import experiment
 from headrace.runtime.progress import Progress
 from headrace.runtime.rundir import RunDirectory
-from headrace.supervision.spec import BecameReady, Event, Reported, Started
+from headrace.supervision.spec import BecameReady, Event, Exited, Reported, Started
 from headrace.supervision.supervisor import Supervisor
 from headrace.telemetry.blame import Condition
 from run_support import assert_books, assert_gapless, events, summary
@@ -279,6 +280,44 @@ def test_a_run_goes_on_when_nobody_reads_what_it_prints(tmp_path):
     assert process.returncode == 0, told
     assert told == "standard output takes no more (Broken pipe); the run goes on\n"
     assert summary(tmp_path / "run")["env_steps"] >= 300
+
+
+@pytest.mark.parametrize("starts", ["probe", "learner", "nobody"])
+def test_who_starts_while_the_directory_is_moved_is_not_to_blame(runs, tmp_path, monkeypatch, starts):
+    place = tmp_path / "run-1"
+    start, poll, server = Supervisor.start, Supervisor.poll, experiment._fork_server
+    moved, deadline = [], Deadline(60.0)
+
+    def move() -> None:
+        moved.append(place.rename(tmp_path / "elsewhere"))
+
+    def started(supervisor: Supervisor, child_id: str) -> None:
+        if child_id == starts:
+            move()
+        start(supervisor, child_id)
+
+    def polled(supervisor: Supervisor, timeout_s: float) -> list[Event]:
+        """Once it is moved, what has happened is told only when somebody has failed for that."""
+        found = poll(supervisor, timeout_s)
+        while moved and not any(isinstance(event, Exited) and not event.expected for event in found):
+            assert not deadline.passed
+            found += poll(supervisor, timeout_s)
+        moved.clear()
+        return found
+
+    def served(*args: object) -> object:
+        if starts == "nobody":
+            move()
+            (place / "logs" / "forkserver.log").open("ab")
+        return server(*args)
+
+    monkeypatch.setattr(Supervisor, "start", started)
+    monkeypatch.setattr(Supervisor, "poll", polled)
+    monkeypatch.setattr(experiment, "_fork_server", served)
+    run = runs.train(ENV)
+    assert run.summary["error"].startswith(f"[CFG-003] the run directory {place} was removed, moved or replaced")
+    assert (run.summary["outcome"], run.summary["exit_code"]) == ("failed", 1)
+    assert not any(run.summary["faults"].values())
 
 
 @pytest.mark.table

@@ -522,6 +522,23 @@ def test_an_interrupt_stops_the_last_first_and_the_doctor_sees_who_waits(tmp_pat
     assert stopped.index("user") < stopped.index("server")
 
 
+def test_a_run_whose_directory_is_moved_ends_and_says_so(tmp_path):
+    """Also the one that starts meanwhile is not to blame: it finds no folder for its log."""
+    text = PARTS + '[process.late]\ncommand = "true"\nneeds = ["user"]\nlifetime = "until-done"\n'
+    text += "[process.first]\ncommand = ['sh', '-c', 'until [ -e moved ]; do sleep 0.05; done']\nlifetime = \"until-done\"\n"
+    with Command(tmp_path, text.replace('needs = ["user"]', 'needs = ["user", "first"]'), "--quiet") as command:
+        command.until("ready", "user")
+        command.run_dir.rename(tmp_path / "elsewhere")
+        (tmp_path / "moved").touch()
+        assert command.ended() == 1
+    said = command.output()
+    assert "[CFG-003] the run directory run was removed, moved or replaced" in said
+    assert "make room" not in said
+    assert "\nfailed after " in said
+    assert "\n  user            stopped\n" in said
+    assert not (tmp_path / "elsewhere" / "summary.json").exists()
+
+
 def test_a_run_directory_is_used_once(tmp_path):
     with Command(tmp_path, '[process.p]\ncommand = "true"\nlifetime = "until-done"') as command:
         assert command.ended() == 0

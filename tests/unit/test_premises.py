@@ -55,6 +55,17 @@ def test_another_runs_directory_in_its_place_is_found(tmp_path, config):
         assert "found: another run's lock in it" in str(caught.value)
 
 
+def test_what_fails_because_it_is_gone_is_told_as_that(tmp_path, config):
+    with RunDirectory.create(tmp_path / "run", config) as run:
+        premises = premises_of(run)
+        with pytest.raises(ValueError, match="of its own"), premises.told_first():
+            raise ValueError("of its own")
+        run.path.rename(tmp_path / "elsewhere")
+        for there in (premises, premises_of(run)):
+            with pytest.raises(RunDirectoryLost, match=LOST), there.told_first():
+                raise FileNotFoundError(run.logs_dir)
+
+
 def test_logs_and_curves_may_go_and_a_disk_may_be_slow(tmp_path, config, monkeypatch):
     with RunDirectory.create(tmp_path / "run", config) as run:
         premises = premises_of(run)

@@ -92,7 +92,7 @@ class Commands(click.Group):
     ) -> Any:
         """Run one command and leave with its exit code; without ``standalone_mode`` errors are the caller's.
 
-        Exit codes: 0 as declared, 1 the run failed, or what was to be printed is lost, 2 wrong command or configuration,
+        Exit codes: 0 as declared, 1 the run failed, or what it was to leave or to print is lost, 2 wrong command or configuration,
         3 stalled, or nothing came that may be trained on, 4 books or replay differ, 130 interrupted.
         """
         _spell_out_what_cannot_be_shown()

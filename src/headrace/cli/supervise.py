@@ -51,11 +51,13 @@ def supervise(file: Path, run_dir: Path | None, quiet: bool, as_json: bool) -> i
 def _run(config: SuperviseConfig, run: RunDirectory, terminal: Terminal) -> dict[str, Any]:
     from headrace.commands import launcher
     from headrace.runtime.interrupts import Interrupts
+    from headrace.runtime.premises import Premises
 
     # Should the fork server be killed, what it had started becomes ours, and not everybody's.
     others = children_now()
     adopt_orphans()
     places = launcher.Places(run.board_file, run.events_file, run.logs_dir, run.stacks_dir, run.summary_file)
+    premises = Premises(run.path, run.lock_file, (run.logs_dir,))
     try:
         with Interrupts() as interrupts:
 
@@ -63,8 +65,9 @@ def _run(config: SuperviseConfig, run: RunDirectory, terminal: Terminal) -> dict
                 pass_on()  # what its reader had no room for; asked many times a second
                 return interrupts.count
 
-            with never_waiting():
-                summary = launcher.supervise(config, places, terminal, asked, MonotonicClock())
+            with never_waiting(), premises.told_first():
+                there = premises.require_there
+                summary = launcher.supervise(config, places, terminal, asked, MonotonicClock(), there)
     finally:
         end_adopted(_END_S, others)
     return summary | {"run_dir": str(run.path)}

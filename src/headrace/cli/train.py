@@ -14,7 +14,7 @@ from headrace.cli import early
 from headrace.cli.drawing import showing
 from headrace.cli.ending import ending
 from headrace.cli.unheard import conclude, going_on, pass_on
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, HeadraceError
 from headrace.runtime.config import load_config
 from headrace.runtime.progress import Progress
 from headrace.runtime.rundir import RunDirectory
@@ -131,7 +131,9 @@ def _run(session: Session, *, quiet: bool) -> dict[str, Any]:
             show: Callable[[Progress], None] = stack.enter_context(showing()) if not quiet else lambda _: pass_on()
             return dict(run_experiment(session.config, place, show, resume=session.resume))
     except BaseException:  # passed on; but what the run has left is told first
-        summary = place.read_summary()
+        summary = None
+        with contextlib.suppress(HeadraceError):  # a file that cannot be read hides nothing
+            summary = place.read_summary()
         if summary is not None:
             going_on(click.echo)(ending(summary, place.path))
         if session.resume is None:

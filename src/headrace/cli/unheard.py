@@ -319,4 +319,6 @@ def conclude(text: str, summary: Mapping[str, Any]) -> int:
         going_on(click.echo)(text)
     if summary.get("error"):
         complain(str(summary["error"]))
+    if summary.get("unwritten"):
+        complain(str(summary["unwritten"]))
     return code

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,7 @@ from headrace.core.errors import (
     ComponentStalled,
     HeadraceError,
     RestartBudgetSpent,
-    RunDirectoryError,
 )
-from headrace.core.files import write_whole
 from headrace.ipc.forkserver import ForkServer
 from headrace.supervision.child import tail
 from headrace.supervision.messages import Report
@@ -44,7 +42,8 @@ from headrace.supervision.spec import (
 )
 from headrace.supervision.supervisor import Supervisor
 from headrace.telemetry.board import Activity, Board, State
-from headrace.telemetry.events import EventLog, plain
+from headrace.telemetry.events import EventLog
+from headrace.telemetry.summaries import left, write_summary
 
 KEEPER_S = 15.0
 """Seconds a keeper may show no sign of its own life, or be later than what it should have noticed itself."""
@@ -65,7 +64,12 @@ class Places:
 
 
 def supervise(
-    config: SuperviseConfig, places: Places, onlooker: Onlooker, interrupts: Callable[[], int], clock: Clock
+    config: SuperviseConfig,
+    places: Places,
+    onlooker: Onlooker,
+    interrupts: Callable[[], int],
+    clock: Clock,
+    require_there: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Run it to its end, whatever the end.
 
@@ -75,9 +79,10 @@ def supervise(
         onlooker: Who is shown it.
         interrupts: How often the user has asked to end it: once in order, twice at once.
         clock: Monotonic, the machine's.
+        require_there: Raises once the places are not there any more.
 
     Returns:
-        The summary, which is written as well.
+        The summary, which is written as well; ``unwritten``: why it could not be.
     """
     names = list(config.process)
     components = [("supervisor", "supervisor"), *((name, "command") for name in names)]
@@ -86,7 +91,7 @@ def supervise(
         launch = Launch(config, places, board, Chronicle(events, onlooker, clock), clock)
         try:
             with _supervisor(config, places, board, clock) as supervisor:
-                launch.run(supervisor, interrupts)
+                launch.run(supervisor, interrupts, require_there)
         except HeadraceError as error:
             launch.fail(error)
         except BaseException as error:
@@ -97,23 +102,11 @@ def supervise(
                 )
             )
             board.slot("supervisor").set_state(State.FAILED)
-            _write_summary(places.summary, launch.summary())
+            left(launch.summary(), partial(write_summary, places.summary))
             raise
         summary = launch.summary()
         board.slot("supervisor").set_state(State.FAILED if summary["error"] else State.ENDED)
-        _write_summary(places.summary, summary)
-        return summary
-
-
-def _write_summary(path: Path, summary: Mapping[str, Any]) -> None:
-    try:
-        write_whole(path, [f"{json.dumps(plain(summary), indent=2)}\n".encode()])
-    except OSError as error:
-        raise RunDirectoryError(
-            f"{path} cannot be written",
-            problem=f"{type(error).__name__}: {error}",
-            fix="make room on the disk; events.jsonl holds what was written before",
-        ) from None
+        return left(summary, partial(write_summary, places.summary))
 
 
 @contextmanager
@@ -180,7 +173,7 @@ class Launch:
         self._broken: Exception | None = None
         """What was raised while others still had to leave."""
 
-    def run(self, supervisor: Supervisor, interrupts: Callable[[], int]) -> None:
+    def run(self, supervisor: Supervisor, interrupts: Callable[[], int], require_there: Callable[[], None]) -> None:
         """Start everybody in order, follow it to the end, stop everybody in reverse order.
 
         Raises:
@@ -190,7 +183,9 @@ class Launch:
         self._guarded(self._say, "started", "supervisor", f"run started: {', '.join(self._needs)}")
         self._guarded(self._start_due)
         while self._why is None or supervisor.alive():
-            for event in supervisor.poll(_POLL_S):
+            events = supervisor.poll(_POLL_S)
+            self._guarded(require_there)  # first: nobody is to be blamed for what follows from that
+            for event in events:
                 self._guarded(self._on, event)
             self._guarded(self._heed, interrupts)
             for step in (self._start_due, self._see_whether_over):
@@ -347,8 +342,7 @@ class Launch:
         if root != path[0] and root in self._supervisor.alive():
             below = in_words_below(self._supervisor.pid(root))
             error.facts[f"processes of {root}"] = "; ".join(below[:SHOWN_PROCESSES])
-        silent = silent_too(path, self._standings, self._clock.now())
-        if silent:
+        if silent := silent_too(path, self._standings, self._clock.now()):
             error.facts["silent_too"] = ", ".join(silent)
         lines = tails.get(root) or tail(self._places.logs / f"{root}.log", 0)
         if lines:

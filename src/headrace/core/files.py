@@ -18,6 +18,12 @@ _NO_FOLDERS = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 """How file systems that know no such promise for folders answer (some network ones do)."""
 _NO_SECOND_NAMES = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 """How file systems answer where a file has one name only."""
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room on the disk"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make its folder writable"),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "keep its folder where it is until the run has ended"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "let more files be open at once (ulimit -n)"),
+}
 _PART = re.compile(r"\..+\.\d+(\.new)?")
 
 
@@ -85,6 +91,11 @@ def stage(path: Path, pieces: Iterable[Piece]) -> tuple[Path, FileMark]:
         if ours.fullmatch(left.name) and not left.is_dir():
             left.unlink(missing_ok=True)
     return _staged(path, "", pieces)
+
+
+def remedy(error: OSError) -> str:
+    """What helps against an error of writing a file, as the beginning of a ``fix``."""
+    return _REMEDIES.get(error.errno or 0, "see whether its disk is well")
 
 
 def is_part(path: Path) -> bool:

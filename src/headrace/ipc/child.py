@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import io
 import os
 import signal
 import sys
@@ -27,7 +26,8 @@ from headrace.core.errors import (
     HeadraceError,
     NothingToTrain,
 )
-from headrace.ipc import stacks
+from headrace.core.files import remedy
+from headrace.ipc import printing, stacks
 from headrace.ipc.channel import Channel
 from headrace.ipc.shm import SharedBlock
 
@@ -86,13 +86,12 @@ def run(bootstrap: Bootstrap, fds: list[int], server_pid: int) -> NoReturn:
             die_with_parent(signal.SIGKILL, server_pid)
             _reset_signals()
             os.setsid()  # so that whatever it starts can be found and ended with it
-            _redirect_output(bootstrap, keep=fds)
             code = _work(bootstrap, fds, server_pid)
         except BaseException:  # noqa: BLE001 - the last border: nothing may run on into the fork server's own code
-            traceback.print_exc()
+            printing.tell(traceback.format_exc())
     finally:
         # Not sys.exit: exit handlers and threads inherited from the fork server, or left by the target, may hang.
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(BaseException):  # the streams may be anybody's by now, and a signal may raise
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
@@ -103,26 +102,25 @@ def _work(bootstrap: Bootstrap, fds: list[int], server_pid: int) -> int:
     control_fd, payload_fd, *given = fds
     with Channel.attach(control_fd, "the supervisor") as control:
         try:
+            _redirect_output(bootstrap, keep=fds)  # here, where somebody hears of it if that cannot be done
             payload = _fetch(payload_fd, bootstrap.payload_bytes)
             target = resolve(bootstrap.target)
             named = dict(zip(bootstrap.fd_names, given, strict=True))
             target(ChildContext(bootstrap.id, payload, named, control, server_pid))
         except SystemExit as request:
             if not _by_us(request):  # an environment, say, for which it is the way to tell that something is missing
-                traceback.print_exc()
-                _report(control, bootstrap.id, request)
+                _report(control, bootstrap.id, request)  # first: the log may take nothing
+                printing.tell(traceback.format_exc())
             return request.code if isinstance(request.code, int) else int(request.code is not None)
         except Exception as error:  # noqa: BLE001 - a process border: it goes into the log, and to the supervisor
             if isinstance(error, ChannelClosed) and not control.peer_alive():
                 # Nobody's fault here and nobody left to tell: a line for whoever reads the logs, instead of a page each.
-                os.write(2, f"{bootstrap.id} leaves: {error.what}\n".encode(errors="backslashreplace"))
+                printing.tell(f"{bootstrap.id} leaves: {error.what}\n")
                 return 1
-            if isinstance(error, (ConfigError, NothingToTrain)):
-                # It says what to change; where in our code it was found helps nobody.
-                os.write(2, f"{error}\n".encode(errors="backslashreplace"))
-            else:
-                traceback.print_exc()
             _report(control, bootstrap.id, error)
+            # Of some it says what to change, and where in our code it was found helps nobody.
+            known = isinstance(error, (ConfigError, NothingToTrain))
+            printing.tell(f"{error}\n" if known else traceback.format_exc())
             return 1
     return 0
 
@@ -229,23 +227,32 @@ def _reset_signals() -> None:
 
 
 def _redirect_output(bootstrap: Bootstrap, keep: Iterable[int]) -> None:
-    """Output goes to files of this child, every descriptor it was not given is closed."""
-    log = os.open(bootstrap.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    """Output goes to files of this child, every descriptor it was not given is closed.
+
+    Raises:
+        ComponentDied: One of these files cannot be opened.
+    """
+    log = _appended_to(bootstrap.id, bootstrap.log_path)
+    stacks_fd = _appended_to(bootstrap.id, bootstrap.stacks_path)
     null = os.open(os.devnull, os.O_RDONLY)
     for source, place in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, place)
-    close_all_but({0, 1, 2, *keep})
+    close_all_but({0, 1, 2, stacks_fd, *keep})
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - lives as long as the process
-    sys.stdout = _line_buffered(1)
-    sys.stderr = _line_buffered(2)
+    printing.keep_printing()
     # A file and not a pipe: nobody has to read it for the child to go on.
-    stacks_file = open(bootstrap.stacks_path, "a")  # noqa: SIM115, PTH123 - lives as long as the process
-    stacks.enable(stacks_file, sys.stderr)
+    stacks.enable(open(stacks_fd, "a"), sys.stderr)  # noqa: SIM115, PTH123 - lives as long as the process
 
 
-def _line_buffered(fd: int) -> io.TextIOWrapper:
-    raw = io.FileIO(fd, "w", closefd=False)
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True)
+def _appended_to(child_id: str, path: str) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        raise ComponentDied(
+            f"{child_id} could not open {Path(path).name}",
+            problem=f"{type(error).__name__}: {error}",
+            fix=remedy(error),
+        ) from None
 
 
 def close_all_but(keep: set[int]) -> None:

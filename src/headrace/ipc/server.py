@@ -21,7 +21,7 @@ from types import FrameType
 from typing import NoReturn
 
 from headrace.core.errors import ChannelClosed
-from headrace.ipc import child
+from headrace.ipc import child, printing
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.descriptors import FdChannel, close_on_exec
 from headrace.ipc.forkserver import Awake, Ended, Hello, NotSpawned, Spawn, Spawned
@@ -35,6 +35,7 @@ _LEAVE_S = 3.0
 def main(link_fd: int) -> NoReturn:
     """Serve the parent at the other end of ``link_fd`` until it is gone."""
     code = 1
+    printing.keep_printing()
     try:
         link = FdChannel(socket.socket(fileno=link_fd), "the supervisor")
         close_on_exec(link_fd)
@@ -50,7 +51,7 @@ def main(link_fd: int) -> NoReturn:
     except ChannelClosed:
         code = 0
     except BaseException:  # noqa: BLE001 - the last border of the process; the log is all that is left to tell
-        traceback.print_exc()
+        printing.tell(traceback.format_exc())
     finally:
         os._exit(code)  # exit handlers of modules that were only imported for children have no business here
 
@@ -184,7 +185,7 @@ def _preload(modules: tuple[str, ...]) -> dict[str, str]:
             importlib.import_module(module)
         except BaseException as error:  # noqa: BLE001 - somebody else's code, which may even exit; its child will report it
             failed[module] = f"{type(error).__name__}: {error}"
-            traceback.print_exc()
+            printing.tell(traceback.format_exc())
     return failed
 
 

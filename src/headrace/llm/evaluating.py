@@ -25,6 +25,7 @@ from headrace.core.files import write_whole
 from headrace.envs.text.asking import problems_of
 from headrace.envs.text.building import build_text_environment, close_environment
 from headrace.envs.text.protocol import TextEnvironment
+from headrace.ipc import printing
 from headrace.ipc.child import wrapped
 from headrace.llm import weights
 from headrace.llm.config import RLConfig
@@ -192,13 +193,14 @@ def main(run: Path, folder: Path, episodes: int | None, version: int | None) -> 
     except HeadraceError as error:
         found = error
     except Exception as error:  # noqa: BLE001 - a process border: told where somebody waits for it
-        traceback.print_exc()
+        printing.tell(traceback.format_exc())
         found = wrapped("evaluation", error)
     write_whole(folder / FOUND, [cloudpickle.dumps((notes, found))])
 
 
 if __name__ == "__main__":
     end_with(sys.argv[-1])
+    printing.keep_printing()
     main(Path(sys.argv[1]), Path(sys.argv[2]), **json.loads(sys.argv[3]))
     # The answer is written; a thread of the environment that does not end would keep the interpreter from leaving.
     os._exit(0)

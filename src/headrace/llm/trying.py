@@ -20,6 +20,7 @@ from headrace.core.files import write_whole
 from headrace.envs.text.asking import problems_of, shown_by
 from headrace.envs.text.building import build_text_environment, check_environment
 from headrace.envs.text.protocol import Split
+from headrace.ipc import printing
 from headrace.llm.config import RLConfig
 from headrace.llm.finding import Finding, Verdict
 from headrace.llm.guarding import Guard, Guarded, end_with
@@ -149,6 +150,7 @@ def main(config_file: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     end_with(sys.argv[-1])
+    printing.keep_printing()
     main(sys.argv[1], Path(sys.argv[2]))
     # The answer is written; a thread of the environment that does not end would keep the interpreter from leaving.
     os._exit(0)

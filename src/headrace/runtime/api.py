@@ -90,6 +90,8 @@ def train(
         )
     if run.summary["error"] is not None:
         _LOG.error("the run failed: %s\n  see: headrace doctor %s", run.summary["error"], shlex.quote(str(run.path)))
+    if "unwritten" in run.summary:
+        _LOG.error("%s", run.summary["unwritten"])
     return run
 
 

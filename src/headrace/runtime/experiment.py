@@ -48,6 +48,7 @@ from headrace.supervision.supervisor import Supervisor
 from headrace.telemetry.board import Board, State
 from headrace.telemetry.events import EventLog
 from headrace.telemetry.metrics import MetricsSink
+from headrace.telemetry.summaries import left
 from headrace.weights.policy_file import whole_policies
 
 _POLL_S = 0.25
@@ -78,7 +79,8 @@ def run_experiment(
         learner_target: ``module:function`` that its learner's process calls.
 
     Returns:
-        What ``summary.json`` holds, which is written as well; ``exit_code`` says how the run ended.
+        What ``summary.json`` holds, which is written as well (``unwritten``: why it could not be); ``exit_code`` says how the
+        run ended.
     """
     if resume is None:
         beginning_of(config)  # or a learner would find out that there is none
@@ -105,7 +107,7 @@ def run_experiment(
         _supervise(experiment, run_dir, board, _supervisor(config, run_dir, board, specs, clock), interrupts)
         summary = experiment.summary()
         board.slot("supervisor").set_state(State.FAILED if summary["error"] else State.ENDED)
-        run_dir.write_summary(summary)
+        summary = left(summary, run_dir.write_summary)
         observer.show(at_once=True)
         return summary
 
@@ -120,7 +122,7 @@ def _supervise(
     """Follow a run to its end; what is its own failure is noted, anything else goes on to the caller."""
     premises = Premises(run_dir.path, run_dir.lock_file, (run_dir.record_dir, run_dir.checkpoints_dir))
     try:
-        with supervised as supervisor:
+        with premises.told_first(), supervised as supervisor:
             experiment.run(supervisor, interrupts, premises.require_there)
     except HeadraceError as error:
         experiment.fail(error)
@@ -128,7 +130,7 @@ def _supervise(
         # Not of the run itself: a bug, or whoever looks on has raised.
         experiment.fail(_own_failure(error), "supervisor")
         board.slot("supervisor").set_state(State.FAILED)
-        run_dir.write_summary(experiment.summary())
+        left(experiment.summary(), run_dir.write_summary)
         raise
 
 
@@ -219,9 +221,10 @@ class Experiment:
             self._say("ledger", "supervisor", text, tell=True, **facts)
         supervisor.start("probe")
         while not self._course.over:
-            for event in supervisor.poll(_POLL_S):
+            events = supervisor.poll(_POLL_S)
+            require_there()  # first: nobody is to be blamed for what follows from that
+            for event in events:
                 self._on(event)
-            require_there()
             self._watch(interrupts)
             if self._observer.show():
                 self._ending.request("whoever looks on has seen enough", self._supervisor)
@@ -396,8 +399,7 @@ class Experiment:
     def _salvage(self, collector_id: str, then: Instruction | None) -> None:
         self._salvaging[collector_id] = then
         self._order(collector_id, "lost")
-        left_out = self._incidents.groups_left_out(collector_id)
-        if left_out:
+        if left_out := self._incidents.groups_left_out(collector_id):
             self._order(collector_id, "left_out", groups=left_out)
 
     def _on_salvaged(self, child_id: str, transitions: int) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from headrace.core.errors import RunDirectoryLost
@@ -21,7 +22,9 @@ class Premises:
 
     def __init__(self, path: Path, lock: Path, kept: Iterable[Path]) -> None:
         self._path, self._lock, self._kept = path, lock, tuple(kept)
-        self._own = lock.stat()
+        self._own: os.stat_result | None = None
+        with contextlib.suppress(OSError):  # it is gone already; that is told where it is looked for
+            self._own = lock.stat()
 
     def require_there(self) -> None:
         """Find out whether what is written still arrives in this directory.
@@ -30,7 +33,8 @@ class Premises:
             RunDirectoryLost: It was removed, moved or replaced, or one of the folders was.
         """
         try:
-            own = os.path.samestat(self._own, self._lock.stat())
+            there = self._lock.stat()
+            own = self._own is not None and os.path.samestat(self._own, there)
             missing = [folder.name for folder in self._kept if not stat.S_ISDIR(folder.stat().st_mode)]
         except (FileNotFoundError, NotADirectoryError) as error:
             own, missing = True, [os.path.relpath(error.filename, self._path)]
@@ -43,3 +47,16 @@ class Premises:
             found=f"no {missing[0]} in it" if missing else "another run's lock in it",
             fix="what was written since is lost; start again, and keep the directory where it is until the run has ended",
         )
+
+    @contextlib.contextmanager
+    def told_first(self) -> Iterator[None]:
+        """Whatever fails in the block has failed because the directory is gone, if it is.
+
+        Raises:
+            RunDirectoryLost: See `require_there`.
+        """
+        try:
+            yield
+        except Exception:
+            self.require_there()
+            raise

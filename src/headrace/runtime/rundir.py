@@ -20,7 +20,7 @@ from headrace.core.files import write_whole
 from headrace.ipc.channel import poll_fds
 from headrace.runtime.config import ExperimentConfig, dump_toml, load_config
 from headrace.runtime.remains import Onward, never_began, onward
-from headrace.telemetry.events import plain
+from headrace.telemetry.summaries import write_summary
 
 _ELSEWHERE = "choose another --run-dir, or leave it out for a new one under run.directory"
 _TRIES_S = (0.0, 0.003, 0.017)
@@ -204,24 +204,12 @@ class RunDirectory:
         return summary
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json`` in one piece: a reader finds the old one, the new one or none, never a part.
-
-        Numbers that JSON does not know (NaN, infinity) become null.
+        """Write ``summary.json``, see `headrace.telemetry.summaries.write_summary`.
 
         Raises:
-            RunDirectoryError: It cannot be written; an older summary is unharmed. Where the directory is not there any
-                more, nothing is written and nothing raised: `Premises` have told.
+            RunDirectoryError: It cannot be written; an older summary is unharmed.
         """
-        if not self.path.is_dir():
-            return
-        try:
-            write_whole(self.summary_file, [f"{json.dumps(plain(summary), indent=2)}\n".encode()])
-        except OSError as error:
-            raise RunDirectoryError(
-                f"{self.summary_file} cannot be written",
-                problem=f"{type(error).__name__}: {error}",
-                fix="make room on the disk; events.jsonl and metrics.jsonl hold what was written before",
-            ) from None
+        write_summary(self.summary_file, summary)
 
     def claim(self, config: Section) -> None:
         """Make the directory this run's own; `create` calls it.

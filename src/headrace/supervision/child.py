@@ -314,7 +314,7 @@ def tail(path: Path, start: int) -> list[str]:
         with path.open("rb") as file:
             size = file.seek(0, 2)
             file.seek(max(start, size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+            lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
             return [line for line in lines if not line.startswith(LAUNCHER_MARK)][-_TAIL_LINES:]
     except OSError:
         return []

@@ -10,7 +10,6 @@ from pathlib import Path
 from headrace.core.cores import usable_cores
 from headrace.core.errors import ChannelClosed, HeadraceError
 from headrace.ipc.channel import Deadline, poll_fds
-from headrace.ipc.child import Failed
 from headrace.ipc.forkserver import Child, ForkServer
 from headrace.vector import losses
 from headrace.vector.choosing import Machine, Measured, Plan, choose
@@ -91,7 +90,7 @@ def _await(server: ForkServer, child: Child, options: Options) -> tuple[Measured
             ), busy
         if isinstance(message, NotTried):
             raise losses.not_built(0, message.problem)
-        if isinstance(message, Failed) or child.ended() or (deadline.passed and not building):
+        if child.ended() or (deadline.passed and not building):  # one that fails says so, and then writes down why
             return Measured(step_s=0.0, busy_s=0.0, steps=0), 0.0
         if deadline.passed:
             raise losses.not_built_in_time([0], "trial", options.start_timeout_s)

@@ -47,6 +47,7 @@ from headrace.telemetry.board import Board, State
 from headrace.telemetry.events import EventLog
 from headrace.telemetry.looks import ALIVE, Look
 from headrace.telemetry.metrics import MetricsSink
+from headrace.telemetry.summaries import left
 
 _POLL_S = 0.25
 _GRACE_S = 5.0
@@ -113,7 +114,8 @@ def launch(what: Launch, on_line: OnLine | None = None, on_turn: Callable[[], No
         on_turn: Called several times a second, whether or not there is a line; it must not wait.
 
     Returns:
-        What ``summary.json`` holds, which is written as well, unless one of before stays; ``exit_code`` says how the run ended.
+        What ``summary.json`` holds, which is written as well (``unwritten``: why it could not be), unless one of before stays;
+        ``exit_code`` says how the run ended.
 
     Raises:
         ConfigError: The server's port is taken.
@@ -136,8 +138,7 @@ def _launch(
         if serves:  # nobody is to be sent to where an earlier one was
             write_endpoints(what.endpoints_file, Endpoints(what.run_id))
         shared = stack.enter_context(Shared(config, serves=serves, alone=place.path != what.run))
-        if what.endpoint is not None:
-            shared.endpoint = what.endpoint
+        shared.endpoint = what.endpoint or shared.endpoint
         if serves:
             stack.enter_context(_told_where(what, shared.endpoint))
         board = stack.enter_context(Board.create(place.board_file, components(what.cast), what.run_id))
@@ -157,7 +158,11 @@ def _launch(
         launcher = Launcher(what, chronicle, board, clock)
         specs = child_specs(what.basics, what.cast, shared, what.targets, what.resume)
         try:
-            with _fork_server(what) as server, _supervisor(what, server, board, specs, clock) as supervisor:
+            with (
+                launcher.premises.told_first(),
+                _fork_server(what) as server,
+                _supervisor(what, server, board, specs, clock) as supervisor,
+            ):
                 launcher.run(supervisor, interrupts, lambda: server.awake or server.error is not None, on_turn)
         except HeadraceError as error:
             launcher.fail(error, "supervisor")
@@ -165,7 +170,7 @@ def _launch(
             # Not of the run itself: a bug, or whoever looks on has raised.
             launcher.fail(_own_failure(error), "supervisor")
             board.slot("supervisor").set_state(State.FAILED)
-            place.write_summary(launcher.summary())
+            left(launcher.summary(), place.write_summary)
             raise
         chronicle.follow(*what.cast.ids)
         summary = launcher.summary()
@@ -173,8 +178,7 @@ def _launch(
             text = "nothing was learned since the run was gone on with: it stays as it was, with its earlier summary"
             chronicle.say("kept", "supervisor", text, tell=True)
         board.slot("supervisor").set_state(State.FAILED if summary["error"] else State.ENDED)
-        place.write_summary(summary)
-        return summary
+        return left(summary, place.write_summary)
 
 
 @contextmanager
@@ -222,7 +226,8 @@ class Launcher:
         self._board, self._clock = board, clock
         place = what.place
         kept = place.checkpoints_dir, place.weights_dir, place.rollouts_dir
-        self._premises = Premises(place.path, place.lock_file, kept)
+        self.premises = Premises(place.path, place.lock_file, kept)
+        """Of its run directory."""
         self._course = Course(what.cast)
         self._error: HeadraceError | None = None
         self._culprit: str | None = None
@@ -266,7 +271,9 @@ class Launcher:
         else:
             self._follow(self._course.begin())
         while self._course.phase is not Phase.OVER:
-            for event in supervisor.poll(_POLL_S):
+            events = supervisor.poll(_POLL_S)
+            self.premises.require_there()  # first: nobody is to be blamed for what follows from that
+            for event in events:
                 self._on(event)
             self._chronicle.follow()
             on_turn()
@@ -383,7 +390,6 @@ class Launcher:
     # What happens although no child tells anything.
 
     def _watch(self, interrupts: Interrupts) -> None:
-        self._premises.require_there()
         now = self._look = Look(time.monotonic_ns(), self._board.read_all())
         self._waits |= {view.id: now for view in now.views if view.state in ALIVE and view.waits_on is not None}
         self._watch_interrupts(interrupts)
