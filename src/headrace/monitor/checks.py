@@ -292,7 +292,8 @@ def with_those_beside(found: Blame, snapshot: Snapshot) -> Blame:
         return found
     alone = names([place.rpartition("/")[2] for place in snapshot.beside])
     live = f"{alone}, started alone, {verb(snapshot.beside, 'is', 'are')} alive in its directory"
-    ask = f"headrace doctor {shlex.quote(snapshot.beside[0])} looks at {alone if len(snapshot.beside) == 1 else 'the first'}"
+    which = alone if len(snapshot.beside) == 1 else "the first"
+    ask = f"headrace doctor {shlex.quote(snapshot.beside[0])}" + f" looks at {which}"
     return replace(found, sentence=f"{found.sentence}; {live}", remedy="; ".join(filter(None, [ask, found.remedy])))
 
 

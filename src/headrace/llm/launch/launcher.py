@@ -148,13 +148,7 @@ def _launch(
         metrics = stack.enter_context(MetricsSink(place.metrics_file, place.tensorboard_dir, resumed_at=resumed_at))
         follower = LogFollower({name: place.log_file(name) for name in what.cast.ids})
         chronicle = Chronicle(events, metrics, what.tally, follower, clock, config.run.steps, on_line)
-        if what.resume is not None:  # before all else: whoever reads the events counts this session's time from here
-            text = f"goes on from checkpoint {what.resume.name}"
-            chronicle.say("resumed", "supervisor", text, checkpoint=what.resume.name, session=what.sessions)
-        if serves:
-            chronicle.show(INFERENCE, f"answers at {shared.endpoint}/v1 when it is ready", "event")
-        for text in what.notes:
-            chronicle.report("supervisor", "alarm", {"kind": "damaged", "text": text})
+        _tell_beginning(what, chronicle, shared.endpoint if serves else None)
         launcher = Launcher(what, chronicle, board, clock)
         specs = child_specs(what.basics, what.cast, shared, what.targets, what.resume)
         try:
@@ -179,6 +173,17 @@ def _launch(
             chronicle.say("kept", "supervisor", text, tell=True)
         board.slot("supervisor").set_state(State.FAILED if summary["error"] else State.ENDED)
         return left(summary, place.write_summary)
+
+
+def _tell_beginning(what: Launch, chronicle: Chronicle, endpoint: str | None) -> None:
+    """From what it goes on, where its own server will answer, and what was found damaged."""
+    if what.resume is not None:  # before all else: whoever reads the events counts this session's time from here
+        text = f"goes on from checkpoint {what.resume.name}"
+        chronicle.say("resumed", "supervisor", text, checkpoint=what.resume.name, session=what.sessions)
+    if endpoint is not None:
+        chronicle.show(INFERENCE, f"answers at {endpoint}/v1 when it is ready", "event")
+    for text in what.notes:
+        chronicle.report("supervisor", "alarm", {"kind": "damaged", "text": text})
 
 
 @contextmanager
