@@ -360,6 +360,30 @@ def follower(**kwargs: Any) -> Follower:
     return Follower(**kwargs)
 
 
+class Scribbler(Traced):
+    """Its reward is the sum of the action, into which it writes as into the one array that it shows everything in."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._shown = np.zeros(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._shown[:] = super().reset(seed=seed)[0]
+        return self._shown, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        did = float(action.sum())
+        action.fill(0)
+        self._shown.fill(-1.0)
+        obs, _, *rest = super().step(action)
+        self._shown[:] = obs
+        return self._shown, did, *rest
+
+
+def scribbler(**kwargs: Any) -> Scribbler:
+    return Scribbler(**kwargs)
+
+
 class Unseeded(Traced):
     """Draws from a generator that nobody seeds."""
 
