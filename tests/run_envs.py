@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import itertools
+import multiprocessing
 import os
 import random
 import resource
@@ -106,6 +107,32 @@ class Traced(gymnasium.Env[Any, Any]):
 
     def hang(self) -> None:
         pause(600.0)
+
+    # Helpers of its own, forked.
+
+    def fork(self) -> None:
+        """Both go on."""
+        os.fork()
+
+    def fork_exit(self) -> None:
+        if os.fork() == 0:
+            sys.exit(0)
+
+    def fork_fail(self) -> None:
+        if os.fork() == 0:
+            raise ValueError("in the helper")
+
+    def help_itself(self) -> None:
+        """Helpers that end by themselves, of any kind."""
+        pid = os.fork()
+        if pid == 0:
+            os._exit(sum(map(abs, range(4))))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 6
+        helper = multiprocessing.get_context("fork").Process(target=sys.exit, args=(5,))
+        helper.start()
+        helper.join()
+        assert helper.exitcode == 5
+        assert subprocess.run([sys.executable, "-c", "exit(4)"], preexec_fn=os.getpid, check=False).returncode == 4
 
     # What an environment may do wrong.
 
