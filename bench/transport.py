@@ -116,12 +116,13 @@ class Lanes:
         transition, write, intend = check.transition, writer.step_arrays, writer.intend
         if not self.steps:
             for t, (action, seen) in enumerate(steps, 1):
-                write(action, 1.0, GOES_ON if t < self.chunk else TRUNCATED, seen, 0)
+                write((action,), 1.0, GOES_ON if t < self.chunk else TRUNCATED, seen, 0)
             return
         for t, (action, seen) in enumerate(steps, 1):
-            intend((action,))
+            doing = (action,)
+            intend(doing)
             checked, reward, ended = transition((seen, 1.0, False, t == self.chunk), 0, t)
-            write(action, reward, ended, checked, 0)
+            write(doing, reward, ended, checked, 0)
 
     def close(self) -> None:
         self.replay.release()

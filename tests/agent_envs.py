@@ -130,6 +130,30 @@ class Stayers(Comers):
         return {agent: self._see(agent) for agent in live}, rewards, dict.fromkeys(live, False), late, {}
 
 
+class Scribblers(Stayers):
+    """Each earns its action's sum; they write into the actions, and show everything in one array."""
+
+    def __init__(self, length: int = 55) -> None:
+        super().__init__(length)
+        self._shown = np.zeros((3, 4), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def _see(self, agent: str) -> Any:
+        seen = self._shown[self.possible_agents.index(agent)]
+        seen[:] = super()._see(agent)
+        return seen
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        did = {agent: float(action.sum()) for agent, action in actions.items()}
+        for action in actions.values():
+            action.fill(0)
+        self._shown.fill(-1.0)
+        obs, _, *rest = super().step(dict.fromkeys(actions, 0))
+        return obs, did, *rest
+
+
 class Leavers(Comers):
     """Agent a terminates in turn 5 with +10, b in turn 2 with -5, c is truncated in turn 4; all other rewards are 1."""
 
@@ -223,6 +247,10 @@ def relay(**kwargs: Any) -> Relay:
 
 def stayers(**kwargs: Any) -> Stayers:
     return Stayers(**kwargs)
+
+
+def scribblers(**kwargs: Any) -> Scribblers:
+    return Scribblers(**kwargs)
 
 
 def leavers() -> Leavers:

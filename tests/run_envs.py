@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import itertools
+import multiprocessing
 import os
 import random
 import resource
@@ -106,6 +107,32 @@ class Traced(gymnasium.Env[Any, Any]):
 
     def hang(self) -> None:
         pause(600.0)
+
+    # Helpers of its own, forked.
+
+    def fork(self) -> None:
+        """Both go on."""
+        os.fork()
+
+    def fork_exit(self) -> None:
+        if os.fork() == 0:
+            sys.exit(0)
+
+    def fork_fail(self) -> None:
+        if os.fork() == 0:
+            raise ValueError("in the helper")
+
+    def help_itself(self) -> None:
+        """Helpers that end by themselves, of any kind."""
+        pid = os.fork()
+        if pid == 0:
+            os._exit(sum(map(abs, range(4))))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 6
+        helper = multiprocessing.get_context("fork").Process(target=sys.exit, args=(5,))
+        helper.start()
+        helper.join()
+        assert helper.exitcode == 5
+        assert subprocess.run([sys.executable, "-c", "exit(4)"], preexec_fn=os.getpid, check=False).returncode == 4
 
     # What an environment may do wrong.
 
@@ -379,6 +406,30 @@ class Follower(Traced):
 
 def follower(**kwargs: Any) -> Follower:
     return Follower(**kwargs)
+
+
+class Scribbler(Traced):
+    """Its reward is the sum of the action, into which it writes as into the one array that it shows everything in."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._shown = np.zeros(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._shown[:] = super().reset(seed=seed)[0]
+        return self._shown, {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        did = float(action.sum())
+        action.fill(0)
+        self._shown.fill(-1.0)
+        obs, _, *rest = super().step(action)
+        self._shown[:] = obs
+        return self._shown, did, *rest
+
+
+def scribbler(**kwargs: Any) -> Scribbler:
+    return Scribbler(**kwargs)
 
 
 class Unseeded(Traced):

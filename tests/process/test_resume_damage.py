@@ -14,8 +14,12 @@ import pytest
 
 import headrace
 from headrace.core.errors import HeadraceError, ReplayDiffers, RunDirectoryError
+from headrace.monitor.doctor import diagnose
+from headrace.monitor.reader import read_run
+from headrace.monitor.snapshot import Condition
 from headrace.record.trace import Trace
 from headrace.runtime.api import Run
+from headrace.runtime.rundir import RunDirectory
 from headrace.supervision.spec import BecameReady, Reported
 from headrace.supervision.supervisor import Supervisor
 from resume_support import files
@@ -110,6 +114,21 @@ def test_every_checkpoint_is_damaged(past):
     assert raised.value.exit_code == 2
     assert str(raised.value).count("is damaged") == 3
     assert files(past.path) == before
+
+
+def test_lines_of_events_and_metrics_that_are_damaged_are_told_and_missed_by_nobody(past):
+    place = RunDirectory(past.path)
+    event_lines, metric_lines = (path.read_bytes().splitlines() for path in (place.events_file, place.metrics_file))
+    number = next(n for n, line in enumerate(event_lines) if b'"kind": "checkpoint"' in line)
+    event_lines[number] = event_lines[number].replace(b'"component"', b'"componenu"')
+    place.events_file.write_bytes(b"\n".join(event_lines) + b"\n")
+    place.metrics_file.write_bytes(b"\n".join(metric_lines).replace(b'"wall_s"', b'"wall_r"') + b"\n")
+    run = go_on(past, run__steps=480)
+    assert_completed(run)
+    assert [event["problems"] for event in events(run, "resumed")] == [
+        [f"line {number + 1} of events.jsonl is damaged"]
+    ]
+    assert diagnose(read_run(run.path)).state is Condition.FINISHED
 
 
 def ended_with(run: Run) -> tuple[str, int]:

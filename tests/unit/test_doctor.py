@@ -490,6 +490,13 @@ def test_lanes_a_run_goes_on_without():
     assert found.evidence == (text, second["text"])
 
 
+def test_events_that_a_disk_has_changed_end_no_diagnosis():
+    told = [event("degraded", 40.0, "collector-1", "left", lanes=lanes) for lanes in (None, 3, "text", ["a", 3], [4])]
+    assert "without lanes 3 and 4" in diagnose(replace(WELL, events=told)).verdict
+    odd = [event("ledger", 41.0, "learner", "odd") | {"name": ["a"]}]
+    assert "odd" in diagnose(replace(WELL, events=odd)).verdict
+
+
 def test_lanes_a_run_went_on_without():
     lost = {"lanes": [0], "collectors": [], "reason": "it failed 3 times"}
     found = diagnose(replace(WELL, summary=DONE | {"degraded": lost}))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,8 @@ import pytest
 
 from headrace.runtime.history import History, history_for, read_history
 from headrace.runtime.resume import ResumePoint
-from headrace.telemetry.events import EventLog
+from headrace.runtime.scores import EvaluationQueue
+from headrace.telemetry.events import EventLog, read_events
 
 
 def event(kind: str, component: str = "supervisor", **facts: object) -> dict[str, Any]:
@@ -160,6 +164,71 @@ def test_what_was_told_is_what_the_next_session_reads(tmp_path):
 def test_time_goes_on_from_the_last_event(tmp_path):
     assert read_history([event("a") | {"t_s": 3.5}, {"kind": "unreadable", "component": "events.jsonl"}]).last_s == 3.5
     assert history_for(tmp_path / "none", point(1)).last_s == 0.0
+
+
+LIVES = [
+    event("started", "supervisor"),
+    event("started", "evaluator"),
+    evaluated(None),
+    frozen(1),
+    evaluated(1) | {"agents": {"a": 1.0}},
+    frozen(3),
+    event("not_evaluated", "evaluator", version=3),
+    event("stacks", "collector-0"),
+    event("fault", "collector-0"),
+    event("restarted", "collector-0"),
+    event("fault", "environment of lane 3", how="hung", lane=3),
+    event("degraded", "collector-1", lanes=[4, 15]),
+    resumed(2, lost=10),
+    evaluated(4, None),
+]
+
+
+@pytest.mark.parametrize("one", LIVES, ids=lambda one: f"{one['kind']}-{one['component']}")
+def test_no_bit_of_a_key_ends_a_resume(tmp_path, one):
+    """Whatever a disk makes of one byte of an event costs it, which is told, or what it says."""
+    file, damaged = tmp_path / "events.jsonl", set()
+    before, line, after = (json.dumps(event).encode() + b"\n" for event in (LIVES[1], one, frozen(4)))
+    places = [range(match.start(), match.end()) for match in re.finditer(rb'"\w+": ', line)]
+    for at, bit in itertools.product(itertools.chain(*places), range(8)):
+        struck = bytearray(line)
+        struck[at] ^= 1 << bit
+        file.write_bytes(before + struck + after)
+        found = read_history(read_events(file))
+        damaged.update(found.damaged)
+        found.begin(point(5))
+        json.dumps(found.told())
+        EvaluationQueue(baseline=True, enabled=True, history=found, policies=list(found.unevaluated))
+        assert 0.0 <= found.last_s <= 1.0
+    assert damaged == {2}
+
+
+@pytest.mark.parametrize("one", LIVES, ids=lambda one: f"{one['kind']}-{one['component']}")
+def test_an_event_without_what_its_kind_has_counts_for_nothing(one):
+    others = [event("started", "evaluator"), evaluated(1)]
+    without = read_history(others)
+    needed = (
+        "version",
+        "env_steps",
+        "updates",
+        "lost_env_steps",
+        "lost_updates",
+        "mean_reward",
+        "interval",
+        "episodes",
+    )
+    keys = ["t_s", "kind", "component", *(key for key in (*needed, "lanes") if key in one)]
+    for key in keys:
+        if one["kind"] == "policy" and key == "updates":
+            continue  # nobody asks it for that
+        gone = {(f"{name}_" if name == key else name): value for name, value in one.items()}
+        for struck in (gone, one | {key: ["text"]}, one | {key: {}}, one | {key: "text"}, one | {key: True}):
+            if key in ("kind", "component") and isinstance(struck.get(key), str):
+                continue  # another one
+            history = read_history([*others, struck])
+            assert history.damaged == [3], struck
+            history.damaged.clear()
+            assert history == without, struck
 
 
 def test_new_run_has_no_history(tmp_path):

@@ -258,7 +258,7 @@ def test_the_short_way_for_single_arrays_stores_the_same_bytes(frame_stack: int)
                 writer.begin_episode(value(-number))
             ended = (number % 8 == 3, number % 8 == 7)
             if short:
-                writer.step_arrays(np.int64(number % 3), 0.5 * number, ended, value(number)[0], number)
+                writer.step_arrays([np.int64(number % 3)], 0.5 * number, ended, value(number)[0], number)
             else:
                 writer.step([np.int64(number % 3)], 0.5 * number, ended, value(number), number)
         stored.append((bytes(lanes.buffer), writer.row, writer.transitions, writer.t, writer.episode))
@@ -270,11 +270,11 @@ def test_the_short_way_refuses_a_wrong_size_too() -> None:
     writer.begin_episode(value(0))
     for steps in range(3):  # the first one goes the long way, because its row is mirrored
         with pytest.raises(ObservationMismatch, match="obs has not the size"):
-            writer.step_arrays(np.int64(1), 0.0, RUNNING, np.zeros(3, np.float32), 0)
+            writer.step_arrays([np.int64(1)], 0.0, RUNNING, np.zeros(3, np.float32), 0)
         with pytest.raises(ObservationMismatch, match="action has not the size"):
-            writer.step_arrays(np.int32(1), 0.0, RUNNING, value(1)[0], 0)
+            writer.step_arrays([np.int32(1)], 0.0, RUNNING, value(1)[0], 0)
         assert writer.transitions == steps
-        writer.step_arrays(np.int64(1), 0.0, RUNNING, value(1)[0], 0)
+        writer.step_arrays([np.int64(1)], 0.0, RUNNING, value(1)[0], 0)
 
 
 class Watched:
@@ -309,7 +309,7 @@ def test_the_row_number_moves_last(frame_stack: int, *, short: bool) -> None:
         if number % 16 == 15:
             writer.lose(number)
         elif short:
-            writer.step_arrays(np.int64(number % 3), 0.5 * number, ended, value(number)[0], number)
+            writer.step_arrays([np.int64(number % 3)], 0.5 * number, ended, value(number)[0], number)
         else:
             writer.step([np.int64(number % 3)], 0.5 * number, ended, value(number), number)
         whole = [lanes.rows[0].tobytes()]
@@ -329,6 +329,32 @@ def test_what_is_intended_is_there_before_it_is_done_and_makes_no_row() -> None:
     writer.intend([np.int64(6)])
     assert lanes.rows[0, :2]["action"].tolist() == [3, 6]
     assert lanes.rows[0, :2]["kind"].tolist() == [STEP, 0]
+
+
+@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize(
+    "space", [spaces.Box(-9, 9, (2,)), spaces.MultiDiscrete([9, 9]), spaces.Dict({"a": spaces.Box(-9, 9, (2,))})]
+)
+def test_what_is_stored_is_what_was_intended_whatever_is_made_of_it_since(space: spaces.Space, short: bool) -> None:
+    """Over wraps of the ring, mirrored rows and ends of episodes: environments write into the arrays they are given."""
+    action = leaves(space, "action")
+    geometry = Geometry(1, 6, leaves(OBS, "obs"), action, 2, 1)
+    lanes = LaneBlock(geometry, memoryview(bytearray(geometry.nbytes)))
+    lanes.begin()
+    writer = LaneWriter(lanes, 0)
+    for number in range(3 * geometry.ring_rows):
+        if number % 4 == 0:
+            writer.begin_episode(value(-number))
+        does = [np.full(2, number % 9, action[0].dtype)]
+        row = writer.row
+        writer.intend(does)
+        does[0].fill(1)
+        ended = (number % 8 == 3, number % 8 == 7)
+        if short:
+            writer.step_arrays(does, 0.0, ended, value(number)[0], 0)
+        else:
+            writer.step(does, 0.0, ended, value(number), 0)
+        assert lanes.rows[0, row % geometry.ring_rows][action[0].path].tolist() == [number % 9] * 2
 
 
 def test_an_intention_of_many_leaves_and_of_a_wrong_size() -> None:

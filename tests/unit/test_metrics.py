@@ -198,3 +198,19 @@ def test_time_at_a_step_is_that_of_the_learners_newest_report(tmp_path):
     )  # fmt: skip
     assert [wall_s_at(path, step) for step in (9, 10, 20, 29, 99)] == [None, 1.0, 2.0, 2.0, 3.0]
     assert wall_s_at(tmp_path / "none", 5) is None
+
+
+def test_no_bit_of_the_metrics_ends_a_resume(tmp_path):
+    """A line that a disk has changed costs itself: the time is that of another one, or what it says."""
+    path = metrics_file(tmp_path, *({"step": 10 * n, "updates": n, "wall_s": float(n)} for n in (1, 2, 3)))
+    sound, struck_keys = path.read_bytes(), []
+    for bit in range(8 * len(sound)):
+        struck = bytearray(sound)
+        struck[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(struck)
+        found = wall_s_at(path, 25)
+        assert found is None or isinstance(found, float)
+        if sound[: bit // 8].count(b"\n") == 1 and b"wall_s" not in bytes(struck).split(b"\n")[1]:
+            struck_keys.append(found)
+    assert struck_keys
+    assert set(struck_keys) <= {1.0, 2.0}

@@ -45,6 +45,19 @@ def test_newest_checkpoint_and_what_is_lost_behind_it(past):
     assert pickle.loads(pickle.dumps(point)) == point
 
 
+def test_damaged_events_are_named_and_cost_nothing_else(past):
+    past.learn(3)
+    past.event("evaluated", "evaluator", version=None)  # and what else?
+    past.checkpoint()
+    point = found(past)
+    assert point.problems == ("line 1 of events.jsonl is damaged",)
+    with past.place.events_file.open("ab") as file:
+        file.write(b'{"t_s": "soon", "kind": "policy", "component": "learner"}\n')
+    point = find_resume_point(RunDirectory(past.place.path), past.config)
+    assert point.problems == ("2 lines of events.jsonl are damaged, the first is line 1",)
+    assert point.session == 1
+
+
 def test_run_that_ended_with_a_checkpoint_loses_nothing(past):
     past.learn(3)
     past.checkpoint()

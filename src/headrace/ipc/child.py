@@ -29,6 +29,7 @@ from headrace.core.errors import (
 from headrace.core.files import remedy
 from headrace.ipc import printing, stacks
 from headrace.ipc.channel import Channel
+from headrace.ipc.copies import copies_ended
 from headrace.ipc.shm import SharedBlock
 
 _LAST_WORDS_S = 5.0
@@ -86,7 +87,8 @@ def run(bootstrap: Bootstrap, fds: list[int], server_pid: int) -> NoReturn:
             die_with_parent(signal.SIGKILL, server_pid)
             _reset_signals()
             os.setsid()  # so that whatever it starts can be found and ended with it
-            code = _work(bootstrap, fds, server_pid)
+            with copies_ended(bootstrap.id):
+                code = _work(bootstrap, fds, server_pid)
         except BaseException:  # noqa: BLE001 - the last border: nothing may run on into the fork server's own code
             printing.tell(traceback.format_exc())
     finally:

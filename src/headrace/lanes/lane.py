@@ -179,8 +179,10 @@ class LaneWriter:
         self._nothing_seen = [bytes(size) for size in self._sizes[len(g.acted) :]]
         self._put_action = action_struct(g.dtype, g.acted).pack_into
         self._obs_places = [int(fields[leaf.path][1]) for leaf in g.observation]
-        self._intended: tuple[Sequence[Any], list[bytes]] = ((), [])
-        """The action that was intended last, and its parts."""
+        self._intended: Sequence[Any] = ()
+        """The action that was intended last."""
+        self._did: tuple[bytes, ...] = ()
+        """Its parts as they were then: an environment may write into what it is given."""
         self._write_head = HEAD.pack_into
         self._write = step_struct(g.dtype, g.acted, g.observation).pack_into
         self._number = block.buffer[lane * HEADER_BYTES : lane * HEADER_BYTES + 16].cast("q")
@@ -240,7 +242,7 @@ class LaneWriter:
     def intend(self, action: Sequence[Any]) -> None:
         """Store what is about to be done, per leaf, before it is: a step that never returns leaves it to be read.
 
-        The row stays incomplete; `step` fills it as if this had not been called.
+        The row stays incomplete. Where `step` is given this very sequence next, it stores what was in it now.
 
         Raises:
             ObservationMismatch: A value has more or fewer bytes than its leaf. Nothing was stored.
@@ -250,12 +252,13 @@ class LaneWriter:
             did = action[0].tobytes()
             if len(did) == self._action_size:
                 self._put_action(self._bytes, self._action_at + at, did)
+                self._intended, self._did = action, (did,)
                 return
         parts = [value.tobytes() for value in action]
         if [len(part) for part in parts] != self._acted_sizes:
             self._refuse_sizes(self._leaves[: len(self._acted_sizes)], parts)
         self._put_action(self._bytes, self._action_at + at, *parts)
-        self._intended = action, parts
+        self._intended, self._did = action, tuple(parts)
 
     def step(
         self, action: Sequence[Any], reward: float, ended: tuple[bool, bool], obs: Sequence[Any], version: int
@@ -263,7 +266,7 @@ class LaneWriter:
         """Store one transition.
 
         Args:
-            action: What was done, per leaf.
+            action: What was done, per leaf. What has been made of it since it was intended does not count.
             reward: What it earned.
             ended: Whether the task terminated, and whether the episode was truncated.
             obs: The observation it led to, per leaf; never one of a reset.
@@ -272,37 +275,42 @@ class LaneWriter:
         Raises:
             ObservationMismatch: A value has more or fewer bytes than its leaf. Nothing was stored.
         """
-        intended, did = self._intended
-        if intended is action:  # its parts have been looked at
-            parts = did + self._parts(len(did), obs)
+        if self._intended is action:  # its parts have been looked at
+            parts = [*self._did, *self._parts(len(self._did), obs)]
         else:
             parts = self._parts(0, (*action, *obs))
-        slot, transitions, end = self.row % self._ring, self.transitions + 1, _end(ended)
-        self._write(self._bytes, self._head + slot * self._size, reward, version, transitions, self._place, end, *parts)
-        if ended[0] or ended[1] or not self._mirror <= slot < self._last_slot:
-            self._after_step(slot, ended, parts[len(action) :], version)
-        else:
-            self._stepped(transitions)
+        self._fill(parts, len(action), reward, ended, version)
 
-    def step_arrays(self, action: Any, reward: float, ended: tuple[bool, bool], obs: Any, version: int) -> None:
-        """`step` for spaces that are one array each; the same, at two thirds of the time.
+    def step_arrays(
+        self, action: Sequence[Any], reward: float, ended: tuple[bool, bool], obs: Any, version: int
+    ) -> None:
+        """`step` for spaces that are one array each, given the observation itself; the same, at two thirds of the time.
 
         Only where `one_array_each` is true.
         """
         slot = self.row % self._ring
         terminated, truncated = ended
-        did, led = action.tobytes(), obs.tobytes()
+        did, led = self._did[0] if self._intended is action else action[0].tobytes(), obs.tobytes()
         # struct would cut or pad bytes that do not fit, silently.
         if len(did) != self._action_size or len(led) != self._obs_size:
             self._refuse_sizes(self._leaves, (did, led))
         if terminated or truncated or not self._mirror <= slot < self._last_slot:
-            self.step((action,), reward, ended, (obs,), version)
+            self._fill((did, led), 1, reward, ended, version)
             return
         transitions, place = self.transitions + 1, self._place
         self._write(
             self._bytes, self._head + slot * self._size, reward, version, transitions, place, _GOES_ON, did, led
         )
         self._stepped(transitions)
+
+    def _fill(self, parts: Sequence[bytes], acted: int, reward: float, ended: tuple[bool, bool], version: int) -> None:
+        """Fill the row of a transition: the bytes of its ``acted`` leaves of the action, then of the observation's."""
+        slot, transitions, end = self.row % self._ring, self.transitions + 1, _end(ended)
+        self._write(self._bytes, self._head + slot * self._size, reward, version, transitions, self._place, end, *parts)
+        if ended[0] or ended[1] or not self._mirror <= slot < self._last_slot:
+            self._after_step(slot, ended, parts[acted:], version)
+        else:
+            self._stepped(transitions)
 
     def _stepped(self, transitions: int) -> None:
         """What follows once a transition's row is filled that ends no episode, far from the ring's ends."""

@@ -346,7 +346,8 @@ def _degraded(snapshot: Snapshot) -> Remark | None:
     if not events:
         return None
     components = list(dict.fromkeys(str(event.get("component")) for event in events))
-    lanes = sorted(lane for event in events for lane in event.get("lanes", ()))
+    told = [event.get("lanes") for event in events]  # a disk may have made anything of it
+    lanes = sorted(lane for one in told if isinstance(one, list) for lane in one if isinstance(lane, int))
     remedy, what = (remedy, _lanes(lanes)) if lanes else (_read_logs(components), names(components))
     texts = tuple(str(event.get("text")) for event in events)
     if len(events) == 1:
@@ -386,7 +387,7 @@ def _found(
     """What the summary lists under ``key``; without one, the newest event of a kind for each identity."""
     if snapshot.summary is not None:
         return [one for one in snapshot.summary.get(key) or () if isinstance(one, Mapping)]
-    return list({identity(event): event for event in snapshot.events if event.get("kind") == kind}.values())
+    return list({str(identity(event)): event for event in snapshot.events if event.get("kind") == kind}.values())
 
 
 def _warns(finding: Mapping[str, Any]) -> bool:

@@ -29,6 +29,7 @@ from headrace.runtime.remains import Onward, onward
 from headrace.runtime.rundir import RunDirectory
 from headrace.telemetry.blame import PATIENCE_S
 from headrace.telemetry.board import Activity, Board, SlotView
+from headrace.telemetry.events import is_number
 from headrace.telemetry.header import Header, process_start, this_machine
 from headrace.telemetry.looks import Look, Plan, Process
 
@@ -148,7 +149,7 @@ def read_numbers(path: str | Path) -> dict[str, float]:
     found: dict[str, float] = {}
     own: dict[str, float] = {}
     for row in _rows(RunDirectory(Path(path)).metrics_file):
-        numbers = {name: float(value) for name, value in row.items() if _is_number(value)}
+        numbers = {name: float(value) for name, value in row.items() if is_number(value)}
         if "updates" in numbers and "step" in numbers:  # others (an evaluation) are written under the step they are of
             own["step"] = numbers["step"]
         found |= numbers
@@ -360,7 +361,7 @@ def _lasting(file: BinaryIO, begin: int, end: int) -> list[bytes]:
 
 def _event(line: bytes) -> dict[str, Any] | None:
     event = _row(line)
-    return event if event is not None and _is_number(event.get("t_s")) else None
+    return event if event is not None and is_number(event.get("t_s")) else None
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

@@ -28,6 +28,7 @@ from headrace.envs.agents import ParallelCopy
 from headrace.envs.building import environment_name
 from headrace.envs.contract import ObservationCheck
 from headrace.ipc.child import ChildContext
+from headrace.ipc.copies import copies_ended
 from headrace.lanes.derive import stack
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.payloads import Basics, EnvFactory, EnvSpaces, EvaluatorPayload, build_run_environment
@@ -228,7 +229,7 @@ def evaluate_run(
     mode = "rgb_array" if render_to is not None else None
     name = environment_name(config.env, env_factory)
     basics = Basics(config, run.board_file, env_factory)
-    with closing(build_judge(basics, "eval", mode)) as env:
+    with copies_ended("the evaluation"), closing(build_judge(basics, "eval", mode)) as env:
         actor = build_actor(EnvSpaces.declared(env).policy(config))
         actor.load(arrays)
         frames: list[NDArray[np.uint8]] = []

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from headrace.runtime.progress import EvaluationPoint
 from headrace.runtime.resume import ResumePoint
-from headrace.telemetry.events import read_events
+from headrace.telemetry.events import is_number, read_events
 
 _OF_A_RESUME = ("env_steps", "updates", "lost_env_steps", "lost_updates")
 
@@ -36,6 +36,8 @@ class History:
     """Lanes that the newest session has gone on without."""
     point: ResumePoint | None = None
     """Where this session begins; None: with the run."""
+    damaged: list[int] = field(default_factory=list)
+    """Numbers, from 1, of the events that are not what one of their kind has to be, and that count for nothing."""
 
     def begin(self, point: ResumePoint) -> None:
         """This session goes on from ``point``."""
@@ -91,6 +93,53 @@ class History:
         self.given_up.discard(point.version)
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and is_number(value)
+
+
+def _or_none(kind: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or kind(value)
+
+
+def _is_interval(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_or_none(is_number), value))
+
+
+_NEEDS: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
+    "resumed": dict.fromkeys(("version", *_OF_A_RESUME), _is_whole),
+    "policy": dict.fromkeys(("version", "env_steps"), _is_whole),
+    "not_evaluated": {"version": _or_none(_is_whole)},
+    "evaluated": {
+        "version": _or_none(_is_whole), "env_steps": _or_none(_is_whole), "mean_reward": _or_none(is_number),
+        "episodes": _is_whole, "interval": _or_none(_is_interval), "agents": lambda value: isinstance(value, dict),
+    },
+    "fault": {"how": lambda value: isinstance(value, str)},
+    "degraded": {"lanes": lambda value: isinstance(value, list) and all(map(_is_whole, value))},
+}  # fmt: skip
+"""By kind, what its events hold that `read_history` asks for."""
+_OPTIONAL = ("how", "agents")
+
+
+def _is_sound(event: Mapping[str, Any]) -> bool:
+    """Whether an event has what every one has, and those of its kind: a disk may have changed it since it was written."""
+    kind, component = event.get("kind"), event.get("component")
+    if not isinstance(kind, str) or not isinstance(component, str) or not is_number(event.get("t_s")):
+        return False
+    if kind == "resumed" and component != "supervisor":  # a learner's own is that of another one in its place
+        return True
+    needs = _NEEDS.get(kind, {})
+    return all(fits(event[name]) if name in event else name in _OPTIONAL for name, fits in needs.items())
+
+
+def _sound(events: Iterable[Mapping[str, Any]], damaged: list[int]) -> Iterator[Mapping[str, Any]]:
+    """Those of the events that are sound; the numbers of the others are noted."""
+    for number, event in enumerate(events, 1):
+        if _is_sound(event):
+            yield event
+        else:
+            damaged.append(number)
+
+
 def environment_fault(how: str) -> str:
     """What a fault of an environment that a worker steps is counted as.
 
@@ -118,18 +167,18 @@ def read_history(events: Iterable[Mapping[str, Any]]) -> History:
     """Go through the events of a run.
 
     Args:
-        events: As `read_events` gives them.
+        events: As `read_events` gives them. What a disk has changed in them since is not believed, see `History.damaged`.
     """
     found = History()
     overdue: set[str] = set()
     """Components that missed a deadline and have not ended yet."""
     evaluates = False
     """Whether the session has an evaluator; policies may be frozen without."""
-    for event in events:
-        found.last_s = max(found.last_s, event.get("t_s") or 0.0)
-        component = str(event.get("component"))
-        match event.get("kind"):
-            case "resumed" if component == "supervisor":  # a learner's own is that of another one in its place
+    for event in _sound(events, found.damaged):
+        found.last_s = max(found.last_s, event["t_s"])
+        component = event["component"]
+        match event["kind"]:
+            case "resumed" if component == "supervisor":
                 found.resume(event)
                 evaluates = False
             case "policy" if evaluates:
@@ -148,5 +197,5 @@ def read_history(events: Iterable[Mapping[str, Any]]) -> History:
                 found.faults["restarts"] += kind == "restarted"
                 evaluates = evaluates or component == "evaluator"
             case "degraded":
-                found.lanes_left_out += tuple(event.get("lanes", ()))
+                found.lanes_left_out += tuple(event["lanes"])
     return found

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from headrace.core.errors import ConfigError, DataLossError, HeadraceError, NonFiniteValue, RecordDamaged
+from headrace.ipc.copies import copies_ended
 from headrace.lanes.lane import LaneBlock
 from headrace.learners.base import BaseLearner
 from headrace.record.machine import limited_threads
@@ -54,6 +55,7 @@ class Replayer:
             self.trace = stack.enter_context(Trace.open(run.record_dir / TRACE_FILE))
             rows = stack.enter_context(RowReader(run.record_dir))
             stack.enter_context(limited_threads(self.config.collect.threads))
+            stack.enter_context(copies_ended("the replay"))
             self.board = stack.enter_context(_board())
             slot = self.board.slot("replay")
             slot.enter(Activity.RESUME)

@@ -51,7 +51,7 @@ def find_resume_point(run: RunDirectory, config: ExperimentConfig) -> ResumePoin
         except (RunDirectoryError, RecordDamaged) as error:
             problems.append(f"checkpoint {found.version} cannot be used: {error.what}")
             continue
-        facts = found.facts
+        facts, history = found.facts, read_history(read_events(run.events_file))
         wall_s = wall_s_at(run.metrics_file, facts["env_steps"])
         return ResumePoint(
             folder=found.folder,
@@ -61,8 +61,8 @@ def find_resume_point(run: RunDirectory, config: ExperimentConfig) -> ResumePoin
             facts=facts,
             lost_env_steps=lost_env_steps,
             lost_updates=lost_updates,
-            problems=tuple(problems),
-            session=1 + len(read_history(read_events(run.events_file)).resumes),
+            problems=(*problems, *_damaged(run.events_file, history.damaged)),
+            session=1 + len(history.resumes),
             wall_s=facts.get("session_s", 0.0) if wall_s is None else wall_s,
         )
     raise _nowhere(run, config, problems)
@@ -86,6 +86,15 @@ def _lost_behind(found: Checkpoint, record: Path) -> tuple[int, int]:
                     env_steps += sum(part.salvaged for part in event.lanes)
                 updates = updates_after(event)
     return env_steps, max(0, updates - found.facts["updates"])
+
+
+def _damaged(file: Path, lines: list[int]) -> tuple[str, ...]:
+    """What is told of lines that nothing can be taken from, a sentence; nothing if there are none."""
+    if not lines:
+        return ()
+    if len(lines) == 1:
+        return (f"line {lines[0]} of {file.name} is damaged",)
+    return (f"{len(lines)} lines of {file.name} are damaged, the first is line {lines[0]}",)
 
 
 def _reached(run: RunDirectory) -> tuple[int, int]:

@@ -146,14 +146,20 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     """The events of a run, also while it writes or after it was killed.
 
     A last line without its end is left out: it is being written, or never will be. A damaged line in the middle
-    becomes an event of kind ``unreadable`` instead of vanishing. A file that is not there has no events.
+    becomes an event of kind ``unreadable`` instead of vanishing: the event at place n is that of line n + 1. A file that
+    is not there has no events.
     """
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return []
     complete = data[: data.rfind(b"\n") + 1].decode(errors="replace")
-    return [_event(line) for line in complete.split("\n") if line]
+    return [_event(line) for line in complete.split("\n")[:-1]]
+
+
+def is_number(value: object) -> bool:
+    """Whether what a line holds is a number that can be reckoned with: a disk may have made anything of it."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
 def _event(line: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from headrace.core.files import write_whole
-from headrace.telemetry.events import JsonLines, writable
+from headrace.telemetry.events import JsonLines, is_number, writable
 
 
 def _unix_time_s() -> float:
@@ -128,6 +128,8 @@ def wall_s_at(path: Path, step: int) -> float | None:
         return None
     for line in reversed(lines):
         found = _parsed(line)
+        if not is_number(found.get("wall_s")):
+            continue  # damaged; the report before it is nearly as new
         if "updates" in found and found.get("step", step + 1) <= step:  # an evaluation comes late, under an older step
             return float(found["wall_s"])
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import os
 import resource
@@ -99,7 +100,7 @@ def _steps(env: Any, actions: Iterator[Any], budget_s: float, *, ended: bool, le
     while steps < least or time.perf_counter() - start_s < budget_s / 2:
         if ended:
             env.reset()
-        _, _, terminated, truncated, info = env.step(next(actions))
+        _, _, terminated, truncated, info = env.step(copy.deepcopy(next(actions)))  # it may write into it
         ended = bool(terminated or truncated)
         steps += 1
         told += bool(info)

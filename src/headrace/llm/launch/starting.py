@@ -21,7 +21,7 @@ from headrace.llm.loading import differences
 from headrace.llm.payloads import WARM_START
 from headrace.llm.training.checkpoints import RLCheckpoint, RLCheckpoints
 from headrace.telemetry.board import Board
-from headrace.telemetry.events import read_events
+from headrace.telemetry.events import is_number, read_events
 
 MAY_CHANGE = frozenset(
     {
@@ -91,7 +91,9 @@ def resume(path: Path, config: RLConfig | None) -> Launch:
         tally = history(read_events(place.events_file), step)
         unusable = unusable_weights(place, run_id, step)
         aside = put_aside(place, config, step, unusable)
-        began_s = max((float(event.get("t_s") or 0.0) for event in read_events(place.events_file)), default=0.0)
+        began_s = max(
+            (event["t_s"] for event in read_events(place.events_file) if is_number(event.get("t_s"))), default=0.0
+        )
     except BaseException:
         place.close()
         raise

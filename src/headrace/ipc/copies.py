@@ -1,0 +1,77 @@
+"""What becomes of forks that the user's code makes of one of our processes: they end where they would go on in ours.
+
+An environment may fork a helper that never ends by itself. What comes back from it has our lanes, pipes and files in its
+hands, and would do once more what its original does. It costs the original nothing to look after that: the fork alone is
+watched, by a trace of those frames of ours in which it would go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+_ENDS_BY_ITSELF = "multiprocessing.popen_fork"
+"""Module whose forks never come back from it."""
+# One for all: the system's list of what is called after a fork takes nothing back.
+_NAMES: list[str] = []
+
+
+@contextlib.contextmanager
+def copies_ended(name: str) -> Iterator[None]:
+    """Meanwhile a fork of this process that comes back into our code, by a return or by what it raises, ends there.
+
+    What it does before is left alone.
+
+    Args:
+        name: Of the process, for a line on its standard error.
+    """
+    _NAMES.append(name)
+    try:
+        yield
+    finally:
+        _NAMES.remove(name)
+
+
+def _watch() -> None:
+    frames = list(_frames(sys._getframe(1))) if _NAMES else []  # noqa: SLF001 - the interpreter's only way to tell
+    if any(frame.f_globals.get("__name__") == _ENDS_BY_ITSELF for frame in frames):
+        return
+    ours = [frame for frame in frames if str(frame.f_globals.get("__name__", "")).partition(".")[0] == "headrace"]
+    for frame in ours:
+        frame.f_trace_opcodes = True  # the rest of a line may be too much already
+        frame.f_trace = _leave
+    if ours:
+        sys.settrace(_trace_nothing_new)
+
+
+os.register_at_fork(after_in_child=_watch)
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _trace_nothing_new(_frame: FrameType, _event: str, _value: Any) -> None:
+    """Without such a function nothing is traced at all."""
+
+
+def _leave(_frame: FrameType, event: str, value: Any) -> None:
+    """End this process, a copy, and say how it came back; with the exit code that it would have had."""
+    raised = value[1] if event == "exception" else None
+    code = int(raised is not None)
+    with contextlib.suppress(OSError, ValueError):
+        if isinstance(raised, SystemExit):
+            code = raised.code if isinstance(raised.code, int) else int(raised.code is not None)
+        else:
+            if raised is not None:
+                traceback.print_exception(*value)
+            text = f"a fork of {_NAMES[-1]}, process {os.getpid()}, has come back from the code that made it, and ends here\n"
+            os.write(2, text.encode(errors="backslashreplace"))
+    os._exit(code)
