@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -198,6 +199,25 @@ class Printing(Told):
             while line:
                 line = line[os.write(stream, line) :]
         return super().step(action)
+
+
+class Gated(Told):
+    """Its second step says that it has begun, by a file, and lasts until somebody writes into a pipe.
+
+    Args:
+        gate: A named pipe; the file has its name with ``.inside`` behind it.
+    """
+
+    def __init__(self, gate: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._gate = gate
+
+    def step(self, action: Any) -> Any:
+        returned = super().step(action)
+        if self._calls["step"] == 2 and provoke.claim(f"{self._gate}.inside"):
+            with Path(self._gate).open("rb") as gate:
+                gate.read()
+        return returned
 
 
 class WithHelper(Told):
