@@ -204,6 +204,12 @@ class Slots:
         self.state[accepted] = _READY
         return accepted
 
+    def hold(self, ids: Ids) -> None:
+        """Of these answers, which have just come in, a part is missing: `due` names them at once, for a reset elsewhere."""
+        self.state[ids] = _HELD
+        self._due_s[ids] = 0.0
+        self._held += len(ids)
+
     def failed(self, env: int, seq: int, now_s: float) -> Instruction | None:
         """The environment that a request was handed to has failed, and is gone.
 
