@@ -130,6 +130,7 @@ class Told(gymnasium.Env[Any, Any]):
         self._index, self._limit, self._trouble = index, limit, trouble
         self._calls = {"construct": 0, "reset": 0, "step": 0, "close": 0}
         self.build = int.from_bytes(os.urandom(4), "little")
+        self.mark = 0
         self._episode = -1
         self._t = 0
         self._happen("construct")
@@ -155,6 +156,9 @@ class Told(gymnasium.Env[Any, Any]):
     def ping(self) -> tuple[int, int]:
         """Whose it is, and where."""
         return self._index, os.getpid()
+
+    def render(self) -> Any:
+        return np.full((1, 1, 3), self._index, np.uint8)
 
     def _observe(self, action: int) -> Any:
         return np.array([self._index, self.build, self._episode, self._t, action], np.float64)
