@@ -269,6 +269,28 @@ def test_a_method_that_does_not_return_costs_one_environment(backend: str) -> No
         assert envs.valid.all()
 
 
+@pytest.mark.parametrize("backend", ISOLATED)
+def test_who_ends_its_worker_in_a_method_is_named_and_gets_one_of_its_own(backend: str) -> None:
+    given = {**BACKENDS[backend], "workers": 1}
+    with headrace.VectorEnv([Stuck(env) for env in range(COUNT)], **given) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(HeadraceError, match="its worker ended before it returned"):
+            envs.apply(_leave, [1])
+        assert envs.get_attr("index") == tuple(range(COUNT))  # its end is known, and the replacements answer
+        for _ in range(3):
+            envs.step(actions())
+        assert [(fault.env, fault.kind, fault.phase) for fault in envs.faults if fault.env == 1] == [
+            (1, "died", "call")
+        ]
+        assert {fault.kind for fault in envs.faults if fault.env != 1} == {"lost-with-worker"}
+        assert all("environment 1" in fault.message for fault in envs.faults)
+        assert len(envs.worker_pids()) == 2
+
+
+def _leave(_env: Any) -> None:
+    os._exit(5)
+
+
 @pytest.mark.parametrize("goes_on", ["reset", "step"])
 def test_who_had_to_be_interrupted_in_a_method_is_used_no_more(goes_on: str) -> None:
     """It has come back, and nobody knows in which state."""

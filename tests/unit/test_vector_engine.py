@@ -23,9 +23,9 @@ from headrace.vector.events import Answers, Event, Failure, Moves
 from headrace.vector.faults import FaultKind, Interrupted, Problem, broken_contract
 from headrace.vector.handle import Handle
 from headrace.vector.limits import Limits
-from headrace.vector.messages import Abandon, Built, Extras, LeftAlone
+from headrace.vector.messages import Abandon, Built, Extras, LeftAlone, Returned
 from headrace.vector.pending import Pending
-from headrace.vector.pool import Pool
+from headrace.vector.pool import Pool, _guilty
 from headrace.vector.probes import Stamped
 from headrace.vector.rows import Rows
 from headrace.vector.seats import Seats
@@ -678,6 +678,62 @@ def test_a_thread_whose_part_of_a_call_is_over_is_late_with_nothing(monkeypatch:
     assert watched == [[0, 1, 2], [1], [0, 1, 2]]
     del seats, handle, pool
     box.close()
+
+
+def test_who_ends_a_worker_with_threads_in_a_call_is_known_until_the_reply_was_read() -> None:
+    """In a call nobody is asked a question; and who has answered one may be in it still as far as its place tells."""
+    said: list[Any] = []
+
+    def receive_all() -> list[Any]:
+        found = said[:]
+        said.clear()
+        return found
+
+    child = SimpleNamespace(close=lambda: None, pid=7, control=SimpleNamespace(receive_all=receive_all))
+    box = Mailbox(SharedBlock.create(Mailbox.nbytes(COUNT)), COUNT)
+    handle = Handle(0, [0, 1, 2], child, box, (Signal.create(), Signal.create()), threaded=True)  # type: ignore[arg-type]
+    limits = Limits(step_s=1.0, reset_s=1.0, construct_s=1.0, close_s=1.0)
+
+    def guilty() -> list[tuple[int, str]]:
+        found = _guilty(handle, 5, None, handle.awaits(lambda _env: False))
+        return [(env, problem.phase) for env, problem in found.items()]
+
+    for place, mark in enumerate((4, -5, 6)):
+        box.marks[place], box.phases[place] = mark, Phase.CALL
+    assert guilty() == []
+    handle.called = {0: 8, 1: 8, 2: 9}  # the first of two was broken off by Ctrl-C
+    assert guilty() == [(0, "call"), (2, "call")]
+    late = handle.seats.longest(handle.awaits(lambda _env: False), limits, 5.0)
+    assert late is not None
+    assert late.env == 0
+    said.append(Returned(8, {}))
+    handle.read()
+    assert guilty() == [(2, "call")]
+    said.append(Returned(9, {}))
+    handle.read()
+    assert guilty() == []
+    handle.close()
+
+
+def test_a_call_that_took_its_worker_down_is_over_when_that_end_is_known() -> None:
+    """Otherwise whoever asks next finds a worker that is gone."""
+    child = SimpleNamespace(ended=lambda: True, exit_code=None)
+    reports = iter([None, 5, 5])
+    server = SimpleNamespace(collect=lambda: setattr(child, "exit_code", next(reports)), error=None)
+    handle, options = (
+        SimpleNamespace(replies=[], child=child),
+        SimpleNamespace(limits=None, template=SimpleNamespace(eager=False)),
+    )
+    crew = SimpleNamespace(handles={0: handle}, options=options, server=server, alarm=False)
+    pool = Pool(crew, None, None)  # type: ignore[arg-type]
+    assert pool._reply(0, [1]) is None
+    lost = pool._reply(0, [1])
+    assert lost is not None
+    assert lost.problem is not None
+    assert (lost.problem[0], crew.alarm) == (1, True)
+    server.error = ComponentDied("the server is gone", fix="none")
+    with pytest.raises(ComponentDied, match="the server"):
+        pool._reply(0, [1])
 
 
 def test_a_thread_that_is_given_up_in_a_call_costs_the_call_and_nobody_else() -> None:
