@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -129,6 +130,7 @@ class Told(gymnasium.Env[Any, Any]):
         self._index, self._limit, self._trouble = index, limit, trouble
         self._calls = {"construct": 0, "reset": 0, "step": 0, "close": 0}
         self.build = int.from_bytes(os.urandom(4), "little")
+        self.mark = 0
         self._episode = -1
         self._t = 0
         self._happen("construct")
@@ -154,6 +156,9 @@ class Told(gymnasium.Env[Any, Any]):
     def ping(self) -> tuple[int, int]:
         """Whose it is, and where."""
         return self._index, os.getpid()
+
+    def render(self) -> Any:
+        return np.full((1, 1, 3), self._index, np.uint8)
 
     def _observe(self, action: int) -> Any:
         return np.array([self._index, self.build, self._episode, self._t, action], np.float64)
@@ -198,6 +203,25 @@ class Printing(Told):
             while line:
                 line = line[os.write(stream, line) :]
         return super().step(action)
+
+
+class Gated(Told):
+    """Its second step says that it has begun, by a file, and lasts until somebody writes into a pipe.
+
+    Args:
+        gate: A named pipe; the file has its name with ``.inside`` behind it.
+    """
+
+    def __init__(self, gate: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._gate = gate
+
+    def step(self, action: Any) -> Any:
+        returned = super().step(action)
+        if self._calls["step"] == 2 and provoke.claim(f"{self._gate}.inside"):
+            with Path(self._gate).open("rb") as gate:
+                gate.read()
+        return returned
 
 
 class WithHelper(Told):

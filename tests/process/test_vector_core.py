@@ -211,28 +211,38 @@ def test_the_seed_of_a_replacement_is_the_documented_one(backend: str, tmp_path:
 # Threads that are left alone
 
 
-def test_a_worker_with_many_stuck_threads_is_relieved_without_loss(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_a_worker_with_many_stuck_threads_is_relieved_without_loss(tmp_path: Path, mode: AutoresetMode) -> None:
     """Episodes of those who are well go on to their end; then they begin anew in another process."""
     factories = [Failing(env, how="hang", at=2 * (env < 2), once=str(tmp_path / f"once{env}")) for env in range(COUNT)]
-    with headrace.VectorEnv(factories, workers=1, threads_per_worker=COUNT, step_timeout_s=0.4) as envs:
+    given = {"workers": 1, "threads_per_worker": COUNT, "step_timeout_s": 0.4, "autoreset_mode": mode}
+    same_step = mode is AutoresetMode.SAME_STEP
+    with headrace.VectorEnv(factories, **given) as envs:
         envs.reset(seed=1)
         [first] = envs.worker_pids().values()
         seen = []
         for _ in range(25):
-            observations, _, _, truncated, _ = envs.step(actions())
-            seen.append((observations[:, 1].copy(), truncated.copy(), envs.valid.copy()))
+            observations, _, _, truncated, infos = envs.step(actions())
+            steps = observations[:, 1].copy()
+            for env in np.flatnonzero(truncated & envs.valid) if same_step else ():
+                assert steps[env] == 0
+                steps[env] = infos["final_obs"][env][1]
+            seen.append((steps, truncated.copy(), envs.valid.copy()))
         assert {fault.env for fault in envs.faults} == {0, 1}
         assert all(fault.kind == "hung" for fault in envs.faults)
         for env in (2, 3):  # episodes of ten steps, each whole
             steps = [int(one[0][env]) for one in seen]
-            assert steps == [*range(1, 11), 0, *range(1, 11), 0, *range(1, 4)]
+            begins = [] if same_step else [0]
+            assert steps == [*range(1, 11), *begins, *range(1, 11), *begins, *range(1, 6)][:25]
+            assert [bool(one[1][env]) for one in seen] == [step == 10 for step in steps]
             assert all(one[2][env] for one in seen)
-        assert observations[2, 2] < 25 - 10  # in the other process they count from the beginning
+        assert observations[2, 2] <= 25 - 10  # in the other process they count from the beginning
         for _ in range(1000):  # its end is seen in passing
             if first not in envs.worker_pids().values():
                 break
             envs.step(actions())
         assert len(envs.worker_pids()) == 1
+        assert not envs._engine.renewal.moving
 
 
 # Calls
@@ -264,6 +274,28 @@ def test_a_method_that_does_not_return_costs_one_environment(backend: str) -> No
         observations = envs.step(actions())[0]
         assert observations[:, 0].tolist() == [0, 1, 2, 3]
         assert envs.valid.all()
+
+
+@pytest.mark.parametrize("backend", ISOLATED)
+def test_who_ends_its_worker_in_a_method_is_named_and_gets_one_of_its_own(backend: str) -> None:
+    given = {**BACKENDS[backend], "workers": 1}
+    with headrace.VectorEnv([Stuck(env) for env in range(COUNT)], **given) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(HeadraceError, match="its worker ended before it returned"):
+            envs.apply(_leave, [1])
+        assert envs.get_attr("index") == tuple(range(COUNT))  # its end is known, and the replacements answer
+        for _ in range(3):
+            envs.step(actions())
+        assert [(fault.env, fault.kind, fault.phase) for fault in envs.faults if fault.env == 1] == [
+            (1, "died", "call")
+        ]
+        assert {fault.kind for fault in envs.faults if fault.env != 1} == {"lost-with-worker"}
+        assert all("environment 1" in fault.message for fault in envs.faults)
+        assert len(envs.worker_pids()) == 2
+
+
+def _leave(_env: Any) -> None:
+    os._exit(5)
 
 
 @pytest.mark.parametrize("goes_on", ["reset", "step"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -28,7 +29,7 @@ BEGIN = """
 import sys
 import numpy as np
 import headrace
-from told_envs import Told, Trouble, told, Printing, WithHelper
+from told_envs import Gated, Told, Trouble, told, Printing, WithHelper
 envs = headrace.VectorEnv({factories}, **{options})
 envs.reset(seed=0)
 envs.step(np.zeros(envs.num_envs, int))
@@ -204,3 +205,27 @@ def test_programs_that_environments_have_started_end_with_them(backend, ending, 
             process.send_signal(signal.SIGKILL)
         process.wait(LIMIT_S)
         assert_gone([*process.pids, *(int(pid) for pid in pids.read_text().split())])
+
+
+@pytest.mark.parametrize("backend", ISOLATED)
+def test_a_program_that_was_frozen_as_a_whole_loses_no_episode(tmp_path, backend):
+    """Ctrl-Z, a paused container: what was being stepped goes on where it was, and nobody is late."""
+    gate, limit_s = tmp_path / "gate", 1.5
+    os.mkfifo(gate)
+    factories = f"[lambda i=i: Gated({str(gate)!r}, index=i) if i == 1 else Told(i) for i in range(4)]"
+    rest = "envs.step(np.zeros(4, int)); print('pids', len(envs.faults), int(envs.valid.sum()), flush=True)\n"
+    with program(source(rest, backend, factories, step_timeout_s=limit_s)) as process:
+        everybody, begun = [process.pid, *process.pids], Deadline(LIMIT_S)
+        while not Path(f"{gate}.inside").exists():
+            assert not begun.passed
+            poll_fds({}, 0.02)
+        poll_fds({}, 0.4)  # some looks long
+        for pid in everybody:
+            os.kill(pid, signal.SIGSTOP)
+        poll_fds({}, 2.0 * limit_s)
+        for pid in everybody:
+            os.kill(pid, signal.SIGCONT)
+        poll_fds({}, 0.4)
+        with contextlib.suppress(OSError):  # nobody is there any more: the step was ended
+            os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
+        assert pids_of(process) == [0, 4]

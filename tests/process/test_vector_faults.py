@@ -22,9 +22,10 @@ from headrace.core.errors import (
     NonFiniteValue,
     ObservationMismatch,
     RestartBudgetSpent,
+    UnknownAttribute,
 )
 from headrace.vector.options import FaultBudget
-from told_envs import DEATHS, HANGS, LIES, NOT_FINITE, RAISES, SOFT_HANGS, WORDS, Trouble, told
+from told_envs import DEATHS, HANGS, LIES, NOT_FINITE, RAISES, SOFT_HANGS, WORDS, Make, Told, Trouble, told
 from vector_envs import Texts
 from vector_support import BACKENDS, MODES, Cut, Follower, drive, drive_ready
 
@@ -136,6 +137,73 @@ def test_a_lie_reaches_nobody(tmp_path, what, backend, mode):
         drive(scene.envs, scene.follower, STEPS)
         cut = scene.assert_only("not-finite" if what in NOT_FINITE else "contract")
     assert "found: " in cut.message
+
+
+ASKED = ("raises", "exit-3", "gil", "sleep")
+
+
+@pytest.mark.parametrize(
+    ("what", "backend", "mode"), [*cells(ASKED, ISOLATED), *cells(["raises"], ["serial", "split"])]
+)
+def test_whoever_was_lost_can_be_asked_before_it_is_reset(tmp_path, what, backend, mode):
+    """What answers is what goes on: nothing that was set in between is lost by the reset."""
+    with Scene(tmp_path, backend, mode, what) as scene:
+        envs, follower = scene.envs, scene.follower
+
+        follower.began(envs.reset(seed=0))
+        for number in range(AT):
+            follower.stepped(np.full(COUNT, number), envs.step(np.full(COUNT, number)), envs.valid)
+        assert CULPRIT in {cut.env for cut in follower.cuts}
+        assert [int(image[0, 0, 0]) for image in envs.render()] == [0, 1, 2, 3]
+        builds, marks = envs.get_attr("build"), (10, 11, 12, 13)
+        envs.set_attr("mark", marks)
+        with pytest.raises(UnknownAttribute):
+            envs.get_attr("nothing_of_this_name")
+        for number in range(STEPS):
+            over = follower.over
+            if mode is AutoresetMode.DISABLED and over.any():
+                follower.began(envs.reset(options={"reset_mask": over}), np.flatnonzero(over).tolist())
+            follower.stepped(np.full(COUNT, number), envs.step(np.full(COUNT, number)), envs.valid)
+        assert (envs.get_attr("mark"), envs.get_attr("build")) == (marks, builds)
+        assert tuple(seen.builds[-1] for seen in follower.envs) == builds
+        lost = scene.housemates if what in ("exit-3", "gil") else set()
+        assert {cut.env for cut in follower.cuts} == {CULPRIT, *lost}
+        assert len(envs.faults) == 1 + len(lost)
+
+
+@pytest.mark.parametrize("backend", ["serial", *ISOLATED])
+def test_whoever_failed_can_be_asked_before_the_caller_resets_it(tmp_path, backend):
+    with Scene(tmp_path, backend, AutoresetMode.NEXT_STEP, "raises", on_fault="raise") as scene:
+        envs, follower = scene.envs, scene.follower
+        with pytest.raises(EnvironmentRaised):
+            drive(envs, follower, STEPS)
+        envs.receive(min_envs=COUNT - 1, timeout_s=30.0)
+        before = envs.get_attr("build")[CULPRIT]
+        assert before == follower.envs[CULPRIT].builds[0]  # the very one that raised, as it is
+        envs.set_attr("mark", [5] * COUNT)
+        assert envs.get_attr("build")[CULPRIT] != before
+        envs.reset(options={"reset_mask": np.arange(COUNT) == CULPRIT})
+        envs.step(np.zeros(COUNT, np.int64))
+        assert envs.get_attr("mark") == (5,) * COUNT
+
+
+def test_a_replacement_that_cannot_be_built_within_a_call_is_a_factory_that_fails(tmp_path):
+    marker = tmp_path / "marker"
+
+    def once() -> Told:
+        if marker.exists():
+            raise ValueError(WORDS)
+        return Told(0, trouble=Trouble("raises", at=1, marker=str(marker)))
+
+    with headrace.VectorEnv([once, Make(1)], workers=1, threads_per_worker=1) as envs:
+        envs.reset(seed=0)
+        envs.step([0, 0])
+        with pytest.raises(
+            EnvironmentRaised, match=f"ping of environment 0: the environment's factory raised ValueError: {WORDS}"
+        ):
+            envs.call("ping")
+        marker.unlink()
+        assert [index for index, _ in envs.call("ping")] == [0, 1]
 
 
 @pytest.mark.parametrize(("what", "backend", "mode"), cells(("sleep", "sigkill", "raises", "nan-obs"), ISOLATED))

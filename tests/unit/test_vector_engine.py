@@ -19,12 +19,14 @@ from headrace.vector.complaints import Complaints
 from headrace.vector.crew import Crew
 from headrace.vector.desk import Batch, Desk
 from headrace.vector.engine import Engine
-from headrace.vector.events import Answers, Event, Failure
+from headrace.vector.events import Answers, Event, Failure, Moves
 from headrace.vector.faults import FaultKind, Interrupted, Problem, broken_contract
 from headrace.vector.handle import Handle
 from headrace.vector.limits import Limits
-from headrace.vector.messages import Abandon, Built, Extras, LeftAlone
-from headrace.vector.pool import Pool
+from headrace.vector.messages import Abandon, Built, Extras, LeftAlone, Returned
+from headrace.vector.pending import Pending
+from headrace.vector.pool import Pool, _guilty
+from headrace.vector.probes import Stamped
 from headrace.vector.rows import Rows
 from headrace.vector.seats import Seats
 from headrace.vector.signals import Signal
@@ -196,6 +198,102 @@ def test_in_the_same_step_a_cut_waits_for_the_replacement() -> None:
     assert batch.observations[:, 0].tolist() == [9.0, 1.0, 1.0]
     assert batch.infos["final_obs"][0].tolist() == [0.5]
     assert (batch.rewards[0], batch.terminations[0], batch.truncations[0]) == (0.0, False, True)
+
+
+def ended_while_it_moves(**policy: Any) -> tuple[Engine, Told]:
+    """Same-step: environment 1 is to move, and answers with its episode's last step and the next one's first observation."""
+    engine, told, _ = begun(AutoresetMode.SAME_STEP, **policy)
+    engine.take_in(Moves((1,)))
+    step(engine)
+    told.answer(1.0)
+    for place, event in enumerate(told.events):
+        assert isinstance(event, Answers)
+        event.infos = {place: {"level": 1}}
+    told.slab.terminated[1] = True
+    told.events[1].infos = {1: {"final_obs": np.array([4.0]), "final_info": {"level": 3}, "level": 7, "old": 1}}  # type: ignore[union-attr]
+    return engine, told
+
+
+def test_where_the_next_episode_begins_in_the_same_step_one_that_moves_begins_it_elsewhere() -> None:
+    engine, told = ended_while_it_moves()
+    told.poll, real = (lambda *_: engine_asks()), told.poll  # type: ignore[method-assign, assignment]
+
+    def engine_asks() -> list[Event]:
+        if told.asked:
+            assert [(who, kind) for who, _, kind, _ in told.asked] == [(1, Kind.RENEW)]
+            told.answer(9.0)
+            told.events[0].infos = {1: {"level": 0}}  # type: ignore[union-attr]
+        return real(0, 0.0)
+
+    batch, valid = taken(engine)
+    assert valid.all()
+    assert batch.observations[:, 0].tolist() == [1.0, 9.0, 1.0]
+    assert (batch.rewards.tolist(), batch.terminations.tolist()) == ([1.0] * 3, [False, True, False])
+    assert not batch.truncations.any()
+    assert (batch.infos["final_obs"][1].tolist(), batch.infos["final_info"]["level"].tolist()) == ([4.0], [0, 3, 0])
+    assert batch.infos["level"].tolist() == [1, 0, 1]
+    assert "old" not in batch.infos
+    left = [engine.faults, engine.renewal.moving, engine.pending, engine.pending.over]
+    assert not any(left)
+    step(engine)
+    told.answer(2.0)
+    assert not taken(engine)[0].terminations.any()
+    assert [kind for _, _, kind, _ in told.asked] == []
+
+
+def test_an_end_is_kept_though_the_environment_that_begins_the_next_episode_fails_at_first() -> None:
+    engine, told = ended_while_it_moves()
+    told.poll, real = (lambda *_: engine_asks()), told.poll  # type: ignore[method-assign, assignment]
+    fails = iter([True])
+
+    def engine_asks() -> list[Event]:
+        if told.asked and next(fails, False):
+            env, seq, _, _ = told.asked.pop()
+            told.events.append(Failure(env, seq, problem()))
+        told.answer(9.0)
+        return real(0, 0.0)
+
+    batch, valid = taken(engine)
+    assert valid.all()
+    assert (batch.observations[1, 0], batch.rewards[1], batch.terminations[1]) == (9.0, 1.0, True)
+    assert batch.infos["final_obs"][1].tolist() == [4.0]
+    assert batch.infos["headrace"]["fault"].tolist() == [None, "contract", None]
+
+
+def test_an_end_is_dropped_if_the_next_episode_cannot_begin_and_the_caller_is_told_by_an_exception() -> None:
+    engine, told = ended_while_it_moves(raises=True)
+    engine.gather(ALL, 2)
+    told.poll, real = (lambda *_: engine_asks()), told.poll  # type: ignore[method-assign, assignment]
+
+    def engine_asks() -> list[Event]:
+        env, seq, _, _ = told.asked.pop()
+        told.events.append(Failure(env, seq, problem()))
+        return real(0, 0.0)
+
+    engine.gather(ALL, COUNT)
+    with pytest.raises(HeadraceError, match="declared"):
+        engine.complaints.raise_next()
+    told.poll = real  # type: ignore[method-assign]
+    engine.reset(ALL, [1, 2, 3], None, drops=True)
+    told.answer(3.0)
+    batch, _ = taken(engine)
+    assert batch.rewards.tolist() == [1.0] * 3  # `Told` says so of every answer
+    assert not batch.terminations.any()
+    assert not any([engine.pending, engine.pending.over])
+
+
+def test_what_probes_found_in_the_last_step_is_told_though_the_next_episode_begins_elsewhere() -> None:
+    pending = Pending(SimpleNamespace(layout=SimpleNamespace(objects=())), 2)  # type: ignore[arg-type]
+    yes, no = np.array([True]), np.array([False])
+    env = np.array([1])
+    pending.stamp(env, {1: "first"}, no, no)
+    pending.stamp(env, {1: "last"}, yes, yes)
+    pending.over[1] = 1.0, True, False
+    pending.stamp(env, {1: "of the reset elsewhere"}, no, no)
+    assert pending.probed[1] == Stamped("last", 0, 1)  # type: ignore[arg-type]
+    pending.over.clear()
+    pending.stamp(env, {1: "then"}, yes, no)
+    assert pending.probed[1] == Stamped("then", 1, 1)  # type: ignore[arg-type]
 
 
 def test_a_pause_holds_up_nobody_else() -> None:
@@ -580,6 +678,62 @@ def test_a_thread_whose_part_of_a_call_is_over_is_late_with_nothing(monkeypatch:
     assert watched == [[0, 1, 2], [1], [0, 1, 2]]
     del seats, handle, pool
     box.close()
+
+
+def test_who_ends_a_worker_with_threads_in_a_call_is_known_until_the_reply_was_read() -> None:
+    """In a call nobody is asked a question; and who has answered one may be in it still as far as its place tells."""
+    said: list[Any] = []
+
+    def receive_all() -> list[Any]:
+        found = said[:]
+        said.clear()
+        return found
+
+    child = SimpleNamespace(close=lambda: None, pid=7, control=SimpleNamespace(receive_all=receive_all))
+    box = Mailbox(SharedBlock.create(Mailbox.nbytes(COUNT)), COUNT)
+    handle = Handle(0, [0, 1, 2], child, box, (Signal.create(), Signal.create()), threaded=True)  # type: ignore[arg-type]
+    limits = Limits(step_s=1.0, reset_s=1.0, construct_s=1.0, close_s=1.0)
+
+    def guilty() -> list[tuple[int, str]]:
+        found = _guilty(handle, 5, None, handle.awaits(lambda _env: False))
+        return [(env, problem.phase) for env, problem in found.items()]
+
+    for place, mark in enumerate((4, -5, 6)):
+        box.marks[place], box.phases[place] = mark, Phase.CALL
+    assert guilty() == []
+    handle.called = {0: 8, 1: 8, 2: 9}  # the first of two was broken off by Ctrl-C
+    assert guilty() == [(0, "call"), (2, "call")]
+    late = handle.seats.longest(handle.awaits(lambda _env: False), limits, 5.0)
+    assert late is not None
+    assert late.env == 0
+    said.append(Returned(8, {}))
+    handle.read()
+    assert guilty() == [(2, "call")]
+    said.append(Returned(9, {}))
+    handle.read()
+    assert guilty() == []
+    handle.close()
+
+
+def test_a_call_that_took_its_worker_down_is_over_when_that_end_is_known() -> None:
+    """Otherwise whoever asks next finds a worker that is gone."""
+    child = SimpleNamespace(ended=lambda: True, exit_code=None)
+    reports = iter([None, 5, 5])
+    server = SimpleNamespace(collect=lambda: setattr(child, "exit_code", next(reports)), error=None)
+    handle, options = (
+        SimpleNamespace(replies=[], child=child),
+        SimpleNamespace(limits=None, template=SimpleNamespace(eager=False)),
+    )
+    crew = SimpleNamespace(handles={0: handle}, options=options, server=server, alarm=False)
+    pool = Pool(crew, None, None)  # type: ignore[arg-type]
+    assert pool._reply(0, [1]) is None
+    lost = pool._reply(0, [1])
+    assert lost is not None
+    assert lost.problem is not None
+    assert (lost.problem[0], crew.alarm) == (1, True)
+    server.error = ComponentDied("the server is gone", fix="none")
+    with pytest.raises(ComponentDied, match="the server"):
+        pool._reply(0, [1])
 
 
 def test_a_thread_that_is_given_up_in_a_call_costs_the_call_and_nobody_else() -> None:

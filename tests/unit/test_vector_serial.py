@@ -17,10 +17,11 @@ from gymnasium.vector import AutoresetMode
 
 import headrace
 from headrace.core.errors import ConfigError, EnvironmentNotBuilt, RestartBudgetSpent, VectorMisused
+from headrace.vector.faults import Interrupted
 from headrace.vector.limits import Limits
 from headrace.vector.options import FaultBudget
 from headrace.vector.serial import Serial
-from headrace.vector.stepping import Phase
+from headrace.vector.stepping import Body, Phase
 from headrace.vector.watcher import Watcher
 from vector_envs import Failing, Faulty, Sampling
 
@@ -50,6 +51,32 @@ def test_environments_that_change_what_they_returned(mode: str) -> None:
         *_, infos = envs.step([0, 0])
         if mode == "SameStep":
             assert [one[1] for one in infos["final_obs"]] == [10, 10]
+
+
+@pytest.mark.parametrize("error", [Interrupted(), KeyboardInterrupt(), ValueError("its own")])
+def test_what_was_built_to_answer_a_call_is_reset_unless_that_call_was_broken_off(error: BaseException) -> None:
+    def breaks(_env: Any) -> None:
+        raise error
+
+    phases: list[Phase] = []
+    body = Body(0, InPlace, AutoresetMode.NEXT_STEP, phases.append, {})
+    body.build()
+    failed = body.env
+    phases.clear()
+    assert body.call("t", (), {}, gone=True) == 0
+    assert phases == [Phase.CLOSE, Phase.STEP, Phase.CONSTRUCT, Phase.STEP, Phase.CALL]  # each has a limit of its own
+    new = body.env
+    assert new is not failed
+    body.set_attribute("total", 7, gone=True)
+    body.renew()
+    assert body.env is new
+    with pytest.raises(type(error)):
+        body.call("", (breaks,), {}, gone=True)
+    body.renew()
+    assert (body.env is new) == isinstance(error, ValueError)
+    body.reset()
+    body.renew()  # it failed once more
+    assert body.env is None
 
 
 class Bytes(gym.Env[Any, Any]):

@@ -53,6 +53,10 @@ class Deadline:
         """Seconds that are left, never negative."""
         return max(0.0, self._at_s - time.monotonic())
 
+    def put_off(self, by_s: float) -> None:
+        """Leave out seconds that do not count."""
+        self._at_s += by_s
+
     @property
     def passed(self) -> bool:
         """Whether nothing is left."""

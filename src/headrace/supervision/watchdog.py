@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from headrace.core.clock import away_s
 from headrace.supervision.child import SupervisedChild, finishing
 from headrace.supervision.policy import WATCHED, Phase, overdue
 from headrace.supervision.spec import Overdue
@@ -12,8 +13,7 @@ from headrace.telemetry.board import Board
 
 LOOK_S = 0.25
 """Seconds between two looks at the board. Nobody is called overdue on the first look alone, so that processes which
-were frozen together with their supervisor (a paused container) get time to move on. What goes beyond two of these is
-time in which the supervisor itself was away: it counts against nobody."""
+were frozen together with their supervisor (a paused container) get time to move on; see `away_s` too."""
 
 _SETTLE_S = 0.01  # between two looks at stacks that are being written
 
@@ -52,7 +52,7 @@ class Watchdog:
         self._looked_s = now_s
 
         def unseen_s(since_s: float) -> float:
-            return 0.0 if looked_s is None else max(0.0, now_s - max(looked_s, since_s) - 2 * LOOK_S)
+            return 0.0 if looked_s is None else away_s(now_s - max(looked_s, since_s), LOOK_S)
 
         found = self._too_long_in_one_activity(now_s, unseen_s)
         found += [late for child in self._children.values() if (late := child.late(now_s, unseen_s)) is not None]

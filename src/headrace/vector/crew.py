@@ -14,6 +14,7 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.core.clock import Clock, MonotonicClock, away_s
 from headrace.core.errors import HeadraceError
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.child import Failed
@@ -85,6 +86,7 @@ class Crew:
         self._releasing = False
         """Whether everything is being given back, or has been."""
         self._waiter = Waiter()
+        self._clock: Clock = MonotonicClock()
         self._launched = Deadline(0.0)
         self._whole: list[tuple[Handle, Ids]] = []
 
@@ -216,9 +218,15 @@ class Crew:
         return groups
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a worker has something to say; what it says is taken in."""
+        """Wait until a worker has something to say; what it says is taken in. Time in which all were frozen does not count."""
+        begun_s = self._clock.now()
         with LetThrough():
             found = self._waiter.wait(timeout_s)
+        absent_s = away_s(self._clock.now() - begun_s, max(timeout_s, self.options.limits.look_s))
+        if absent_s:
+            self._launched.put_off(absent_s)
+            for handle in self.handles.values():
+                handle.seats.excuse(absent_s)
         ready = {fd for fd, _ in found}
         if not ready:
             return

@@ -288,7 +288,7 @@ class Desk:
 
         def reset(_action: Any) -> Returned | Problem:
             if kind == Kind.RENEW:
-                body.drop(close=True)
+                body.renew()
             try:
                 given = unpack(seed), unpack(options)
             except Exception as error:  # noqa: BLE001 - to read it runs code of others, which may raise anything

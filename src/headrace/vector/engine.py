@@ -213,7 +213,12 @@ class Engine:
             due_s = self.slots.next_due_s()
             if due_s is not None:
                 wait_s = min(wait_s, max(0.0, due_s - now_s))
-            for event in self._polled(missing, wait_s):
+            try:
+                events = self._backend.poll(missing, wait_s)
+            except BaseException:
+                self.interrupted()
+                raise
+            for event in events:
                 self.take_in(event)
 
     @property
@@ -256,13 +261,6 @@ class Engine:
         if len(open_ids):
             raise _not_idle(what, open_ids)
 
-    def _polled(self, missing: int, wait_s: float) -> list[Event]:
-        try:
-            return self._backend.poll(missing, wait_s)
-        except BaseException:
-            self.interrupted()
-            raise
-
     def _ask_resets(self, ids: Ids, seeds: Mapping[int, int | None]) -> None:
         """Ask for resets that are open."""
         self._hand_out(ids, self.slots.seq[ids], self._renewed(ids, seeds), {})
@@ -296,6 +294,9 @@ class Engine:
             pending.stamp(ids, answers.probes, self.slots.is_step[ids], ended if same_step else self._none[ids])
         pending.take_in(ids, answers, slab)
         self.renewal.settled(ids)
+        if same_step and self.renewal.moving:
+            over = ids[ended & self.slots.is_step[ids]]
+            _move_on(self.slots, pending, slab, np.array([env for env in over if env in self.renewal.moving], np.int64))
 
     def _fail(self, env: int, seq: int, problem: Problem) -> None:
         """An environment is gone."""
@@ -317,6 +318,8 @@ class Engine:
                 self.pending.ask_again(fault, stepped=stepped)
             case Raise():
                 self.ended[env] = False
+                if env in self.pending.over:  # whoever is told by an exception gets no answer
+                    self.pending.drop(np.array([env]))
                 self.complaints.add(fault)
             case GiveUp():
                 self._spent = _spent(fault, instruction)
@@ -366,6 +369,13 @@ def _pass_over(slots: Slots, pending: Pending, complaints: Complaints, ids: Ids)
     slots.take(ready)
     pending.drop(ready)
     complaints.clear()
+
+
+def _move_on(slots: Slots, pending: Pending, slab: Slab, ids: Ids) -> None:
+    """These, whose episodes have ended within the step, are to begin the next ones where they move to."""
+    if len(ids):
+        pending.hold(ids, slab)
+        slots.hold(ids)
 
 
 def _cut(slab: Slab, pending: Pending, fault: Fault) -> None:

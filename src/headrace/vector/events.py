@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -124,13 +124,14 @@ class Backend(Protocol):
         """
         ...
 
-    def call(self, name: str, data: Any, ids: list[int], *, sets: bool) -> dict[int, Any]:
+    def call(self, name: str, data: Any, ids: list[int], gone: Collection[int], *, sets: bool) -> dict[int, Any]:
         """Call a method, or read or set an attribute, of environments that are asked nothing else.
 
         Args:
             name: Of it.
             data: Arguments and keyword arguments, or the values to set by environment.
             ids: Of whom.
+            gone: Of them those that have failed and were not renewed: new ones answer, and are reset later.
             sets: Whether it is to be set.
 
         Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import select
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from headrace.ipc.stacks import StackDump, is_stopped
 from headrace.vector import losses
 from headrace.vector.faults import text_of
 from headrace.vector.forms import Forms
-from headrace.vector.messages import Abandon, Extras, LeftAlone, NewForm, unpack
+from headrace.vector.messages import Abandon, Extras, LeftAlone, NewForm, Returned, unpack
 from headrace.vector.seats import Late, Seats
 from headrace.vector.signals import Signal
 from headrace.vector.slab import Mailbox
@@ -64,6 +64,8 @@ class Handle:
         """Of its infos in the slab."""
         self.replies: list[Any] = []
         """Other messages, in order."""
+        self.called: dict[int, int] = {}
+        """By environment the number of the newest call it was asked to make, until the reply was read."""
         self.unreadable: ComponentError | None = None
         """Why the newest message that could not be read cannot be."""
         self.culprit: Late | None = None
@@ -159,8 +161,14 @@ class Handle:
                 elif isinstance(message, NewForm):
                     self.forms.add(message)
                 else:
+                    if isinstance(message, Returned):
+                        self.called = {env: number for env, number in self.called.items() if number > message.number}
                     self.replies.append(message)
             return
+
+    def awaits(self, busy: Callable[[int], bool]) -> Callable[[int], bool]:
+        """Whether an environment has something to say: those that are ``busy`` with a question, and those that were called."""
+        return lambda env: env in self.called or busy(env)
 
     def tell(self, message: object, timeout_s: float) -> None:
         """Say something to it; reads meanwhile, for it may be waiting for us to.

@@ -16,6 +16,8 @@ from headrace.vector.probes import Stamped
 from headrace.vector.rows import Rows
 from headrace.vector.slab import Slab
 
+_FINAL = ("final_obs", "final_info")
+
 
 class Pending:
     """By environment; one that is not in any of these has an answer without more to say.
@@ -34,6 +36,8 @@ class Pending:
         self.probed: dict[int, Stamped] = {}
         self.cut: set[int] = set()
         """Whose answer is a cut: no reward, the end of the episode, not valid."""
+        self.over: dict[int, tuple[float, bool, bool]] = {}
+        """Reward and flags of answers that end an episode, and wait for the next one's first observation."""
         self.row = np.full(num_envs, -1, np.int64)
         """[N]; where the last valid observation of each environment is; -1: it has none."""
         self.objects: list[list[Any]] = [[None] * num_envs for _ in rows.layout.objects]
@@ -81,8 +85,16 @@ class Pending:
             self.cut.add(fault.env)
         self.told[fault.env] = fault
 
+    def hold(self, ids: Ids, slab: Slab) -> None:
+        """Of these answers, which end an episode, keep all that belongs to it; the rest will come from somewhere else."""
+        self._split()
+        for env in ids.tolist():
+            infos = self.infos.pop(env, {})
+            self.infos[env] = {name: infos[name] for name in _FINAL if name in infos}
+            self.over[env] = float(slab.reward[env]), bool(slab.terminated[env]), bool(slab.truncated[env])
+
     def take_in(self, ids: Ids, answers: Answers, slab: Slab) -> None:
-        """Remember what was sent along, and make cuts of answers that are to be such.
+        """Remember what was sent along, and make cuts and ends of answers that are to be such.
 
         Args:
             ids: Answers that were accepted.
@@ -91,7 +103,7 @@ class Pending:
         """
         if answers.columns:
             self._take_columns(ids, answers)
-        if not (answers.infos or answers.objects or answers.rows or self.cut):
+        if not (answers.infos or answers.objects or answers.rows or self.cut or self.over):
             return
         for env in ids.tolist():
             if env in answers.infos:
@@ -102,6 +114,8 @@ class Pending:
                 own[self.row[env]] = array
             if env in self.cut:
                 slab.reward[env], slab.terminated[env], slab.truncated[env] = 0.0, False, True
+            elif env in self.over:
+                slab.reward[env], slab.terminated[env], slab.truncated[env] = self.over.pop(env)
 
     def infos_of(self, ids: Ids) -> tuple[dict[int, Info], list[Columns]]:
         """The infos of these answers, which are taken now."""
@@ -134,6 +148,9 @@ class Pending:
             steps: Which of them were steps, and not resets.
             again: Which of them have begun their next episode within the step.
         """
+        if self.over:  # of these it was said before, with the first part of the answer
+            others = np.array([env not in self.over for env in ids.tolist()], np.bool_)
+            ids, steps, again = ids[others], steps[others], again[others]
         self._episode[ids] += ~steps
         self._step[ids] = np.where(steps, self._step[ids] + 1, 0)
         for env in ids.tolist():
@@ -149,3 +166,4 @@ class Pending:
             self.told.pop(env, None)
             self.probed.pop(env, None)
             self.cut.discard(env)
+            self.over.pop(env, None)

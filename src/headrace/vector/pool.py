@@ -6,7 +6,7 @@ import contextlib
 import math
 import pickle
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -122,7 +122,7 @@ class Pool:
                 raise
         return events
 
-    def call(self, name: str, data: Any, ids: list[int], *, sets: bool) -> dict[int, Any]:
+    def call(self, name: str, data: Any, ids: list[int], gone: Collection[int], *, sets: bool) -> dict[int, Any]:
         """See `Backend.call`.
 
         One that does not return in time is interrupted, or its worker is ended; `poll` tells of the latter.
@@ -130,11 +130,14 @@ class Pool:
         self._calls += 1
         packed = _sealed(data, f"what goes with {name or 'a function'}", ids[0], cloudpickle.dumps)
         wanted: dict[int, list[int]] = {}
-        now_s = self._clock.now()
+        now_s, new = self._clock.now(), [env for env in ids if env in gone]
+        for env in new:
+            self.crew.move(env)
         for handle, part in self.crew.grouped(np.array(sorted(ids), np.int64)):
             handle.seats.begin(part, now_s)
-            handle.tell(Call(self._calls, part.tolist(), name, packed, sets), TELL_S)
             wanted[handle.index] = part.tolist()
+            handle.called |= dict.fromkeys(wanted[handle.index], self._calls)
+            handle.tell(Call(self._calls, wanted[handle.index], name, packed, sets, new), TELL_S)
         values: dict[int, Any] = {}
         problems: list[tuple[int, Any]] = []
         while wanted:
@@ -263,7 +266,7 @@ class Pool:
                 self._interrupt(handle, late)
             elif handle.culprit is None:
                 if handle.threaded and late.number <= 0:  # it has not begun: somebody else holds the process up
-                    late = handle.seats.longest(self._is_busy, self._limits, now_s) or late
+                    late = handle.seats.longest(handle.awaits(self._is_busy), self._limits, now_s) or late
                 handle.condemn(late, self.crew.stacks, self._limits.dump_s)
 
     def _interrupt(self, handle: Handle, late: Late) -> None:
@@ -291,7 +294,7 @@ class Pool:
         events += self._collect()
         answered = {env for event in events if isinstance(event, Answers) for env in event.ids.tolist()}
         said = next((message.error for message in handle.replies if isinstance(message, Failed)), None)
-        guilty = _guilty(handle, exit_code, said, self._is_busy)
+        guilty = _guilty(handle, exit_code, said, handle.awaits(self._is_busy))
         name, pid = handle.name, handle.child.pid
         housed = self.crew.housed(handle)
         for env in sorted(housed, key=lambda env: env not in guilty):  # who is to blame is told of first
@@ -318,6 +321,12 @@ class Pool:
                 self.later += gone
                 return reply
         if handle.child.ended():
+            self.crew.server.collect()
+            if self.crew.server.error is not None:
+                raise self.crew.server.error
+            if handle.child.exit_code is None:
+                return None  # in a moment; whoever asked next would find a worker that is gone
+            self.crew.alarm = True
             return Returned(self._calls, {}, (own[0], losses.call_lost()))
         # Of threads only those that are in it still: a seat whose call is over is late with nothing.
         inside = [env for env, _ in handle.seats.inside(lambda env: env in own)]

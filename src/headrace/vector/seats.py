@@ -53,6 +53,12 @@ class Seats:
         """These seats are given something to do while they have nothing."""
         self._begun_s[self._places[ids]] = now_s
 
+    def excuse(self, by_s: float) -> None:
+        """Leave out seconds that count against nobody; see `headrace.core.clock.away_s`."""
+        self._begun_s += by_s
+        for seat in self._seats:
+            seat.excuse(by_s)
+
     def inside(self, busy: Callable[[int], bool]) -> list[tuple[int, int]]:
         """Environments the worker is in a call of, with the phase; of threads only those for which ``busy`` holds."""
         marks, phases = self._mailbox.marks, self._mailbox.phases

@@ -7,7 +7,7 @@ cannot be ended here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from threading import get_ident
 from typing import Any
 
@@ -168,23 +168,23 @@ class Serial:
         failures = [Failure(*asked[place], problem) for place, problem in settled.problems.items()]
         return [answers, *failures]
 
-    def call(self, name: str, data: Any, ids: list[int], *, sets: bool) -> dict[int, Any]:
+    def call(self, name: str, data: Any, ids: list[int], gone: Collection[int], *, sets: bool) -> dict[int, Any]:
         """See `Backend.call`."""
         values: dict[int, Any] = {}
         with self._watched(ids, Phase.CALL) as done:
             for env in ids:
                 try:
                     if sets:
-                        self.bodies[env].set_attribute(name, data[env])
+                        self.bodies[env].set_attribute(name, data[env], gone=env in gone)
                     else:
-                        values[env] = self.bodies[env].call(name, *data)
+                        values[env] = self.bodies[env].call(name, *data, gone=env in gone)
                 except HeadraceError:
                     raise
                 except BaseException as error:  # an environment's own code may raise anything
                     if is_programs(error):
                         self.stopped = [env]
                         raise
-                    raise losses.call_failed(name, env, from_exception(error, Phase.CALL.label)) from error
+                    raise losses.call_failed(name, env, from_exception(error, self._phase.label)) from error
                 done.append(env)
         return values
 
@@ -294,7 +294,7 @@ class Serial:
 
         def reset(_action: Any) -> Any:
             if kind == Kind.RENEW:
-                body.drop(close=True)
+                body.renew()
             return body.reset(seed, options)
 
         return reset

@@ -125,6 +125,11 @@ class Slots:
         """How many slots there are."""
         return len(self.state)
 
+    @property
+    def raises(self) -> bool:
+        """Whether the caller is told of faults by exceptions, and resets by itself."""
+        return self._policy.raises
+
     def idle(self) -> bool:
         """Whether every slot is idle."""
         return not self.state.any()
@@ -203,6 +208,12 @@ class Slots:
         accepted = ids if np.count_nonzero(awaited) == len(ids) else ids[awaited]
         self.state[accepted] = _READY
         return accepted
+
+    def hold(self, ids: Ids) -> None:
+        """Of these answers, which have just come in, a part is missing: `due` names them at once, for a reset elsewhere."""
+        self.state[ids] = _HELD
+        self._due_s[ids] = 0.0
+        self._held += len(ids)
 
     def failed(self, env: int, seq: int, now_s: float) -> Instruction | None:
         """The environment that a request was handed to has failed, and is gone.

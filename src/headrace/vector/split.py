@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,11 +69,11 @@ class Split:
             self.pool.later = events + self.pool.later  # told by the next poll; nobody would do that work again
             raise
 
-    def call(self, name: str, data: Any, ids: list[int], *, sets: bool) -> dict[int, Any]:
+    def call(self, name: str, data: Any, ids: list[int], gone: Collection[int], *, sets: bool) -> dict[int, Any]:
         """See `Backend.call`."""
         mine, theirs = [env for env in ids if env < self.here], [env for env in ids if env >= self.here]
-        values = self.serial.call(name, data, mine, sets=sets) if mine else {}
-        return values | (self.pool.call(name, data, theirs, sets=sets) if theirs else {})
+        values = self.serial.call(name, data, mine, gone, sets=sets) if mine else {}
+        return values | (self.pool.call(name, data, theirs, gone, sets=sets) if theirs else {})
 
     def broken_off(self) -> Sequence[int]:
         """See `Backend.broken_off`."""

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from headrace.core.errors import EnvironmentNotBuilt, UnknownAttribute
 from headrace.vector import probes
-from headrace.vector.faults import Problem, broken_contract
+from headrace.vector.faults import Interrupted, Problem, broken_contract
 from headrace.vector.infos import kept
 from headrace.vector.interrupts import is_programs
 from headrace.vector.probes import Probe
@@ -66,6 +66,8 @@ class Body:
         self._wanted = wanted
         self._steps = 0
         self._ending = False
+        self._fresh = False
+        """Whether it was built to answer a call, and was not reset since."""
         self._factory = factory
         self._same_step = mode is AutoresetMode.SAME_STEP
         self._on_phase = on_phase
@@ -91,7 +93,7 @@ class Body:
 
     def drop(self, *, close: bool) -> None:
         """Be done with the environment; whatever its ``close()`` raises changes nothing."""
-        env, self.env, self.step = self.env, None, self._no_step
+        env, self.env, self.step, self._fresh = self.env, None, self._no_step, False
         if env is None or not close:
             return
         self._on_phase(Phase.CLOSE)
@@ -101,6 +103,11 @@ class Body:
             if is_programs(error):
                 raise
         self._on_phase(Phase.STEP)
+
+    def renew(self) -> None:
+        """Be done with what there is, as `drop` is, unless it is new already and has only answered calls."""
+        if not self._fresh:
+            self.drop(close=True)
 
     def abandon(self) -> None:
         """Have nothing more to do with an environment in which a thread is stuck; that thread changes nothing here."""
@@ -118,6 +125,7 @@ class Body:
         return self.reset() if self.env is None else self._reset(self.env)
 
     def _reset(self, env: gymnasium.Env[Any, Any], **arguments: Any) -> Returned | Problem:
+        self._fresh = False
         self._on_phase(Phase.RESET)
         returned: Any = env.reset(**arguments)
         self._on_phase(Phase.STEP)
@@ -137,32 +145,53 @@ class Body:
             self.probed = probes.evaluate(self._wanted, self.env, returned[4], self._steps, ended=ended)
         return returned  # type: ignore[no-any-return]
 
-    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, gone: bool) -> Any:
         """Call a method of the outermost layer that has it, or read an attribute.
 
-        Without a name, ``args`` holds a function, which is called with the environment.
+        Args:
+            name: Of it; empty: ``args`` holds a function, which is called with the environment.
+            args: Given to the method.
+            kwargs: The same.
+            gone: Whether the environment has failed: a new one is built first, which the next reset goes on with.
 
         Raises:
-            UnknownAttribute: No layer has it. What the method raises goes through.
+            UnknownAttribute: No layer has it. What the method, or the factory, raises goes through.
         """
-        env = self._built(name or "answer")
-        if not name:
-            return args[0](env)
-        if not env.has_wrapper_attr(name):
-            raise self._unknown(name)
-        found = env.get_wrapper_attr(name)
-        return found(*args, **kwargs) if callable(found) else found
 
-    def set_attribute(self, name: str, value: Any) -> None:
+        def ask(env: gymnasium.Env[Any, Any]) -> Any:
+            if not name:
+                return args[0](env)
+            found = self._layer(env, name).get_wrapper_attr(name)
+            return found(*args, **kwargs) if callable(found) else found
+
+        return self._answer(ask, gone=gone)
+
+    def set_attribute(self, name: str, value: Any, *, gone: bool) -> None:
         """Set an attribute on the outermost layer that has it.
 
+        Args:
+            name: Of it.
+            value: For it.
+            gone: See `call`.
+
         Raises:
-            UnknownAttribute: No layer has it; nothing was set.
+            UnknownAttribute: No layer has it; nothing was set. What the factory raises goes through.
         """
-        env = self._built(name)
-        if not env.has_wrapper_attr(name):
-            raise self._unknown(name)
-        env.set_wrapper_attr(name, value)
+        self._answer(lambda env: self._layer(env, name).set_wrapper_attr(name, value), gone=gone)
+
+    def _answer(self, question: Callable[[gymnasium.Env[Any, Any]], Any], *, gone: bool) -> Any:
+        if self.env is None or (gone and not self._fresh):
+            self.drop(close=True)
+            self.build()
+            self._fresh = True
+            self._on_phase(Phase.CALL)
+        assert self.env is not None
+        try:
+            return question(self.env)
+        except BaseException as error:
+            if isinstance(error, Interrupted) or is_programs(error):
+                self._fresh = False  # nobody knows how far it got
+            raise
 
     def _step_and_reset(self, action: Any) -> Returned | Problem:
         assert self.env is not None
@@ -183,23 +212,17 @@ class Body:
             return broken_contract("reset", "info", "a dict", f"{again[4]!r}"[:200])
         return again[0], reward, terminated, truncated, {**final, **again[4]}
 
-    def _built(self, name: str) -> gymnasium.Env[Any, Any]:
-        if self.env is None:
-            raise UnknownAttribute(
-                f"environment {self.index} was replaced and not reset yet, so it has no {name}",
-                fix="reset it first",
-            )
-        return self.env
-
     def _no_step(self, _action: Any) -> Returned:
         raise RuntimeError("the environment was replaced and has to be reset before it is stepped")
 
-    def _unknown(self, name: str) -> UnknownAttribute:
-        return UnknownAttribute(
-            f"environment {self.index} has no attribute {name}",
-            environment=str(self.env)[:200],
-            fix="correct the name, or create the attribute in the environment's __init__",
-        )
+    def _layer(self, env: gymnasium.Env[Any, Any], name: str) -> gymnasium.Env[Any, Any]:
+        if not env.has_wrapper_attr(name):
+            raise UnknownAttribute(
+                f"environment {self.index} has no attribute {name}",
+                environment=str(env)[:200],
+                fix="correct the name, or create the attribute in the environment's __init__",
+            )
+        return env
 
 
 def _is_answer(returned: Any) -> bool:

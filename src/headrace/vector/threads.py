@@ -201,7 +201,7 @@ class InThreads:
             try:
                 value = work()
             except BaseException as error:  # noqa: BLE001 - an environment's own code: its exception is an answer
-                problem = as_told(error, phase)
+                problem = as_told(error, Phase(self._phases[seat.number]))
             self._enter()
             try:
                 if not seat.abandoned:  # otherwise its place is another thread's by now

@@ -54,6 +54,12 @@ class Seat:
         self.interrupted_s = now_s
         return Verdict.INTERRUPT
 
+    def excuse(self, by_s: float) -> None:
+        """Leave out seconds in which nobody could look, nor most likely call anything."""
+        self.since_s += by_s
+        if self.interrupted_s is not None:
+            self.interrupted_s += by_s
+
     def age_s(self, now_s: float) -> float:
-        """How long it has been in its call, as far as was seen."""
+        """How long it has been in its call, as far as was seen, and without what is excused."""
         return now_s - self.since_s

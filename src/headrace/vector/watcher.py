@@ -8,7 +8,7 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from headrace.core.clock import Clock, MonotonicClock
+from headrace.core.clock import Clock, MonotonicClock, away_s
 from headrace.vector.limits import Limits
 from headrace.vector.stepping import Phase
 
@@ -50,10 +50,15 @@ class Watcher:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=_LEAVE_S)
 
-    def check(self) -> str | None:
-        """Look once; what there is to say, if there is anything."""
+    def check(self, absent_s: float = 0.0) -> str | None:
+        """Look once; what there is to say, if there is anything.
+
+        Args:
+            absent_s: Seconds since the last look that do not count; see `headrace.core.clock.away_s`.
+        """
         call, env, phase, thread = self._look()
         now_s, inside = self._clock.now(), (call, phase)
+        self._since_s += absent_s
         if call is None or inside != self._inside:
             self._inside, self._since_s, self._told = inside, now_s, False
             return None
@@ -69,7 +74,9 @@ class Watcher:
         )
 
     def _run(self) -> None:
-        while not self._stop.wait(self._limits.look_s):
-            said = self.check()
+        look_s, begun_s = self._limits.look_s, self._clock.now()
+        while not self._stop.wait(look_s):
+            said = self.check(away_s(self._clock.now() - begun_s, look_s))
             if said is not None:
                 _LOG.warning(said)
+            begun_s = self._clock.now()

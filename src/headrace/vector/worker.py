@@ -108,7 +108,7 @@ class InTurn:
                 self._marks[0] = -number
             except BaseException as error:  # noqa: BLE001 - an environment's own code: its exception is an answer
                 self._marks[0] = -number
-                return values, (env, as_told(error, phase))
+                return values, (env, as_told(error, Phase(self._phases[0])))
             finally:
                 self._phases[0] = Phase.STEP
         return values, None
@@ -219,10 +219,10 @@ class _Worker:
 
         def call(env: int) -> Any:
             args, kwargs = cloudpickle.loads(message.data)
-            return bodies[env].call(name, args, kwargs)
+            return bodies[env].call(name, args, kwargs, gone=env in message.gone)
 
         def put(env: int) -> None:
-            bodies[env].set_attribute(name, cloudpickle.loads(message.data)[env])
+            bodies[env].set_attribute(name, cloudpickle.loads(message.data)[env], gone=env in message.gone)
 
         values, problem = self._seats.each(Phase.CALL, message.ids, put if message.sets else call)
         for env, value in {} if message.sets or problem else values.items():
