@@ -58,6 +58,7 @@ class Trainer:
         version: int = 0,
         initial: nn.Module | None = None,
     ) -> None:
+        model.eval()  # also while it is looked at: what is dropped at random would differ each time
         _refuse(model, config, initial)
         self.version = version
         self.at_rest = True
@@ -66,7 +67,7 @@ class Trainer:
         self._run_id = run_id
         self._clock = clock
         self._device = Device(config.trainer.device, config.model.dtype == "bfloat16")
-        self._model = model.to(config.trainer.device).eval()
+        self._model = model.to(config.trainer.device)
         self._initial = None if initial is None else initial.to(config.trainer.device).eval()
         self._parameters = [one for one in model.parameters() if one.requires_grad]
         self._optimiser = _optimiser(self._parameters, config)
