@@ -30,19 +30,46 @@ INFINITE: dict[str, Any] = {
 """What is learned has no finite loss after some updates."""
 
 
-@pytest.mark.parametrize(("settings", "code"), [(NO_ROOM, "DAT-001"), (INFINITE, "ENV-003")])
-def test_a_run_whose_learner_failed_is_replayed_to_the_same_failure(runs: Runs, settings: dict[str, Any], code: str):
+RAISES: dict[str, Any] = {
+    "algorithm__critic__factory": "crash_networks:update__raises",
+    "algorithm__critic__hidden": [256, 256],  # or it would be ignored
+}
+"""A network of the user's own that raises in an update."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "summary"),
+    [
+        (NO_ROOM, "DAT-001", "its own"),
+        (INFINITE, "ENV-003", "of another session"),
+        (RAISES, "SUP-001", "none"),
+    ],
+)
+def test_a_run_whose_learner_failed_is_replayed_to_the_same_failure(
+    runs: Runs, settings: dict[str, Any], code: str, summary: str
+):
+    """Whatever became of its summary since: the record says it."""
     run = runs.train(kwargs={"limit": 50}, run__schedule="inline", run__steps=2000, **settings)
     assert run.summary["error"].startswith(f"[{code}] ")
+    if summary == "none":
+        (run.path / "summary.json").unlink()
+    elif summary == "of another session":
+        (run.path / "summary.json").write_text(json.dumps({**run.summary, "error": None, "outcome": "interrupted"}))
     said = headrace("replay", run.path, "--json")
     found = json.loads(said.stdout)
     assert (said.returncode, found["identical"], found["ended"]) == (0, True, False)
     assert found["failed"] == run.summary["error"].partition("\n")[0]
-    assert "there the learner ended as in the run: [" in headrace("replay", run.path).stdout
-    summary = run.path / "summary.json"
-    summary.write_text(json.dumps({**run.summary, "error": None}))
-    with (
-        Replayer(run.path) as replayer,
-        pytest.raises(ReplayDiffers, match="failed in the replay and not so in the run"),
-    ):
-        replayer.run()
+    if summary == "none":
+        assert f"there the learner failed, as is recorded: [{code}] " in headrace("replay", run.path).stdout
+
+
+def test_a_learner_that_fails_in_the_replay_alone_differs(runs: Runs, monkeypatch: pytest.MonkeyPatch):
+    run = runs.train(run__schedule="inline", run__steps=400)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("not as in the run")
+
+    with Replayer(run.path) as replayer:
+        monkeypatch.setattr(replayer.learner, "update", fail)
+        with pytest.raises(ReplayDiffers, match="the learner failed in the replay, and not so in the run"):
+            replayer.run()

@@ -69,7 +69,7 @@ def in_words(found: Replayed) -> str:
     """A replay as people read it."""
     lines = [str(found)]
     if found.failed is not None:
-        lines.append(f"  there the learner ended as in the run: {found.failed}")
+        lines.append(f"  there the learner failed, as is recorded: {found.failed}")
     elif not found.ended:
         lines.append("  the record ends before the run did: it was killed, or goes on, or its disk was full")
     if found.torn_bytes:

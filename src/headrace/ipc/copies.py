@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-_ENDS_BY_ITSELF = "multiprocessing.popen_fork"
-"""Module whose forks never come back from it."""
+_END_BY_THEMSELVES = frozenset({"multiprocessing.popen_fork", "multiprocess.popen_fork", "billiard.popen_fork"})
+"""Modules whose forks never come back from them."""
 # One for all: the system's list of what is called after a fork takes nothing back.
 _NAMES: list[str] = []
 
@@ -25,7 +25,8 @@ _NAMES: list[str] = []
 def copies_ended(name: str) -> Iterator[None]:
     """Meanwhile a fork of this process that comes back into our code, by a return or by what it raises, ends there.
 
-    What it does before is left alone.
+    What it does before is left alone; a call of a function of Python takes three to five times as long in it, and who traces
+    it (``sys.settrace``) no longer does. Forks of ``multiprocessing`` are not watched: they end by themselves.
 
     Args:
         name: Of the process, for a line on its standard error.
@@ -39,7 +40,7 @@ def copies_ended(name: str) -> Iterator[None]:
 
 def _watch() -> None:
     frames = list(_frames(sys._getframe(1))) if _NAMES else []  # noqa: SLF001 - the interpreter's only way to tell
-    if any(frame.f_globals.get("__name__") == _ENDS_BY_ITSELF for frame in frames):
+    if any(frame.f_globals.get("__name__") in _END_BY_THEMSELVES for frame in frames):
         return
     ours = [frame for frame in frames if str(frame.f_globals.get("__name__", "")).partition(".")[0] == "headrace"]
     for frame in ours:

@@ -42,6 +42,9 @@ NOT_KEPT = RowPlace(-1, 0)
 GATHERED_NOTHING = "gathered_nothing"
 """Kind of the note that a rollout was gathered of which no update could be made. Records of a Headrace that did not write
 them are read as if each such rollout had been gathered just before the next update."""
+FAILED = "failed"
+"""Kind of the note with which a learner ended that failed by what it, or an environment in its process, raised: ``code``, ``what``
+and, of an exception that is not ours, ``error``. It follows the event after which, or in which, that was."""
 
 
 @dataclass(frozen=True, slots=True)

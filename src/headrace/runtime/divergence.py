@@ -172,14 +172,10 @@ class Judge:
         )
         return self._told(number, event, cause, compared="chunks")
 
-    def failed(self, number: int, updates: int, error: HeadraceError) -> Divergence:
+    def failed(self, number: int, updates: int, failure: Mapping[str, str]) -> Divergence:
         """The learner failed, and in the run it had not, or with something else."""
-        cause = Cause(
-            "learner_failed",
-            f"the learner failed in the replay and not so in the run: {error.what}",
-            FILE_A_BUG,
-            tuple(f"{name}: {value}" for name, value in error.facts.items()),
-        )
+        sentence = f"the learner failed in the replay, and not so in the run: [{failure['code']}] {failure['what']}"
+        cause = Cause("learner_failed", sentence, FILE_A_BUG, tuple(filter(None, [failure.get("error")])))
         return Divergence(event=number, kind=f"what follows update {updates:,}", updates=updates, cause=cause)
 
     def batch(self, number: int, update: int, recorded: tuple[int, ...], replayed: tuple[int, ...]) -> Divergence:

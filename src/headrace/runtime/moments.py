@@ -39,7 +39,7 @@ class Replayed:
     torn_bytes: int
     """Bytes of a last event that was not written to its end."""
     failed: str | None
-    """The error that the learner ended with where the record ends, in the run and here; None: none."""
+    """The error that the learner ended with where the record ends; None: with none, as far as is recorded."""
     machine: tuple[str, ...]
     """How this machine and its libraries differ from those of the record."""
 

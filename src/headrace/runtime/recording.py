@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from headrace.core.config import RecordConfig
-from headrace.core.errors import RecordDamaged
+from headrace.core.errors import HeadraceError, RecordDamaged
+from headrace.ipc.child import wrapped
 from headrace.lanes.credits import LaneCommit
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.layout import CUT
@@ -34,6 +35,12 @@ from headrace.runtime.refill import Extents
 TRACE_FILE = "trace.bin"
 """Name of the file that holds the order of events, in the record's folder."""
 _MIB = 2**20
+
+
+def failure(error: Exception) -> dict[str, str]:
+    """What a learner ended with, as facts of a note of kind `FAILED`."""
+    ours = error if isinstance(error, HeadraceError) else wrapped("learner", error)
+    return {"code": ours.code, "what": ours.what} | ({} if ours is error else {"error": str(ours.facts["error"])})
 
 
 def new_record(

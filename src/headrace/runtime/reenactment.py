@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from headrace.learners.base import BaseLearner
 from headrace.learners.checkpoint import LearnerState
 from headrace.learners.witness import Drawn, Nobody, Salvaged, batch_print
 from headrace.record.events import (
+    FAILED,
     GATHERED_NOTHING,
     BatchesTrained,
     ChunkCommitted,
@@ -39,6 +40,7 @@ from headrace.runtime.belonging import require_same_layout
 from headrace.runtime.divergence import Judge, Recorded
 from headrace.runtime.payloads import Basics, EnvSpaces, GroupBeginning, build_collector, group_lanes
 from headrace.runtime.policies import PinnedPolicy, Policies
+from headrace.runtime.recording import failure
 from headrace.runtime.refill import Extents
 from headrace.telemetry.board import Slot
 from headrace.weights.snapshot import SnapshotLayout, Snapshots
@@ -71,6 +73,10 @@ class Reenactment:
         """What is known of the next chunk of each group."""
         self.ended = False
         """Whether the run ended in order."""
+        self.failed: str | None = None
+        """What the learner failed with, if nothing came after that."""
+        self._failed_at = 0
+        """Number of the event in which, or before which, it failed here as well."""
         self._spaces = spaces = EnvSpaces.of(basics)
         geometry = spaces.geometry(config)
         require_same_layout(trace.header, config, geometry)
@@ -98,7 +104,7 @@ class Reenactment:
             self._witness.expect(event.updates, event.prints)
         elif isinstance(event, LearnerSucceeded):
             return  # those its predecessor made last died with it
-        while self.learner.updates < target:
+        while self.learner.updates < target and self._failed_at != number:
             yield self.learner.updates + 1
         if self.learner.updates > target:
             raise RecordDamaged(
@@ -111,9 +117,29 @@ class Reenactment:
     def update(self, number: int) -> None:
         """Make the next update, which comes before event ``number``."""
         try:
-            self.learner.update()
+            with self._learning(number):
+                self.learner.update()
         except _BatchDiffersError as found:
             raise self.judge.batch(number, found.update, found.recorded, found.replayed).to_error() from None
+
+    @contextmanager
+    def _learning(self, number: int) -> Iterator[None]:
+        """Around what the learner does by itself: that it fails where it failed in the run is no difference.
+
+        Raises:
+            ReplayDiffers: It fails otherwise.
+        """
+        try:
+            yield
+        except (_BatchDiffersError, RecordDamaged):
+            raise
+        except Exception as error:  # what it may raise is the network's of the user, too
+            found = failure(error)
+            if found != self._outline.failures.get(number):
+                if isinstance(error, ConfigError):  # of whoever looks at the run
+                    raise
+                raise self.judge.failed(number, self.learner.updates, found).to_error() from error
+            self._failed_at = number
 
     def apply(self, number: int, event: Event) -> None:
         """Do what an event says, and compare."""
@@ -141,7 +167,10 @@ class Reenactment:
         if note.kind == "resumed":
             self._save(0)
         elif note.kind == GATHERED_NOTHING:
-            self.learner.update()
+            with self._learning(number):
+                self.learner.update()
+        elif note.kind == FAILED:
+            self.failed = f"[{note.facts['code']}] {note.facts['what']}"
         elif note.kind == "ended":
             self.ended = True
             self._compare_weights(number, note.updates, note.facts["weights_sha256"], {})
@@ -163,7 +192,8 @@ class Reenactment:
         made = [part.checksum for part in commit.lanes]
         if made != [part.checksum for part in event.lanes]:
             raise self.judge.rows(number, event, extents, _ends(commit.lanes)).to_error()
-        self.learner.commit(commit)
+        with self._learning(number):
+            self.learner.commit(commit)
 
     def _salvage(self, number: int, event: GroupSalvaged) -> None:
         extents, lanes, lost = self._extents.of(event), self._groups[event.group], self._lost_in(event)
@@ -217,6 +247,7 @@ class Reenactment:
 
     def _succeed(self, save: int) -> None:
         self._witness.forget()
+        self.failed = None
         self.learner, self._layout = self._build(Replay(self.block, resume=True))
         self.learner.resume(self._saved.get(save))
 
@@ -285,9 +316,13 @@ class Outline:
         """Number of the last event that refers to each policy version."""
         self.saves_used: set[int] = set()
         """Saves a learner was succeeded from."""
+        self.failures: dict[int, dict[str, Any]] = {}
+        """What the learner failed with, by the number of the event in or before which it did."""
         self.events = 0
         for number, (_, event) in enumerate(trace.events(), 1):
             self.events = number
+            if isinstance(event, Note) and event.kind == FAILED:
+                self.failures[number - 1] = dict(event.facts)
             if isinstance(event, ChunkCommitted | GroupSalvaged):
                 self.last_use[event.version] = number
             elif isinstance(event, LearnerSucceeded):

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
-from headrace.core.errors import ConfigError, DataLossError, HeadraceError, NonFiniteValue, RecordDamaged
+from headrace.core.errors import ConfigError, RecordDamaged
 from headrace.ipc.copies import copies_ended
 from headrace.lanes.lane import LaneBlock
 from headrace.learners.base import BaseLearner
@@ -49,8 +49,6 @@ class Replayer:
         self.config = run.read_config()
         self.events = 0
         """Events that have been replayed."""
-        self._failed: HeadraceError | None = None
-        """What the learner ended with, here as in the run."""
         with ExitStack() as stack:
             self.trace = stack.enter_context(Trace.open(run.record_dir / TRACE_FILE))
             rows = stack.enter_context(RowReader(run.record_dir))
@@ -144,7 +142,7 @@ class Replayer:
             env_steps=self.learner.env_steps,
             weights_sha256=self.learner.algorithm.weights_sha256(),
             ended=self._again.ended,
-            failed=None if self._failed is None else f"[{self._failed.code}] {self._failed.what}",
+            failed=self._again.failed,
             torn_bytes=self.trace.torn_bytes,
             machine=tuple(self._again.judge.machine()),
         )
@@ -154,23 +152,13 @@ class Replayer:
         # No further than the outline knows: a run that trains goes on writing, and may do so for ever.
         events = islice(self.trace.events(), self._outline.events)
         for number, (position, event) in enumerate(events, 1):
-            try:
-                for update in again.updates_before(number, event):
-                    yield Moment(number, event, position, update)
-                    if again.learner.updates < update:  # unless whoever looks at the run has just made it
-                        again.update(number)
-                yield Moment(number, event, position, None)
-                again.apply(number, event)
-            except (NonFiniteValue, DataLossError) as error:
-                if not self._ended_so(number, error):
-                    raise again.judge.failed(number, again.learner.updates, error).to_error() from error
-                self._failed = error
+            for update in again.updates_before(number, event):
+                yield Moment(number, event, position, update)
+                if again.learner.updates < update:  # unless whoever looks at the run has just made it
+                    again.update(number)
+            yield Moment(number, event, position, None)
+            again.apply(number, event)
             self.events = number
-
-    def _ended_so(self, number: int, error: HeadraceError) -> bool:
-        """Whether it is what the learner ended with in the run as well, after everything that is recorded."""
-        told = (self._place.read_summary() or {}).get("error")
-        return number == self._outline.events and str(told).startswith(f"[{error.code}] {error.what}\n")
 
 
 def _board() -> Board:

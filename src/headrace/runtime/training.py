@@ -15,6 +15,7 @@ from headrace.ipc.child import ChildContext
 from headrace.lanes.credits import CREDIT_BYTES, Commit, commit_bytes
 from headrace.learners.base import BaseLearner
 from headrace.learners.ledgerbook import LedgerBook
+from headrace.record.events import FAILED
 from headrace.runtime.asynchronous import run_async
 from headrace.runtime.beginning import Begun, begin
 from headrace.runtime.checkpointing import Keeper
@@ -30,6 +31,7 @@ from headrace.runtime.payloads import (
     build_collector,
     groups_of,
 )
+from headrace.runtime.recording import failure
 from headrace.supervision.messages import Command, Done, Ready, Report, Stop
 from headrace.telemetry.board import Activity, Board, Slot, State
 from headrace.weights.snapshot import SnapshotReader
@@ -328,7 +330,11 @@ def main(context: ChildContext) -> None:
         training = Training(begun.learner, groups, context.control, config, begun.keeper, slot, MonotonicClock())
         if payload.resume is not None and not payload.succeeds:
             training.goes_on(payload.resume.facts, begun.episodes)
-        schedule = _driver(config)(training)
+        try:
+            schedule = _driver(config)(training)
+        except Exception as error:
+            begun.keeper.note(FAILED, **failure(error))
+            raise
         training.finish(schedule)
 
 
