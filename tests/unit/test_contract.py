@@ -61,6 +61,33 @@ def test_time_limit_truncates_on_top_of_the_environments_own():
     assert [env.step(np.zeros(1, np.float32))[3] for _ in range(2)] == [False, True]
 
 
+class Truncating(toy.Counter):
+    """Has something called as the method that is handed the limit."""
+
+    def __init__(self, truncate_after):
+        super().__init__()
+        self.truncate_after = truncate_after
+
+
+@pytest.mark.parametrize("attribute", [None, 200])
+def test_a_truncate_after_that_is_no_method_changes_nothing(attribute):
+    env = build_environment(EnvConfig(max_episode_steps=2), factory=lambda: Truncating(attribute))
+    env.reset(seed=0)
+    assert [env.step(0)[3] for _ in range(2)] == [False, True]
+
+
+def test_what_truncate_after_raises_is_the_environments():
+    error = not_built(EnvConfig(max_episode_steps=2), factory=lambda: Truncating(lambda: 1 / 0))
+    assert "raised TypeError: " in str(error)
+
+    def refuses(limit):
+        raise ValueError(f"not {limit}")
+
+    error = not_built(EnvConfig(max_episode_steps=2), factory=lambda: Truncating(refuses))
+    assert "building the environment of lane 0 raised ValueError: not 2" in str(error)
+    assert "in refuses" in str(error)
+
+
 def test_render_mode_is_passed_on():
     env = build_environment(EnvConfig(id="Pendulum-v1"), render_mode="rgb_array")
     assert env.render_mode == "rgb_array"

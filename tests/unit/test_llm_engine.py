@@ -409,6 +409,54 @@ def test_guests_change_no_bit_of_what_others_are_answered(kind: str) -> None:
     assert among == alone
 
 
+def test_a_guest_gives_way_at_once_and_is_answered_as_if_undisturbed() -> None:
+    """With its prompt and what it has said it goes on where its stream was; the versions say which weights said what."""
+    asked = [dataclasses.replace(wanted(place, 3 + place, max_tokens=90 - place), guest=True) for place in range(3)]
+    alone = run(engine_of(llama(), slots=2), asked)
+    engine, come, told = engine_of(llama(), slots=2), {}, {}  # the third has to wait in any case
+    engine.submit(asked, come.__setitem__)
+    for turn, passes in enumerate((1, 30, 2, 40)):
+        for _ in range(passes):
+            engine.step()
+        before = engine.so_far("r0")
+        engine.submit([dataclasses.replace(wanted(turn, max_tokens=5), id=f"turn {turn}")], told.__setitem__)
+        engine.step()
+        assert len(engine.so_far(f"turn {turn}")[0]) == 1  # a rollout waits for no guest
+        assert engine.so_far("r0") == before  # whoever streams it sees nothing vanish
+        while not told:
+            engine.step()
+        told.clear()
+        engine.served = dataclasses.replace(engine.served, version=turn + 1)
+    while engine.step():
+        pass
+    for place, said in enumerate(alone):
+        assert come[place].token_ids == said.token_ids
+        np.testing.assert_allclose(come[place].logprobs, said.logprobs, atol=1e-5)
+        assert come[place].finish_reason == said.finish_reason
+    counts = [come[0].versions.count(version) for version in range(5)]
+    assert counts == [1, 30, 2, 40, len(alone[0].token_ids) - 73]
+    assert engine.counts.prompt_tokens == sum(len(one.prompt_ids) for one in asked) + 4 * len(wanted(0).prompt_ids)
+    assert engine.counts.completed == len(asked) + 4
+
+
+def test_a_guest_that_gave_way_can_be_ended_and_forgotten() -> None:
+    engine = engine_of(llama(), slots=4)
+    engine.submit(
+        [dataclasses.replace(wanted(place, max_tokens=50), guest=True) for place in range(3)], lambda *_: None
+    )
+    for _ in range(7):
+        engine.step()
+    engine.submit([wanted(9, max_tokens=50)], lambda *_: None)
+    engine.step()
+    assert (engine.running, engine.waiting) == (1, 3)
+    tokens = engine.so_far("r1")[0]
+    assert len(tokens) == 7
+    assert engine.finish("r1").token_ids == tokens
+    assert engine.cancel(["r0"]) == 1
+    assert (engine.running, engine.waiting) == (1, 1)
+    assert engine.so_far("r0") == engine.so_far("r1") == ((), (), ())
+
+
 def test_guests_take_nobody_elses_room_to_wait() -> None:
     """One that waits is told so; what is asked for otherwise is taken as if there were none."""
     engine = Engine(llama(), slots=2, context_tokens=CONTEXT, max_waiting=2)

@@ -128,6 +128,21 @@ def falling_back_to_bytes(strips: bool) -> Any:
     return made(tokenizer_object=tokens, eos_token="</s>", clean_up_tokenization_spaces=False)
 
 
+ENDING = "{% for m in messages %}{{ m['content'] + '[/INST]' }}{% endfor %}"
+
+
+def with_added_tokens(*, template: str | None = None) -> Any:
+    """One that falls back to bytes, as real ones are: tokens that are special, and have no name, and one that is not."""
+    from tokenizers import AddedToken
+
+    own = falling_back_to_bytes(strips=True)
+    own.backend_tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("[INST]", "[/INST]")])
+    own.backend_tokenizer.add_tokens([AddedToken("<plain>", special=False)])
+    own.chat_template = template
+    assert own.all_special_tokens == ["</s>"]
+    return own
+
+
 def drawn_tokens(draws: random.Random) -> list[int]:
     """Whole and broken characters, stray bytes, and pieces and ends between them."""
     parts: list[list[int]] = []
@@ -167,6 +182,44 @@ def test_a_text_of_bytes_is_that_of_its_bytes(strips: bool) -> None:
         assert texts.decode(ids) == text, ids
         if "\ufffd" not in text:
             assert text == own.decode(ids, skip_special_tokens=True), ids
+
+
+def test_what_was_added_as_special_is_shown_at_no_length_of_a_text() -> None:
+    """With a byte in it or without one."""
+    own, draws = with_added_tokens(), random.Random(2)
+    texts = Texts(own)
+    added = [own.convert_tokens_to_ids(token) for token in ("[INST]", "[/INST]", "<plain>", "</s>")]
+    parts = [*([token] for token in (*added, 257, 258, 259, 260)), [1 + 0x0A], [1 + byte for byte in "日".encode()]]
+    for _ in range(300):
+        ids = [token for part in draws.choices(parts, k=8) for token in part]
+        growing, said = GrowingText(texts, []), ""
+        for count in range(1, len(ids) + 1):
+            sound = own.decode(ids[:count], skip_special_tokens=True)
+            assert "\ufffd" in sound or texts.decode(ids[:count]) == sound, ids[:count]
+            said += growing.grow(ids[:count], over=count == len(ids))
+        assert said == own.decode(ids, skip_special_tokens=True), ids
+
+
+def test_the_token_that_ends_a_chat_is_shown_after_no_line() -> None:
+    own = with_added_tokens(template=ENDING)
+    texts, end = Texts(own), own.convert_tokens_to_ids("[/INST]")
+    assert end in texts.stop_ids
+    for said, text in (([259, end], "a"), ([259, 1 + 0x0A, 258, end], "a\na")):
+        assert texts.decode(said) == text
+        (told,) = logprobs(own, said, chat=False)
+        assert (told["tokens"][-1], told["text_offset"][-1]) == ("[/INST]", len(text))
+
+
+def test_what_is_rewarded_is_what_is_answered() -> None:
+    """Of bytes that are no text, too; special tokens, which are hidden from clients alone, are in neither."""
+    own, draws = with_added_tokens(template=ENDING), random.Random(3)
+    texts, renderer = Texts(own), Renderer(own)
+    for _ in range(1000):
+        ids = [token for token in drawn_tokens(draws) if token]
+        assert renderer.text(ids) == texts.decode(ids), ids
+    plain, begins = (own.convert_tokens_to_ids(token) for token in ("<plain>", "[INST]"))
+    assert renderer.text([begins, plain, 1 + 0xF0, 259]) == "[INST]<plain>\ufffd a"
+    assert texts.decode([begins, plain, 1 + 0xF0, 259]) == "<plain>\ufffd a"
 
 
 # --- what goes wrong

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from headrace.core.errors import ConfigError, EnvironmentFault, EnvironmentNotBuilt, EnvironmentRaised
 from headrace.envs.text.building import (
@@ -19,6 +21,7 @@ from headrace.envs.text.building import (
     close_environment,
 )
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, Split, Transcript
+from headrace.llm.orchestration.problems import check_split
 
 
 class Parrot:
@@ -164,6 +167,9 @@ COMPARED: dict[str, Callable[[int], Any]] = {
     "sets": lambda number: {str(number), "b", "c"},
     "ranges": lambda number: range(10**12, 10**12 + number),
     "functions": lambda number: (max, min, sum, abs, len)[number],
+    "tensors": lambda number: torch.tensor([1, number]),
+    "tensors of a type that numpy lacks": lambda number: torch.tensor(number, dtype=torch.bfloat16),
+    "parts of tensors": lambda number: torch.arange(20).reshape(4, 5)[:, number],
 }
 
 
@@ -198,6 +204,69 @@ def test_what_cannot_be_compared_is_noted(make: Callable[[int], Any]) -> None:
         f"{note}0",
         "2 of these have an id that is in both splits, for instance 0",
     )
+
+
+def same_splits(fact: Any, other: Any) -> tuple[str, str]:
+    """What the check of an environment, and a run, find of two problems that differ in a fact alone: "same", "different"."""
+    env = Parrot()
+    splits = {
+        split: [Problem(split, (Message("user", "go"),), {"text": "", "secret": secret})]
+        for split, secret in (("train", fact), ("eval", other))
+    }
+    env.dataset = splits.__getitem__  # type: ignore[method-assign, assignment]
+    found = []
+    for check in (lambda: check_environment(env), lambda: check_split(splits["train"], splits["eval"])):
+        try:
+            check()
+            found.append("different")
+        except (ConfigError, EnvironmentFault):
+            found.append("same")
+    return found[0], found[1]
+
+
+PAIRS: dict[str, tuple[Any, Any, str]] = {
+    "numbers": (1, 1.0, "same"),
+    "a truth value and a number": (True, 1, "different"),
+    "truth values": (True, True, "same"),
+    "truth values in lists": ([False], [0], "different"),
+    "a truth value as a key": ({True: "a"}, {1: "a"}, "different"),
+    "not numbers": (float("nan"), float("nan"), "same"),
+    "the middles of large arrays": (maze(1), maze(2), "different"),
+    "large arrays": (maze(1), maze(1), "same"),
+    "objects of the same parts": (Secret("abc"), Secret("abc"), "same"),
+    "objects of other parts": (Secret("abc"), Secret("abd"), "different"),
+    "what cannot be compared": (Addressed(), Addressed(), "different"),
+    "one object that cannot be compared": (*[Unpicklable()] * 2, "different"),
+    "orders of keys": ({"a": 1, "b": 2}, {"b": 2, "a": 1}, "same"),
+    "orders of a set": ({8, 0, 16}, {0, 16, 8}, "same"),
+    "tensors": (torch.tensor([1, 2]), torch.tensor([1, 2]), "same"),
+    "a part of a tensor": (torch.arange(9)[2:4], torch.tensor([2, 3]), "same"),
+    "a tensor with a gradient": (torch.ones(2, requires_grad=True), torch.ones(2), "same"),
+    "values of tensors": (torch.tensor([1, 2]), torch.tensor([1, 3]), "different"),
+    "types of tensors": (torch.zeros(2, dtype=torch.int8), torch.zeros(2, dtype=torch.bool), "different"),
+    "shapes of tensors": (torch.zeros(2, 3), torch.zeros(3, 2), "different"),
+    "empty tensors": (torch.zeros(0, 3), torch.zeros(0, 3), "same"),
+    "tensors without values": (torch.zeros(2, device="meta"), torch.zeros(2, device="meta"), "different"),
+}
+
+
+@pytest.mark.parametrize(("fact", "other", "found"), PAIRS.values(), ids=PAIRS)
+def test_a_check_and_a_run_find_the_same_problems_in_both_splits(fact: Any, other: Any, found: str) -> None:
+    assert same_splits(fact, other) == (found, found)
+
+
+def test_torch_is_not_loaded_to_find_out_what_is_no_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch")
+    assert same_splits(Secret("abc"), Secret("abc")) == ("same", "same")
+    assert "torch" not in sys.modules
+
+
+def test_of_two_problems_with_one_id_a_run_looks_at_both() -> None:
+    def go(name: str, secret: int) -> Problem:
+        return Problem(name, (Message("user", "go"),), {"secret": secret})
+
+    with pytest.raises(ConfigError, match="evaluation problem e is a training problem too"):
+        check_split([go("t", 1)], [go("e", 1), go("e", 2)])
 
 
 def test_a_fact_that_holds_itself_cannot_be_compared() -> None:

@@ -141,14 +141,8 @@ class _Builder:
         self._check(made)
         env: Environment = made
         limit = self.config.max_episode_steps
-        if limit is None:
-            return env
-        if env.has_wrapper_attr(
-            "truncate_after"
-        ):  # it pays in an episode's last step, and has to know which one that is
-            env.get_wrapper_attr("truncate_after")(limit)
-            return env
-        return TimeLimit(env, max_episode_steps=limit)
+        # It asks the environment, and user code may raise there too.
+        return env if limit is None else self._made({}, lambda _: _limited(env, limit))
 
     def _made(self, kwargs: dict[str, Any], make: Callable[[dict[str, Any]], Any]) -> Any:
         try:
@@ -281,6 +275,15 @@ def _instead_of(made: object) -> str:
     if hasattr(made, "agents") or callable(getattr(made, "observation_space", None)):
         return "name every agent there may be in the environment's possible_agents"
     return "return one gymnasium.Env, not a class and not a vector of environments"
+
+
+def _limited(env: Environment, limit: int) -> Environment:
+    """One whose episodes have so many steps at most."""
+    truncate_after = env.get_wrapper_attr("truncate_after") if env.has_wrapper_attr("truncate_after") else None
+    if not callable(truncate_after):
+        return TimeLimit(env, max_episode_steps=limit)
+    truncate_after(limit)  # it pays in an episode's last step, and has to know which one that is
+    return env
 
 
 def _as_parallel(kwargs: dict[str, Any]) -> Any:

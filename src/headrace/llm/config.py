@@ -121,8 +121,8 @@ class OrchestratorConfig(Section):
     group_size: int = Field(default=8, ge=2)
     """Rollouts of the same problem, compared with each other."""
     max_policy_lag: int = Field(default=1, ge=0, le=64)
-    """Versions by which the oldest token of a sample may be older than the policy that is trained on it. 0: synchronous,
-    strictly on-policy and the same as the single-process twin, bit for bit, whoever else asks the server over ``/v1``."""
+    """Versions by which the oldest token of a sample may be older than the policy that is trained on it. 0: synchronous, strictly
+    on-policy and, with our own engine, the same as the single-process twin, bit for bit: whoever asks over ``/v1`` gives way."""
     groups_in_flight: int | None = Field(default=None, ge=1)
     """Most groups begun and not complete; not set: ``groups_per_step``."""
     rollout_timeout_s: float = Field(default=120.0, gt=0)

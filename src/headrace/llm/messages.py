@@ -35,7 +35,7 @@ class GenerationRequest:
     session: str = ""
     """Requests of one session extend each other's tokens, so that what was computed for them can be used again."""
     guest: bool = False
-    """It shares no forward pass with what is asked for otherwise, and waits for it; without a session."""
+    """It shares no forward pass with what is asked for otherwise, and gives way to it; without a session."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

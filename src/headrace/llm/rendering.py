@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from headrace.core.errors import ConfigError
 from headrace.envs.text.protocol import Message
+from headrace.llm.decoding import Decoder
 
 _STAND_IN = "Stand7in"
 """What the model is supposed to have said where only that which follows it is wanted; nothing that stands before it has this."""
@@ -52,7 +53,7 @@ class Renderer:
         self._opened = functools.lru_cache(_OPENINGS)(functools.partial(self._render, None))  # of a group, all have one
         self._rendered = _remembering(self._render, lambda _, messages: sum(len(one.content) for one in messages))
         self._encoded = _remembering(self._ids, len)
-        self._decoded = _remembering(self._decode, len)
+        self._decoded = _remembering(Decoder(tokenizer, hidden=frozenset()).text, len)
         self._characters = _characters_of(tokenizer)
         self._stop_ids = stop_ids_of(tokenizer)
         self._check_agreement()
@@ -105,9 +106,6 @@ class Renderer:
         """
         said = ids[:-1] if ids and ids[-1] in self._stop_ids else ids
         return self._decoded(tuple(said))
-
-    def _decode(self, ids: tuple[int, ...]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _render(self, ended: bool | None, messages: tuple[Message, ...]) -> tuple[int, ...]:
         """An opening where ``ended`` is None, else what follows."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Number
@@ -28,8 +29,8 @@ class Contents:
 def contents_of(problems: Sequence[Problem]) -> Contents:
     """Openings and facts of these problems, as keys.
 
-    Numbers, texts and None count as they are, arrays by dtype, shape and bytes, mappings, lists, tuples and sets by their parts,
-    and any other object by its pickle.
+    Numbers, texts and None count as they are, and no truth value as a number; arrays and tensors by dtype, shape and bytes,
+    mappings, lists, tuples and sets by their parts, and any other object by its pickle.
     """
     found = Contents()
     for problem in problems:
@@ -49,10 +50,14 @@ def contents_of(problems: Sequence[Problem]) -> Contents:
 def _key(value: Any) -> Hashable:
     if value is None or isinstance(value, str | bytes):
         return value
+    if isinstance(value, bool):  # "True" and "1" are two answers
+        return ("truth", value)
     if isinstance(value, Number):
         return value if value == value else ("not a number",)  # NaN is not equal to itself
     if type(value) is np.ndarray or isinstance(value, np.generic):
         return _key_of_array(np.asarray(value))
+    if type(value) is getattr(sys.modules.get("torch"), "Tensor", None):  # nobody has one who has not loaded it
+        return _key_of_tensor(value)
     if isinstance(value, Mapping):
         return ("mapping", frozenset((_key(name), _key(part)) for name, part in value.items()))
     if isinstance(value, list | tuple):
@@ -66,6 +71,13 @@ def _key_of_array(array: np.ndarray[Any, Any]) -> Hashable:
     if array.dtype.hasobject:  # its bytes are addresses
         return ("objects", array.shape, _key(array.ravel().tolist()))
     return ("array", array.dtype, array.shape, _digest(array.tobytes()))
+
+
+def _key_of_tensor(tensor: Any) -> Hashable:
+    torch = sys.modules["torch"]
+    # As bytes: numpy does not know all of its types. Of a part of a tensor the pickle holds the whole one.
+    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return ("tensor", str(tensor.dtype), tuple(tensor.shape), _digest(data))
 
 
 def _pickle(value: Any) -> bytes:

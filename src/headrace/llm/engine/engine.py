@@ -13,7 +13,7 @@ from headrace.core.errors import ComponentError
 from headrace.llm.engine.cache import KVCache, Shape
 from headrace.llm.engine.forward import Span, build_forward
 from headrace.llm.engine.loading import check_fit, put, read_published
-from headrace.llm.engine.rows import Job, OnDone, Rows
+from headrace.llm.engine.rows import Job, OnDone, Rows, Said
 from headrace.llm.engine.sampling import draw
 from headrace.llm.engine.scheduling import (
     Limits,
@@ -180,12 +180,12 @@ class Engine:
         self.proven = True
         return Completion(token_ids=tokens, logprobs=logprobs, versions=versions, finish_reason="stop")
 
-    def so_far(self, request_id: str) -> tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...]]:
-        """Tokens, log-probabilities and versions of a request in flight, for whoever streams; empty while it waits."""
+    def so_far(self, request_id: str) -> Said:
+        """Tokens, log-probabilities and versions of a request in flight, for whoever streams; empty until it first runs."""
         for row, job in enumerate(self._rows.jobs):
             if job.request.id == request_id:
                 return self._rows.so_far(row)
-        return (), (), ()
+        return self._waiting.said(request_id)
 
     @torch.inference_mode()
     def step(self) -> bool:
@@ -205,6 +205,9 @@ class Engine:
 
     def _admit(self) -> int:
         """Give those who are next a row each, and what the cache holds for them; how many."""
+        if self._waiting.displaces(self._rows.jobs):
+            self._waiting.put_back(self._rows.suspended())
+            self._leave(range(self.running))
         waiting, patience = self._waiting.next(self._rows.jobs)
         allowed = admissions(len(waiting), self.running, patience, self.limits)
         count = sharing((self._unknown(job) for job in islice(waiting, allowed)), self.limits)
@@ -216,7 +219,7 @@ class Engine:
             row = self._rows.admit(
                 job, token_limit(prompt_tokens, request.max_tokens, self.limits), self.served.version
             )
-            self.counts.prompt_tokens += prompt_tokens
+            self.counts.prompt_tokens += 0 if job.said[0] else prompt_tokens
             kept = self._sessions.take(request.session)
             reused = self._rows.common(self.limits.slots + kept, request.prompt_ids) if kept is not None else 0
             if kept is not None and reused:
@@ -230,10 +233,10 @@ class Engine:
         return count
 
     def _unknown(self, job: Job) -> int:
-        """Tokens of a prompt that have to be passed."""
-        prompt_ids = job.request.prompt_ids
+        """Tokens that have to be passed."""
         kept = self._sessions.find(job.request.session)
-        return len(prompt_ids) - (self._rows.common(self.limits.slots + kept, prompt_ids) if kept is not None else 0)
+        reused = 0 if kept is None else self._rows.common(self.limits.slots + kept, job.request.prompt_ids)
+        return len(job.request.prompt_ids) + len(job.said[0]) - reused
 
     def _take(self, first: int, logits: torch.Tensor) -> None:
         """Draw a token for each row from ``first`` on, and let those that ended leave."""

@@ -16,6 +16,8 @@ from headrace.llm.messages import Completion, Failure, FinishReason, GenerationR
 OnDone = Callable[[int, Completion | Failure], None]
 """Called with the place of a request in its call, and its answer."""
 
+Said = tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...]]
+"""Tokens, log-probabilities and versions that were generated."""
 
 _WORTH = 4
 """Of a prompt, at least one token in so many must be there already."""
@@ -30,6 +32,8 @@ class Job:
     on_done: OnDone
     waited_since: int = 0
     """Forward passes for its kind before it came."""
+    said: Said = ((), (), ())
+    """What was generated before it had to give way."""
 
 
 class Rows:
@@ -62,14 +66,17 @@ class Rows:
         self._begun_with = np.zeros(slots, np.int64)
 
     def admit(self, job: Job, limit: int, version: int) -> int:
-        """Take the next row for a request; the row."""
+        """Take the next row for a request; the row. One that gave way goes on: its next token is drawn with the next number."""
         row, request = self.running, job.request
+        said, logprobs, versions = job.said
         prompt = len(request.prompt_ids)
+        length = prompt + len(said)
         self.jobs.append(job)
         self.running += 1
-        self.tokens[row, :prompt] = request.prompt_ids
+        self.tokens[row, :length] = (*request.prompt_ids, *said)
+        self._logprobs[row, prompt:length], self._versions[row, prompt:length] = logprobs, versions
         self.cached[row] = 0
-        self._lengths[row] = self._prompts[row] = prompt
+        self._lengths[row], self._prompts[row] = length, prompt
         self._limits[row] = prompt + limit
         self._temperatures[row] = request.temperature
         self._top_p[row] = request.top_p
@@ -156,8 +163,14 @@ class Rows:
         reason: FinishReason = "stop" if tokens[-1] in self.jobs[row].request.stop_ids else "length"
         return Completion(token_ids=tokens, logprobs=logprobs, versions=versions, finish_reason=reason)
 
-    def so_far(self, row: int) -> tuple[tuple[int, ...], tuple[float, ...], tuple[int, ...]]:
-        """Tokens, log-probabilities and versions that were generated."""
+    def suspended(self) -> list[Job]:
+        """All that run, with what they have said: to be admitted again later."""
+        for row, job in enumerate(self.jobs):
+            job.said = self.so_far(row)
+        return list(self.jobs)
+
+    def so_far(self, row: int) -> Said:
+        """What was generated."""
         new = slice(int(self._prompts[row]), int(self._lengths[row]))
         return (
             tuple(self.tokens[row, new].tolist()),

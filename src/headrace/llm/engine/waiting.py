@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from headrace.llm.engine.rows import Job
+from headrace.llm.engine.rows import Job, Said
 
 
 @dataclass(slots=True)
@@ -21,8 +22,8 @@ class _Line:
 class Waiting:
     """Jobs without a row. What becomes of the run's does not depend on guests' (`GenerationRequest.guest`), to the last bit.
 
-    Guests are admitted while nobody else runs or waits. Who comes while they run waits until these are over, which is as long as
-    one completion takes, and is counted for no pass of his own.
+    Guests are admitted while nobody else runs or waits. When the run asks for something they give way at once, and go on later
+    from what they have said: they are admitted whenever the run waits for its environments, and a rollout has no time to lose.
     """
 
     def __init__(self) -> None:
@@ -41,16 +42,34 @@ class Waiting:
         job.waited_since = line.passes
         line.jobs.append(job)
 
+    def displaces(self, running: Sequence[Job]) -> bool:
+        """Whether guests run, and the run waits for their rows."""
+        return bool(self._run.jobs and running and running[0].request.guest)
+
+    def put_back(self, guests: Sequence[Job]) -> None:
+        """In front of all other guests, what they have said being kept with them."""
+        for job in guests:
+            job.waited_since = self._guests.passes
+        self._guests.jobs.extendleft(reversed(guests))
+
+    def said(self, request_id: str) -> Said:
+        """What somebody said who had to give way; nothing of others. Whoever gave way stands in front."""
+        for job in itertools.takewhile(lambda job: job.said[0], self._guests.jobs):
+            if job.request.id == request_id:
+                return job.said
+        return (), (), ()
+
     def drop(self, ids: Collection[str]) -> None:
         """Forget jobs."""
         for line in (self._run, self._guests):
             line.jobs = deque(job for job in line.jobs if job.request.id not in ids)
 
     def next(self, running: Sequence[Job]) -> tuple[deque[Job], int]:
-        """Those of whom the first may be admitted beside who runs, and for how many passes of their kind the first has waited."""
+        """Those of whom the first may be admitted beside who runs, and for how many passes of their kind the first has waited.
+
+        Nobody runs whom somebody who waits displaces.
+        """
         guests = running[0].request.guest if running else not self._run.jobs
-        if guests and self._run.jobs:
-            return deque(), 0
         line = self._guests if guests else self._run
         return line.jobs, line.passes - line.jobs[0].waited_since if line.jobs else 0
 

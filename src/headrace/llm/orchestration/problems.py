@@ -12,6 +12,7 @@ import numpy as np
 from headrace.core import seeding
 from headrace.core.errors import ConfigError
 from headrace.envs.text.asking import called
+from headrace.envs.text.contents import contents_of
 from headrace.envs.text.protocol import Problem
 
 _Answer = TypeVar("_Answer")
@@ -213,22 +214,20 @@ def _changed(given: object, read: object) -> str | None:
 
 
 def check_split(train: Sequence[Problem], held_out: Sequence[Problem]) -> None:
-    """Refuse problems that are both trained on and evaluated on, by id or by content.
+    """Refuse problems that are both trained on and evaluated on, by id or by content (see `contents_of`).
+
+    What cannot be compared is told apart by id alone; the check of the environment notes it.
 
     Raises:
         ConfigError: There are some; the first is named.
     """
     ids = {problem.id for problem in train}
-    contents = {_content(problem): problem.id for problem in train}
+    known = {key: name for name, key in contents_of(train).keys.items()}
     for problem in held_out:
-        same = problem.id if problem.id in ids else contents.get(_content(problem))
+        same = problem.id if problem.id in ids else known.get(contents_of([problem]).keys.get(problem.id))
         if same is not None:
             raise ConfigError(
                 f"evaluation problem {problem.id} is a training problem too",
                 training_problem=same,
                 fix="have dataset('train') and dataset('eval') share no problem",
             )
-
-
-def _content(problem: Problem) -> tuple[object, ...]:
-    return problem.opening, repr(sorted(problem.facts.items()))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from headrace.core.errors import ConfigError
+from headrace.llm.decoding import BYTE_PIECE, Decoder, special_ids
 from headrace.llm.rendering import rendered, stop_ids_of
 
 _CUT_TOKENS = 128
@@ -15,9 +15,6 @@ _CUT_TOKENS = 128
 
 _SPACE = "\u2581"
 """Stands for a space where pieces are written as they are."""
-
-_BYTE, _BYTE_PIECE = "<0x{:02X}>", re.compile(r"<0x([0-9A-F]{2})>")
-"""Stands for a byte there."""
 
 
 class TooManyTokens(Exception):
@@ -41,12 +38,11 @@ class Texts:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._special = frozenset(tokenizer.all_special_ids)
+        self._special = special_ids(tokenizer)
+        self._decoder = Decoder(tokenizer, self._special)
         self._added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
-        self._backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-        decoder = repr(getattr(self._backend, "decoder", None))
-        self._byte_level = "ByteLevel" in decoder
-        self._bytes = self._byte_tokens() if "ByteFallback" in decoder else {}
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._byte_level = "ByteLevel" in repr(getattr(backend, "decoder", None))
         end = tokenizer.eos_token_id
         self.end_ids: tuple[int, ...] = () if end is None else (int(end),)
         """Tokens that end a text."""
@@ -122,31 +118,7 @@ class Texts:
 
     def decode(self, ids: Sequence[int]) -> str:
         """What was said, without special tokens. With further tokens it only grows, but for U+FFFD at its end."""
-        if self._bytes.keys().isdisjoint(ids):
-            # Spaces stay: what takes some away once more is said takes from what was shown.
-            return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
-        return str(self._backend.decoder.decode(list(self._sound_pieces(ids))))
-
-    def _byte_tokens(self) -> dict[int, int]:
-        """Tokens that stand for a byte, where others are whole pieces of text."""
-        found = ((self._backend.token_to_id(_BYTE.format(byte)), byte) for byte in range(256))
-        return {token: byte for token, byte in found if token is not None}
-
-    def _sound_pieces(self, ids: Sequence[int]) -> Iterator[str]:
-        """Pieces, of bytes that are no character U+FFFD: for one such byte the decoder gives up all that stand beside it."""
-        run = bytearray()
-        for token in ids:
-            if token in self._special:
-                continue
-            if token in self._bytes:
-                run.append(self._bytes[token])
-                continue
-            yield from _in_characters(run)
-            run.clear()
-            piece = self._backend.id_to_token(token)
-            if piece is not None:  # a model may have more rows than there are tokens
-                yield piece
-        yield from _in_characters(run)
+        return self._decoder.text(ids)
 
     def bytes_of(self, token_id: int) -> bytes:
         """What one token is, also a special one: some are no whole character, some begin with a space."""
@@ -157,7 +129,7 @@ class Texts:
         )  # a model may have more rows than there are tokens
         if self._byte_level and _BYTE_OF.keys() >= set(piece):
             return bytes(_BYTE_OF[letter] for letter in piece)
-        fallback = _BYTE_PIECE.fullmatch(piece)
+        fallback = BYTE_PIECE.fullmatch(piece)
         return bytes([int(fallback[1], 16)]) if fallback else piece.replace(_SPACE, " ").encode()
 
     def shown(self, token_id: int, piece: bytes, *, begins: bool) -> bytes:
@@ -167,12 +139,6 @@ class Texts:
         # Tokenizers whose pieces have a space in front of each word leave out the first.
         dropped = begins and piece.startswith(b" ") and not self.decode([token_id]).startswith(" ")
         return piece[1:] if dropped else piece
-
-
-def _in_characters(run: bytearray) -> Iterator[str]:
-    """A run of bytes as pieces: of characters the bytes, for the rest U+FFFD."""
-    for character in run.decode(errors="replace"):
-        yield from [character] if character == "\ufffd" else map(_BYTE.format, character.encode())
 
 
 def _byte_letters() -> dict[str, int]:
