@@ -17,6 +17,7 @@ from headrace.monitor.snapshot import Diagnosis
 from headrace.runtime.rundir import RunDirectory
 from headrace.telemetry.blame import Condition
 from headrace.telemetry.board import Board, State
+from headrace.telemetry.header import Header
 
 LANGUAGE = {"run": {"steps": 100}, "orchestrator": {"max_policy_lag": 2}}
 SFT = '{"step": 7, "wall_s": 20.4, "sft/loss": 1.96}\n'
@@ -155,6 +156,27 @@ def test_a_component_that_fails_while_it_is_watched_is_shown_to_its_end(tmp_path
     assert told.rindex("finished: the run completed after 9.0 s") < told.rindex(
         "failed: the run failed after 5.0 s: inference died"
     )
+
+
+@pytest.mark.parametrize(
+    ("summary", "then"),
+    [
+        ({"outcome": "failed", "wall_s": 9.0, "error": "[SUP-001] x\n  fix: go on"}, "go on"),
+        (None, "ask the system's log "),
+    ],
+    ids=["failed", "killed"],
+)
+def test_before_a_whole_run_goes_on_whoever_lives_beside_it_has_to_end(tmp_path, monkeypatch, summary, then):
+    whole = a_place(tmp_path, "trainer")
+    if summary is not None:
+        whole.write_summary(summary)
+    monkeypatch.setattr(Header, "supervisor_alive", lambda _: False)
+    with a_place(tmp_path / "alone" / "inference", "inference") as alone:
+        alone.take_lock("wait")
+        found = diagnose(read_run(tmp_path))
+    looks = f"headrace doctor {alone.path} looks at inference"
+    assert found.remedy.startswith(f"{looks}; end inference first (Ctrl-C or SIGTERM), then {then}")
+    assert found.exit_code == 1
 
 
 @pytest.mark.parametrize(
