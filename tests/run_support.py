@@ -66,6 +66,13 @@ def small(**settings: Any) -> dict[str, object]:
     return {key: value for key, value in SMALL.items() if not key.startswith(tuple(without))} | dotted
 
 
+def another_run_in(place: Path, *folders: str) -> None:
+    """Make a directory that another run might hold, with these folders."""
+    for name in folders:
+        (place / name).mkdir(parents=True)
+    (place / "lock").touch()
+
+
 def dawdling(gate: Path, inner: str, slow_from: int, **kwargs: object) -> dict[str, Any]:
     """Arguments of `Runs.train`: an environment that is slow from this step of its own on until ``gate`` is there."""
     told = {"inner": inner, "gate": str(gate), "slow_from": slow_from}

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ from headrace.core.procstat import STATE, stat_fields
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.telemetry.board import Board
 from headrace.telemetry.events import read_events
+from headrace.telemetry.summaries import write_summary
 
 LIMIT_S = 100.0  # bounds a failure; a success never waits for it
 
@@ -171,11 +173,10 @@ def run_file(folder: Path, text: str, interrupts=lambda watched: 0, watched: Wat
     file.write_text(text)
     for name in ("logs", "stacks"):
         (folder / name).mkdir()
-    places = Places(
-        folder / "board", folder / "events.jsonl", folder / "logs", folder / "stacks", folder / "summary.json"
-    )
+    places = Places(folder / "board", folder / "events.jsonl", folder / "logs", folder / "stacks")
+    write = partial(write_summary, folder / "summary.json")
     watched = watched or Watched()
-    summary = supervise(load(file), places, watched, lambda: interrupts(watched), MonotonicClock())
+    summary = supervise(load(file), places, watched, lambda: interrupts(watched), MonotonicClock(), write)
     return Run(folder, summary, watched)
 
 

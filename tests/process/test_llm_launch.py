@@ -23,7 +23,7 @@ from headrace.runtime.rundir import RunDirectory
 from headrace.supervision.supervisor import Supervisor
 from llm_launch_support import Launches, launches, llm_server
 from llm_stand_ins import SAVING, TARGETS
-from run_support import events
+from run_support import another_run_in, events
 
 __all__ = ["launches", "llm_server"]
 
@@ -309,6 +309,20 @@ def test_a_run_is_watched_from_outside_while_it_goes_on_and_after_its_end(launch
     assert "\nhealthy: " in told[0]
     assert main(["monitor", str(launches.path)], standalone_mode=False) == 0  # ends by itself
     assert "\nfinished: the run completed after " in capsys.readouterr().out
+
+
+def test_a_run_whose_directory_is_replaced_leaves_no_summary_in_the_other_one(launches, tmp_path):
+    def move(line):
+        if "Step 1/" in line.text and not (tmp_path / "elsewhere").exists():
+            launches.path.rename(tmp_path / "elsewhere")
+            another_run_in(launches.path, "checkpoints", "weights", "rollouts")
+
+    summary = launches.run(steps=10_000, on_line=move)
+    assert (summary["outcome"], summary["exit_code"]) == ("failed", 1)
+    assert summary["error"].startswith(f"[CFG-003] the run directory {launches.path} was removed, moved or replaced")
+    assert "found: another run's lock in it" in summary["error"]
+    assert "unwritten" not in summary
+    assert not [*tmp_path.rglob("summary.json*")]
 
 
 def test_a_run_whose_weights_are_moved_away_ends_and_says_so(launches, tmp_path):

@@ -25,7 +25,7 @@ from headrace.runtime.rundir import RunDirectory
 from headrace.supervision.spec import BecameReady, Event, Exited, Reported, Started
 from headrace.supervision.supervisor import Supervisor
 from headrace.telemetry.blame import Condition
-from run_support import assert_books, assert_gapless, events, summary
+from run_support import another_run_in, assert_books, assert_gapless, events, summary
 from session_support import go_on
 
 pytestmark = [pytest.mark.process, pytest.mark.thin(3)]
@@ -321,20 +321,24 @@ def test_who_starts_while_the_directory_is_moved_is_not_to_blame(runs, tmp_path,
 
 
 @pytest.mark.table
-@pytest.mark.parametrize("schedule", ["inline", "async"])
-def test_a_run_whose_directory_is_removed_ends_and_says_so(schedule: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("schedule", "replaced"), [("inline", False), ("async", False), ("inline", True)])
+def test_a_run_whose_directory_is_removed_ends_and_says_so(schedule: str, replaced: bool, tmp_path: Path) -> None:
     place = tmp_path / "run"
 
     def look(progress: Progress) -> None:
-        if progress.env_steps and place.exists():
+        if progress.env_steps and not (tmp_path / "elsewhere").exists():
             place.rename(tmp_path / "elsewhere")
+            if replaced:
+                another_run_in(place, "record", "checkpoints")
 
     settings = {"env.id": "Pendulum-v1", "run.schedule": schedule, "run.steps": 10_000_000, "evaluation.episodes": 0}
     run = headrace.train(run_dir=place, settings=settings, on_progress=look)
     assert run.summary["outcome"] == "failed"
     assert run.summary["exit_code"] == 1
     assert run.summary["error"].startswith(f"[CFG-003] the run directory {place} was removed, moved or replaced")
-    assert not (tmp_path / "elsewhere" / "summary.json").exists()
+    assert ("found: another run's lock in it" in run.summary["error"]) == replaced
+    assert "unwritten" not in run.summary
+    assert not [*tmp_path.rglob("summary.json*")]
     found = diagnose(read_run(tmp_path / "elsewhere"))
     assert found.state is Condition.FAILED
     assert ", and its summary could not be written; it had failed: the run directory " in found.verdict

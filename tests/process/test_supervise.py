@@ -21,6 +21,7 @@ from headrace.supervision.spec import BecameReady, Exited
 from headrace.supervision.supervisor import Supervisor
 from headrace.telemetry.board import Board, State
 from headrace.telemetry.events import read_events
+from run_support import another_run_in
 from supervise_support import (
     Command,
     Watched,
@@ -522,13 +523,16 @@ def test_an_interrupt_stops_the_last_first_and_the_doctor_sees_who_waits(tmp_pat
     assert stopped.index("user") < stopped.index("server")
 
 
-def test_a_run_whose_directory_is_moved_ends_and_says_so(tmp_path):
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_run_whose_directory_is_moved_ends_and_says_so(tmp_path, replaced):
     """Also the one that starts meanwhile is not to blame: it finds no folder for its log."""
     text = PARTS + '[process.late]\ncommand = "true"\nneeds = ["user"]\nlifetime = "until-done"\n'
     text += "[process.first]\ncommand = ['sh', '-c', 'until [ -e moved ]; do sleep 0.05; done']\nlifetime = \"until-done\"\n"
     with Command(tmp_path, text.replace('needs = ["user"]', 'needs = ["user", "first"]'), "--quiet") as command:
         command.until("ready", "user")
         command.run_dir.rename(tmp_path / "elsewhere")
+        if replaced:
+            another_run_in(command.run_dir, "logs")
         (tmp_path / "moved").touch()
         assert command.ended() == 1
     said = command.output()
@@ -536,7 +540,7 @@ def test_a_run_whose_directory_is_moved_ends_and_says_so(tmp_path):
     assert "make room" not in said
     assert "\nfailed after " in said
     assert "\n  user            stopped\n" in said
-    assert not (tmp_path / "elsewhere" / "summary.json").exists()
+    assert not [*tmp_path.rglob("summary.json*")]
 
 
 def test_a_run_directory_is_used_once(tmp_path):

@@ -190,7 +190,7 @@ def test_processes_that_could_not_be_killed_are_told_of(make):
 def launched(folder):
     """A run of one program that is not started; its board, and who is told."""
     (folder / "run.toml").write_text('[process.p]\ncommand = "true"\n')
-    places = Places(*(folder / name for name in ("board", "events", "logs", "stacks", "summary")))
+    places = Places(*(folder / name for name in ("board", "events", "logs", "stacks")))
     clock, watched = FakeClock(), Watched()
     with Board.create(places.board, [("p", "command")]) as board, EventLog(places.events, clock) as events:
         yield Launch(load(folder / "run.toml"), places, board, Chronicle(events, watched, clock), clock), board, watched

@@ -8,6 +8,7 @@ import os
 import numpy as np
 
 from headrace.core.clock import FakeClock
+from headrace.runtime.history import read_history
 from headrace.telemetry.events import EventLog, JsonLines, plain, read_events
 
 
@@ -91,6 +92,28 @@ def test_full_disk_costs_lines_and_harms_no_other(tmp_path):
     lines.close()
     assert lines.lost == 2
     assert [event["kind"] for event in read_events(tmp_path / "e")] == ["unreadable", "2", "3"]
+
+
+class LastByte(FullDisk):
+    """Has room for one byte, then for everything."""
+
+    answers = ("half", "all")
+
+    def _write(self, line):
+        return super()._write(line[:1] if self.answers[0] == "half" else line)
+
+
+def test_an_empty_line_of_a_full_disk_is_no_damage_and_keeps_its_number(tmp_path):
+    path = tmp_path / "e"
+    event = {"t_s": 1.0, "kind": "ready", "component": "learner"}
+    path.write_text(f'{json.dumps(event)}\n{{"t_s": 2.0, "ki')
+    lines = LastByte(path)
+    assert [lines.append(event) for _ in range(2)] == [False, True]
+    lines.close()
+    with path.open("a") as file:
+        file.write("{\n")
+    assert [found["kind"] for found in read_events(path)] == ["ready", "unreadable", "empty", "ready", "unreadable"]
+    assert read_history(read_events(path)).damaged == [2, 5]
 
 
 def test_event_after_close_is_counted_as_lost(tmp_path):

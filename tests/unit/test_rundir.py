@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
-import shutil
 from datetime import UTC, datetime
 
 import numpy as np
 import pytest
 
-from headrace.core.errors import RunDirectoryError
+from headrace.core.errors import RunDirectoryError, RunDirectoryLost
 from headrace.runtime import rundir
 from headrace.runtime.config import load_config
 from headrace.runtime.remains import never_began
 from headrace.runtime.rundir import RunDirectory
 from headrace.telemetry.board import Board
+from headrace.telemetry.summaries import left
 from resume_support import PastRun
 
 
@@ -323,8 +324,23 @@ def test_logs_may_be_there_before(tmp_path, config):
     RunDirectory.create(tmp_path, config).close()
 
 
-def test_no_summary_is_written_where_no_directory_is(tmp_path, config):
-    with RunDirectory.create(tmp_path / "run", config) as run:
-        shutil.rmtree(run.path)
-        run.write_summary({"outcome": "failed"})
-        assert not run.path.exists()
+@pytest.mark.parametrize("replaced", [False, True], ids=["moved", "replaced"])
+def test_no_summary_is_written_where_the_directory_is_not_its_own(tmp_path, config, replaced):
+    """Told as a line of its own, unless that is why the run has failed."""
+    place = tmp_path / "run"
+    with RunDirectory.create(place, config) as run:
+        place.rename(tmp_path / "elsewhere")
+        with RunDirectory.create(place, config) if replaced else contextlib.nullcontext():
+            before = contents(tmp_path)
+            with pytest.raises(
+                RunDirectoryLost, match="another run's lock in it" if replaced else "no lock in it"
+            ) as gone:
+                run.write_summary({"outcome": "failed"})
+            failed = {"exit_code": 1, "error": str(gone.value)}
+            assert left(failed, run.write_summary) == failed
+            fine = left({"exit_code": 0, "error": None}, run.write_summary)
+            assert contents(tmp_path) == before
+    assert fine["exit_code"] == 1
+    assert fine["unwritten"].startswith(
+        f"summary.json could not be written: the run directory {place} was removed, moved or replaced"
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli import ending, rlview
+from headrace.cli import ending, rlview, watching
 from headrace.cli.main import main
 from headrace.cli.watching import Sight, number_lines
 from headrace.core.errors import ConfigError, RunDirectoryError
@@ -17,6 +17,7 @@ from headrace.monitor.snapshot import Diagnosis
 from headrace.runtime.rundir import RunDirectory
 from headrace.telemetry.blame import Condition
 from headrace.telemetry.board import Board, State
+from headrace.telemetry.header import Header
 
 LANGUAGE = {"run": {"steps": 100}, "orchestrator": {"max_policy_lag": 2}}
 SFT = '{"step": 7, "wall_s": 20.4, "sft/loss": 1.96}\n'
@@ -107,15 +108,19 @@ def test_components_that_were_started_alone_are_all_shown(tmp_path, capsys):
     assert f"run         {tmp_path}/alone/trainer\n" in told
 
 
-def test_a_component_that_lives_alone_in_the_directory_of_a_whole_run_is_shown_and_named(tmp_path, capsys):
-    def a_place(path: Path, component: str) -> RunDirectory:
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "config.toml").write_text("[orchestrator]\nmax_policy_lag = 1\n")
-        with Board.create(path / "board", [("supervisor", "supervisor"), (component, component)]) as board:
-            board.slot("supervisor").set_state(State.RUNNING)
-        return RunDirectory(path)
+DONE = {"outcome": "completed", "wall_s": 9.0, "error": None, "did": "3 steps"}
 
-    a_place(tmp_path, "trainer").write_summary({"outcome": "completed", "wall_s": 9.0, "error": None, "did": "3 steps"})
+
+def a_place(path: Path, component: str) -> RunDirectory:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.toml").write_text("[orchestrator]\nmax_policy_lag = 1\n")
+    with Board.create(path / "board", [("supervisor", "supervisor"), (component, component)]) as board:
+        board.slot("supervisor").set_state(State.RUNNING)
+    return RunDirectory(path)
+
+
+def test_a_component_that_lives_alone_in_the_directory_of_a_whole_run_is_shown_and_named(tmp_path, capsys):
+    a_place(tmp_path, "trainer").write_summary(DONE)
     a_place(tmp_path / "alone" / "trainer", "trainer")  # alone before, or killed since: nobody holds its lock
     with a_place(tmp_path / "alone" / "inference", "inference") as alone:
         alone.take_lock("wait")
@@ -130,6 +135,48 @@ def test_a_component_that_lives_alone_in_the_directory_of_a_whole_run_is_shown_a
         assert f"run         {alone.path}\n" in told
     assert places(tmp_path) == [tmp_path]
     assert diagnose(read_run(tmp_path)).verdict.endswith("with 3 steps")
+
+
+def test_a_component_that_fails_while_it_is_watched_is_shown_to_its_end(tmp_path, capsys, monkeypatch):
+    a_place(tmp_path, "trainer").write_summary(DONE)
+    with a_place(tmp_path / "alone" / "inference", "inference") as alone:
+        alone.take_lock("wait")
+
+        def fail(*_: object) -> None:
+            alone.write_summary(
+                {"outcome": "failed", "wall_s": 5.0, "error": "[SUP-001] inference died\n  fix: read it"}
+            )
+            alone.close()
+
+        monkeypatch.setattr(watching, "_EVERY_S", dict.fromkeys((True, False), 0.01))
+        monkeypatch.setattr(watching, "poll_fds", fail)
+        assert main(["monitor", str(tmp_path)], standalone_mode=False) == 1
+    assert places(tmp_path) == [tmp_path]
+    told = capsys.readouterr().out
+    assert told.rindex("finished: the run completed after 9.0 s") < told.rindex(
+        "failed: the run failed after 5.0 s: inference died"
+    )
+
+
+@pytest.mark.parametrize(
+    ("summary", "then"),
+    [
+        ({"outcome": "failed", "wall_s": 9.0, "error": "[SUP-001] x\n  fix: go on"}, "go on"),
+        (None, "ask the system's log "),
+    ],
+    ids=["failed", "killed"],
+)
+def test_before_a_whole_run_goes_on_whoever_lives_beside_it_has_to_end(tmp_path, monkeypatch, summary, then):
+    whole = a_place(tmp_path, "trainer")
+    if summary is not None:
+        whole.write_summary(summary)
+    monkeypatch.setattr(Header, "supervisor_alive", lambda _: False)
+    with a_place(tmp_path / "alone" / "inference", "inference") as alone:
+        alone.take_lock("wait")
+        found = diagnose(read_run(tmp_path))
+    looks = f"headrace doctor {alone.path} looks at inference"
+    assert found.remedy.startswith(f"{looks}; end inference first (Ctrl-C or SIGTERM), then {then}")
+    assert found.exit_code == 1
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def _run(config: SuperviseConfig, run: RunDirectory, terminal: Terminal) -> dict
     # Should the fork server be killed, what it had started becomes ours, and not everybody's.
     others = children_now()
     adopt_orphans()
-    places = launcher.Places(run.board_file, run.events_file, run.logs_dir, run.stacks_dir, run.summary_file)
+    places = launcher.Places(run.board_file, run.events_file, run.logs_dir, run.stacks_dir)
     premises = Premises(run.path, run.lock_file, (run.logs_dir,))
     try:
         with Interrupts() as interrupts:
@@ -66,8 +66,8 @@ def _run(config: SuperviseConfig, run: RunDirectory, terminal: Terminal) -> dict
                 return interrupts.count
 
             with never_waiting(), premises.told_first():
-                there = premises.require_there
-                summary = launcher.supervise(config, places, terminal, asked, MonotonicClock(), there)
+                kept = run.write_summary, premises.require_there
+                summary = launcher.supervise(config, places, terminal, asked, MonotonicClock(), *kept)
     finally:
         end_adopted(_END_S, others)
     return summary | {"run_dir": str(run.path)}

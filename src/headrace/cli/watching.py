@@ -102,7 +102,7 @@ def watch_run(run: Path, *, once: bool, run_duration: float | None, as_json: boo
     """Show a run until it is over, the time is, or Ctrl-C.
 
     Args:
-        run: Its directory; where components were started alone, all of them are shown.
+        run: Its directory; where components were started alone, all of them are shown, to their end.
         once: Look once.
         run_duration: Seconds; None: no limit.
         as_json: Print one object at the end, and nothing before.
@@ -114,10 +114,13 @@ def watch_run(run: Path, *, once: bool, run_duration: float | None, as_json: boo
         RunDirectoryError: There is no run in it.
     """
     RunDirectory.open(run)
+    shown: set[Path] = set()
     limit = Deadline(math.inf if run_duration is None else run_duration)
     with Interrupts() as interrupts, _Screen(silent=as_json) as screen:
         while True:
-            seen = [Sight.at(place) for place in places(run)]
+            # Whoever was shown is so at its end too, though it is not alive any more.
+            shown = {*places(run), *(place for place in shown if RunDirectory(place).board_file.exists())}
+            seen = [Sight.at(place) for place in sorted(shown)]
             screen.show(seen)
             if once or all(sight.over for sight in seen) or nobody_reads():
                 break

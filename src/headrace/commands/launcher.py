@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ from headrace.supervision.spec import (
 from headrace.supervision.supervisor import Supervisor
 from headrace.telemetry.board import Activity, Board, State
 from headrace.telemetry.events import EventLog
-from headrace.telemetry.summaries import left, write_summary
+from headrace.telemetry.summaries import left
 
 KEEPER_S = 15.0
 """Seconds a keeper may show no sign of its own life, or be later than what it should have noticed itself."""
@@ -60,7 +59,6 @@ class Places:
     events: Path
     logs: Path
     stacks: Path
-    summary: Path
 
 
 def supervise(
@@ -69,6 +67,7 @@ def supervise(
     onlooker: Onlooker,
     interrupts: Callable[[], int],
     clock: Clock,
+    write: Callable[[Mapping[str, Any]], None],
     require_there: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Run it to its end, whatever the end.
@@ -79,10 +78,11 @@ def supervise(
         onlooker: Who is shown it.
         interrupts: How often the user has asked to end it: once in order, twice at once.
         clock: Monotonic, the machine's.
+        write: Keeps the summary, see `headrace.telemetry.summaries.left`.
         require_there: Raises once the places are not there any more.
 
     Returns:
-        The summary, which is written as well; ``unwritten``: why it could not be.
+        The summary, which was handed to ``write`` as well; ``unwritten``: why it could not be written.
     """
     names = list(config.process)
     components = [("supervisor", "supervisor"), *((name, "command") for name in names)]
@@ -102,11 +102,11 @@ def supervise(
                 )
             )
             board.slot("supervisor").set_state(State.FAILED)
-            left(launch.summary(), partial(write_summary, places.summary))
+            left(launch.summary(), write)
             raise
         summary = launch.summary()
         board.slot("supervisor").set_state(State.FAILED if summary["error"] else State.ENDED)
-        return left(summary, partial(write_summary, places.summary))
+        return left(summary, write)
 
 
 @contextmanager

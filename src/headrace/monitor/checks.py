@@ -294,7 +294,10 @@ def with_those_beside(found: Blame, snapshot: Snapshot) -> Blame:
     live = f"{alone}, started alone, {verb(snapshot.beside, 'is', 'are')} alive in its directory"
     which = alone if len(snapshot.beside) == 1 else "the first"
     ask = f"headrace doctor {shlex.quote(snapshot.beside[0])}" + f" looks at {which}"
-    return replace(found, sentence=f"{found.sentence}; {live}", remedy="; ".join(filter(None, [ask, found.remedy])))
+    remedy = found.remedy
+    if remedy and found.condition in {Condition.DEAD, Condition.FAILED}:  # no whole run takes the directory meanwhile
+        remedy = f"end {alone} first (Ctrl-C or SIGTERM), then {remedy}"
+    return replace(found, sentence=f"{found.sentence}; {live}", remedy="; ".join(filter(None, [ask, remedy])))
 
 
 def seen(snapshot: Snapshot) -> tuple[str, ...]:

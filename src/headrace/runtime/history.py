@@ -132,11 +132,11 @@ def _is_sound(event: Mapping[str, Any]) -> bool:
 
 
 def _sound(events: Iterable[Mapping[str, Any]], damaged: list[int]) -> Iterator[Mapping[str, Any]]:
-    """Those of the events that are sound; the numbers of the others are noted."""
+    """Those of the events that are sound; the numbers of the others are noted, unless their lines are empty."""
     for number, event in enumerate(events, 1):
         if _is_sound(event):
             yield event
-        else:
+        elif event.get("kind") != "empty":
             damaged.append(number)
 
 

@@ -10,6 +10,38 @@ from pathlib import Path
 
 from headrace.core.errors import RunDirectoryLost
 
+_ANOTHERS = "another run's lock in it"
+
+
+def require_own(path: Path, lock_file: Path, lock: int) -> None:
+    """Find out whether a run directory is still the one that is held, whatever else is missing in it.
+
+    Args:
+        path: Of the directory.
+        lock_file: In it.
+        lock: The descriptor that holds the lock.
+
+    Raises:
+        RunDirectoryLost: It was removed, moved or replaced.
+    """
+    try:
+        own = os.path.samestat(os.fstat(lock), lock_file.stat())
+    except (FileNotFoundError, NotADirectoryError):
+        raise _lost(path, f"no {lock_file.name} in it") from None
+    except OSError:  # of a disk that does not answer; whoever writes to it will tell
+        return
+    if not own:
+        raise _lost(path, _ANOTHERS)
+
+
+def _lost(path: Path, found: str) -> RunDirectoryLost:
+    """The error that a run directory is not its run's any more."""
+    return RunDirectoryLost(
+        f"the run directory {path} was removed, moved or replaced while its run was at it",
+        found=found,
+        fix="what was written since is lost; start again, and keep the directory where it is until the run has ended",
+    )
+
 
 class Premises:
     """A run directory that is held, as it is now.
@@ -42,11 +74,7 @@ class Premises:
             return
         if own and not missing:
             return
-        raise RunDirectoryLost(
-            f"the run directory {self._path} was removed, moved or replaced while its run was at it",
-            found=f"no {missing[0]} in it" if missing else "another run's lock in it",
-            fix="what was written since is lost; start again, and keep the directory where it is until the run has ended",
-        )
+        raise _lost(self._path, f"no {missing[0]} in it" if missing else _ANOTHERS)
 
     @contextlib.contextmanager
     def told_first(self) -> Iterator[None]:

@@ -19,6 +19,7 @@ from headrace.core.errors import RunDirectoryError
 from headrace.core.files import write_whole
 from headrace.ipc.channel import poll_fds
 from headrace.runtime.config import ExperimentConfig, dump_toml, load_config
+from headrace.runtime.premises import require_own
 from headrace.runtime.remains import Onward, never_began, onward
 from headrace.telemetry.summaries import write_summary
 
@@ -208,7 +209,10 @@ class RunDirectory:
 
         Raises:
             RunDirectoryError: It cannot be written; an older summary is unharmed.
+            RunDirectoryLost: The directory is held, and is not in its place any more; another run's in it is unharmed.
         """
+        if self._lock is not None:
+            require_own(self.path, self.lock_file, self._lock)
         write_summary(self.summary_file, summary)
 
     def claim(self, config: Section) -> None:

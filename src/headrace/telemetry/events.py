@@ -146,8 +146,8 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     """The events of a run, also while it writes or after it was killed.
 
     A last line without its end is left out: it is being written, or never will be. A damaged line in the middle
-    becomes an event of kind ``unreadable`` instead of vanishing: the event at place n is that of line n + 1. A file that
-    is not there has no events.
+    becomes an event of kind ``unreadable`` instead of vanishing, and an empty one, which `JsonLines` leaves where the disk
+    was full, one of kind ``empty``: the event at place n is that of line n + 1. A file that is not there has no events.
     """
     try:
         data = path.read_bytes()
@@ -163,6 +163,8 @@ def is_number(value: object) -> bool:
 
 
 def _event(line: str) -> dict[str, Any]:
+    if not line:
+        return {"kind": "empty", "component": "events.jsonl", "text": ""}
     try:
         event = json.loads(line)
     except ValueError:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from headrace.core.errors import RunDirectoryError
+from headrace.core.errors import RunDirectoryError, RunDirectoryLost
 from headrace.core.files import remedy, write_whole
 from headrace.telemetry.events import plain
 
@@ -18,11 +18,8 @@ def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
     Numbers that JSON does not know (NaN, infinity) become null.
 
     Raises:
-        RunDirectoryError: It cannot be written; an older one is unharmed. Where the directory is not there any more, nothing
-            is written and nothing raised: whoever watches over it (`headrace.runtime.premises`) has told.
+        RunDirectoryError: It cannot be written; an older one is unharmed.
     """
-    if not path.parent.is_dir():
-        return
     try:
         write_whole(path, [f"{json.dumps(plain(summary), indent=2)}\n".encode()])
     except OSError as error:
@@ -38,14 +35,17 @@ def left(summary: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None])
 
     Args:
         summary: With ``exit_code``.
-        write: As `write_summary`.
+        write: As `headrace.runtime.rundir.RunDirectory.write_summary`.
 
     Returns:
-        The same; if it could not be written ``unwritten`` says why, and a run that was fine ends with exit code 1.
+        The same; if it could not be written ``unwritten`` says why, and a run that was fine ends with exit code 1. That its
+        directory is lost is not said again of a run that has failed for that.
     """
     try:
         write(summary)
-    except RunDirectoryError as error:
+    except (RunDirectoryError, RunDirectoryLost) as error:
+        if isinstance(error, RunDirectoryLost) and str(summary["error"]).startswith(f"[{error.code}]"):
+            return dict(summary)
         problem = error.facts.get("problem", error.what)
         unwritten = f"summary.json could not be written: {problem}\n  fix: {error.fix}"
         return {**summary, "exit_code": summary["exit_code"] or 1, "unwritten": unwritten}
