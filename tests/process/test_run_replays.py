@@ -222,7 +222,7 @@ def test_the_command_says_so_to_a_program(finished: Path):
     assert found.pop("events") > 100
     assert found == {
         "identical": True, "updates": summary["updates"], "env_steps": summary["env_steps"],
-        "weights_sha256": summary["weights_sha256"], "ended": True, "torn_bytes": 0, "machine": [],
+        "weights_sha256": summary["weights_sha256"], "ended": True, "failed": None, "torn_bytes": 0, "machine": [],
     }  # fmt: skip
 
 
