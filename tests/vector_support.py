@@ -73,6 +73,8 @@ class Follower:
         """Rows that no environment has made."""
         self.mended: list[Cut] = []
         """Faults in a reset, which a replacement has made good: the row is true."""
+        self.asked = False
+        """Whether replacements may have been asked for something, and were reset for that, before their first episode."""
         self._mode, self._limit = mode, limit
 
     def began(self, reset: tuple[Any, Mapping[str, Any]], env_ids: Sequence[int] | None = None) -> None:
@@ -125,7 +127,7 @@ class Follower:
         if seen.obs is not None:
             same = obs[BUILD] == seen.obs[BUILD]
             assert same != seen.replaced, f"environment {env} was{'' if seen.replaced else ' not'} replaced: {obs}"
-            assert obs[EPISODE] == (seen.obs[EPISODE] + 1 if same else 0)
+            assert obs[EPISODE] == (seen.obs[EPISODE] + 1 if same else self.asked)
         if not seen.builds or seen.builds[-1] != obs[BUILD]:
             seen.builds.append(int(obs[BUILD]))
         seen.obs, seen.over, seen.replaced = np.array(obs), False, False

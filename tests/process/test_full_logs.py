@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from headrace.core.errors import ConfigError, HeadraceError, ObservationMismatch
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.child import Failed
 from headrace.ipc.forkserver import ForkServer
-from headrace.ipc.printing import stream
+from headrace.ipc.printing import Printed, stream
 from headrace.supervision.child import tail
 from headrace.supervision.messages import Report
 from run_support import Runs
@@ -116,6 +117,28 @@ def test_what_is_missing_is_counted_where_it_goes_on(tmp_path: Path):
         os.close(fd)
     missing = "(18 bytes are missing here: they could not be written)\n"
     assert log.read_text() == f"{missing}there is room\nand more\n"
+
+
+def test_what_is_missing_is_counted_on_where_even_that_finds_no_room():
+    reader, writer = os.pipe()
+    try:
+        os.set_blocking(writer, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, bytes(65_536))
+        printed = Printed(writer)
+        assert [printed.write(b"lost"), printed.write(b"lost too")] == [4, 8]
+        assert printed.lost_bytes == 12
+        os.set_blocking(reader, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.read(reader, 65_536)
+        printed.write(b"there is room\n")
+        assert os.read(reader, 200) == b"(12 bytes are missing here: they could not be written)\nthere is room\n"
+        assert printed.lost_bytes == 0
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 @pytest.mark.parametrize("settings", [{"run__schedule": "inline"}, {"run__schedule": "async"}, {"env__workers": 2}])

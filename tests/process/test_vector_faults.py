@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from pathlib import Path
 from typing import Any, Self
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
@@ -155,8 +157,9 @@ def test_whoever_was_lost_can_be_asked_before_it_is_reset(tmp_path, what, backen
             follower.stepped(np.full(COUNT, number), envs.step(np.full(COUNT, number)), envs.valid)
         assert CULPRIT in {cut.env for cut in follower.cuts}
         assert [int(image[0, 0, 0]) for image in envs.render()] == [0, 1, 2, 3]
-        builds, marks = envs.get_attr("build"), (10, 11, 12, 13)
+        marks = (10, 11, 12, 13)
         envs.set_attr("mark", marks)
+        builds, follower.asked = envs.get_attr("build"), True
         with pytest.raises(UnknownAttribute):
             envs.get_attr("nothing_of_this_name")
         for number in range(STEPS):
@@ -171,6 +174,73 @@ def test_whoever_was_lost_can_be_asked_before_it_is_reset(tmp_path, what, backen
         assert len(envs.faults) == 1 + len(lost)
 
 
+class Masked(Told):
+    """Has something to say only once it was reset, as many have."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        observed = super().reset(seed=seed)
+        self.mask = self.np_random.random(2)
+        return observed
+
+    def action_masks(self) -> Any:
+        return self.mask
+
+
+class Inner(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """What a wrapper of Gymnasium's own holds: gets into trouble in the third step of its first object."""
+
+    def __init__(self, env: Any, trouble: Trouble) -> None:
+        super().__init__(env)
+        self._told = Told(trouble=trouble)
+
+    def step(self, action: Any) -> Any:
+        self._told.step(action)
+        return super().step(action)
+
+
+def pole(trouble: Trouble | None) -> Any:
+    made = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    return made if trouble is None else Inner(made, trouble)
+
+
+@pytest.mark.parametrize(
+    ("what", "backend", "mode"),
+    [*cells(["raises", "sleep", "exit-3"], ISOLATED), *cells(["raises"], ["serial", "split"])],
+)
+def test_what_needs_a_reset_is_read_after_every_step(tmp_path, what, backend, mode):
+    """Masks before every action, a picture after it: one fault is no reason to end the program."""
+    first, second = (Trouble(what, at=AT, marker=str(tmp_path / name)) for name in ("first", "second"))
+    limits = {} if backend in ("serial", "split") else {"step_timeout_s": STEP_S}
+    options = {"autoreset_mode": mode, **limits, **BACKENDS[backend]}
+    masked = [functools.partial(Masked, index, trouble=first if index == CULPRIT else None) for index in range(COUNT)]
+    poles = [functools.partial(pole, second if index == CULPRIT else None) for index in range(COUNT)]
+    for factories, read in ((masked, "action_masks"), (poles, "render")):
+        with headrace.VectorEnv(factories, **options) as envs:
+            envs.reset(seed=0)
+            for _ in range(AT + 2):
+                *_, terminations, truncations, _ = envs.step(np.zeros(COUNT, np.int64))
+                found = envs.call(read)
+                assert [np.shape(one) for one in found] == [(2,) if read == "action_masks" else (400, 600, 3)] * COUNT
+                over = terminations | truncations
+                if mode is AutoresetMode.DISABLED and over.any():
+                    envs.reset(options={"reset_mask": over})
+            assert CULPRIT in {fault.env for fault in envs.faults}
+
+
+def test_what_answers_for_a_lost_environment_is_reset_as_its_replacement_will_be(tmp_path):
+    trouble = Trouble("exit-3", at=AT, marker=str(tmp_path / "marker"))
+    with headrace.VectorEnv([functools.partial(Masked, trouble=trouble)], workers=1, threads_per_worker=1) as envs:
+        envs.reset(seed=0)
+        while not envs.faults:
+            envs.step([0])
+        [asked] = envs.call("action_masks")
+        assert envs.call("action_masks")[0].tolist() == asked.tolist()
+        envs.step([0])
+        assert envs.call("action_masks")[0].tolist() == asked.tolist()
+        envs.step([0])
+        assert envs.valid.all()
+
+
 @pytest.mark.parametrize("backend", ["serial", *ISOLATED])
 def test_whoever_failed_can_be_asked_before_the_caller_resets_it(tmp_path, backend):
     with Scene(tmp_path, backend, AutoresetMode.NEXT_STEP, "raises", on_fault="raise") as scene:
@@ -182,6 +252,7 @@ def test_whoever_failed_can_be_asked_before_the_caller_resets_it(tmp_path, backe
         assert before == follower.envs[CULPRIT].builds[0]  # the very one that raised, as it is
         envs.set_attr("mark", [5] * COUNT)
         assert envs.get_attr("build")[CULPRIT] != before
+        follower.asked = True
         envs.reset(options={"reset_mask": np.arange(COUNT) == CULPRIT})
         envs.step(np.zeros(COUNT, np.int64))
         assert envs.get_attr("mark") == (5,) * COUNT
@@ -199,9 +270,9 @@ def test_a_replacement_that_cannot_be_built_within_a_call_is_a_factory_that_fail
         envs.reset(seed=0)
         envs.step([0, 0])
         with pytest.raises(
-            EnvironmentRaised, match=f"ping of environment 0: the environment's factory raised ValueError: {WORDS}"
+            EnvironmentRaised, match=f"mark of environment 0: the environment's factory raised ValueError: {WORDS}"
         ):
-            envs.call("ping")
+            envs.set_attr("mark", 1)
         marker.unlink()
         assert [index for index, _ in envs.call("ping")] == [0, 1]
 

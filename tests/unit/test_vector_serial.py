@@ -63,19 +63,50 @@ def test_what_was_built_to_answer_a_call_is_reset_unless_that_call_was_broken_of
     body.build()
     failed = body.env
     phases.clear()
-    assert body.call("t", (), {}, gone=True) == 0
-    assert phases == [Phase.CLOSE, Phase.STEP, Phase.CONSTRUCT, Phase.STEP, Phase.CALL]  # each has a limit of its own
+    assert body.call("t", (), {}) == 0
+    assert body.env is failed  # what is there answers, as it is
+    body.set_attribute("total", 7, gone=True)
+    building = [Phase.CONSTRUCT, Phase.STEP, Phase.RESET, Phase.CALL]
+    assert phases == [Phase.CLOSE, Phase.STEP, *building]  # each has a limit of its own
     new = body.env
     assert new is not failed
-    body.set_attribute("total", 7, gone=True)
+    body.set_attribute("total", 8, gone=True)
+    assert body.call("total", (), {}) == 8
     body.renew()
     assert body.env is new
     with pytest.raises(type(error)):
-        body.call("", (breaks,), {}, gone=True)
+        body.call("", (breaks,), {})
     body.renew()
     assert (body.env is new) == isinstance(error, ValueError)
     body.reset()
     body.renew()  # it failed once more
+    assert body.env is None
+
+
+def test_what_is_built_to_answer_is_reset_before_and_is_not_gone_on_with_until_that_worked() -> None:
+    refuses = True
+
+    class Refusing(InPlace):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            if refuses:
+                raise ValueError("not yet")
+            self.seeds = [*getattr(self, "seeds", []), seed]
+            return super().reset(seed=seed, options=options)
+
+    body = Body(0, Refusing, AutoresetMode.NEXT_STEP, lambda _phase: None, {})
+    with pytest.raises(ValueError, match="not yet"):
+        body.call("seeds", (), {}, seed=5)
+    bare = body.env
+    refuses = False
+    assert body.call("seeds", (), {}, seed=6) == [6]
+    assert body.env is bare
+    body.reset(seed=7)
+    assert body.call("seeds", (), {}, seed=8) == [6, 7]
+    refuses = True
+    body.drop(close=True)
+    with pytest.raises(ValueError, match="not yet"):
+        body.call("seeds", (), {})
+    body.renew()
     assert body.env is None
 
 

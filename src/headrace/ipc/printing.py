@@ -31,14 +31,20 @@ class Printed(io.FileIO):
         nbytes = memoryview(data).nbytes
         written = None
         with contextlib.suppress(OSError):
-            if self.lost_bytes:
-                super().write(f"({self.lost_bytes:,} bytes are missing here: they could not be written)\n".encode())
+            if not self.lost_bytes or self._tells():
                 self.lost_bytes = 0
-            written = super().write(data)
+                written = super().write(data)
         if written is None:  # or somebody has made it one that does not wait, and it has no room
             self.lost_bytes += nbytes
             return nbytes
         return written
+
+    def _tells(self) -> bool:
+        """Write how much is missing; whether there was room for that."""
+        return (
+            super().write(f"({self.lost_bytes:,} bytes are missing here: they could not be written)\n".encode())
+            is not None
+        )
 
 
 def stream(fd: int) -> io.TextIOWrapper:

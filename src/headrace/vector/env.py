@@ -336,9 +336,7 @@ def _called(opened: Opened, held: Held, name: str, data: Any, ids: list[int], *,
     held.catch_up()  # not after it: what it returned would be lost
     engine.check_idle(name or "apply")
     try:
-        # Whoever was told by an exception may want to look at the environment that raised, as it is.
-        gone = () if engine.slots.raises and not sets else engine.renewal.broken.keys()
-        return backend.call(name, data, ids, gone, sets=sets)
+        return backend.call(name, data, ids, engine.renewal.replacements(), sets=sets)
     finally:
         with held:
             engine.interrupted()

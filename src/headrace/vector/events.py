@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -124,14 +124,17 @@ class Backend(Protocol):
         """
         ...
 
-    def call(self, name: str, data: Any, ids: list[int], gone: Collection[int], *, sets: bool) -> dict[int, Any]:
+    def call(
+        self, name: str, data: Any, ids: list[int], gone: Mapping[int, int | None], *, sets: bool
+    ) -> dict[int, Any]:
         """Call a method, or read or set an attribute, of environments that are asked nothing else.
 
         Args:
             name: Of it.
             data: Arguments and keyword arguments, or the values to set by environment.
             ids: Of whom.
-            gone: Of them those that have failed and were not renewed: new ones answer, and are reset later.
+            gone: Those that have failed and were not renewed, with seeds: where nothing is left of them, or something is
+                to be set, new ones are built, reset with that and asked; the next reset goes on with these.
             sets: Whether it is to be set.
 
         Raises:

@@ -124,8 +124,8 @@ class Call:
     """By cloudpickle: arguments and keyword arguments; to set it, the values by environment."""
     sets: bool
     """Whether the attribute is to be set."""
-    gone: list[int]
-    """Of these environments those that have failed: new ones answer."""
+    gone: dict[int, int | None]
+    """Environments that have failed, with the seeds of new ones that may have to answer for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import contextlib
 import math
 import pickle
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -122,7 +122,9 @@ class Pool:
                 raise
         return events
 
-    def call(self, name: str, data: Any, ids: list[int], gone: Collection[int], *, sets: bool) -> dict[int, Any]:
+    def call(
+        self, name: str, data: Any, ids: list[int], gone: Mapping[int, int | None], *, sets: bool
+    ) -> dict[int, Any]:
         """See `Backend.call`.
 
         One that does not return in time is interrupted, or its worker is ended; `poll` tells of the latter.
@@ -130,14 +132,14 @@ class Pool:
         self._calls += 1
         packed = _sealed(data, f"what goes with {name or 'a function'}", ids[0], cloudpickle.dumps)
         wanted: dict[int, list[int]] = {}
-        now_s, new = self._clock.now(), [env for env in ids if env in gone]
-        for env in new:
+        now_s, lost = self._clock.now(), {env: gone[env] for env in ids if env in gone}
+        for env in lost if sets else ():
             self.crew.move(env)
         for handle, part in self.crew.grouped(np.array(sorted(ids), np.int64)):
             handle.seats.begin(part, now_s)
             wanted[handle.index] = part.tolist()
             handle.called |= dict.fromkeys(wanted[handle.index], self._calls)
-            handle.tell(Call(self._calls, wanted[handle.index], name, packed, sets, new), TELL_S)
+            handle.tell(Call(self._calls, wanted[handle.index], name, packed, sets, lost), TELL_S)
         values: dict[int, Any] = {}
         problems: list[tuple[int, Any]] = []
         while wanted:

@@ -71,6 +71,10 @@ class Renewal:
         """What nobody has been told of an environment that is about to be renewed; at most one fault."""
         return [self.untold.pop(env).of(env, int(self.steps[env]))] if env in self.untold else []
 
+    def replacements(self) -> dict[int, int | None]:
+        """Environments that are gone, and the seeds that `renew` is going to derive for them."""
+        return {env: self._derived(env, self._incarnations[env] + 1) for env in self.broken}
+
     def renew(self, env: int, seed: int | None) -> int | None:
         """An environment that is gone is built anew; the seed it is reset with.
 
@@ -82,10 +86,7 @@ class Renewal:
         self.moving.discard(env)
         self._incarnations[env] += 1
         self.steps[env] = 0
-        last = self._seeds[env]
-        if seed is not None or last is None:
-            return seed
-        return seeding.integer(last, "replacement", env, self._incarnations[env])
+        return self._derived(env, self._incarnations[env]) if seed is None else seed
 
     def count(self, resets: Sequence[int]) -> None:
         """Everybody makes a step, but those that are reset."""
@@ -98,3 +99,7 @@ class Renewal:
         if self.options:
             for env in ids.tolist():
                 self.options.pop(env, None)
+
+    def _derived(self, env: int, incarnation: int) -> int | None:
+        last = self._seeds[env]
+        return None if last is None else seeding.integer(last, "replacement", env, incarnation)

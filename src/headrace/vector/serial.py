@@ -7,7 +7,7 @@ cannot be ended here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from threading import get_ident
 from typing import Any
 
@@ -168,16 +168,18 @@ class Serial:
         failures = [Failure(*asked[place], problem) for place, problem in settled.problems.items()]
         return [answers, *failures]
 
-    def call(self, name: str, data: Any, ids: list[int], gone: Collection[int], *, sets: bool) -> dict[int, Any]:
+    def call(
+        self, name: str, data: Any, ids: list[int], gone: Mapping[int, int | None], *, sets: bool
+    ) -> dict[int, Any]:
         """See `Backend.call`."""
         values: dict[int, Any] = {}
         with self._watched(ids, Phase.CALL) as done:
             for env in ids:
                 try:
                     if sets:
-                        self.bodies[env].set_attribute(name, data[env], gone=env in gone)
+                        self.bodies[env].set_attribute(name, data[env], gone=env in gone, seed=gone.get(env))
                     else:
-                        values[env] = self.bodies[env].call(name, *data, gone=env in gone)
+                        values[env] = self.bodies[env].call(name, *data, seed=gone.get(env))
                 except HeadraceError:
                     raise
                 except BaseException as error:  # an environment's own code may raise anything

@@ -125,11 +125,6 @@ class Slots:
         """How many slots there are."""
         return len(self.state)
 
-    @property
-    def raises(self) -> bool:
-        """Whether the caller is told of faults by exceptions, and resets by itself."""
-        return self._policy.raises
-
     def idle(self) -> bool:
         """Whether every slot is idle."""
         return not self.state.any()

@@ -220,13 +220,13 @@ class ActionCodec:
 def kept_in(array: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any] | None:
     """Numbers in another dtype; None if not all of them are there what they were.
 
-    Those that are real before and after may be rounded, but none becomes infinite.
+    Those that are real afterwards may be rounded, but none becomes infinite.
     """
     with np.errstate(over="ignore", invalid="ignore"):  # NaN as a whole number is then found to be another one
         cast = array.astype(dtype)
     if np.can_cast(array.dtype, dtype):
         return cast
-    if array.dtype.kind in "biu" or dtype.kind in "biu":
+    if dtype.kind in "biu":
         same = np.array_equal(cast, array)
     else:
         same = bool(np.isfinite(cast).all()) or np.array_equal(np.isfinite(cast), np.isfinite(array))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,9 @@ class Split:
             self.pool.later = events + self.pool.later  # told by the next poll; nobody would do that work again
             raise
 
-    def call(self, name: str, data: Any, ids: list[int], gone: Collection[int], *, sets: bool) -> dict[int, Any]:
+    def call(
+        self, name: str, data: Any, ids: list[int], gone: Mapping[int, int | None], *, sets: bool
+    ) -> dict[int, Any]:
         """See `Backend.call`."""
         mine, theirs = [env for env in ids if env < self.here], [env for env in ids if env >= self.here]
         values = self.serial.call(name, data, mine, gone, sets=sets) if mine else {}

@@ -67,7 +67,9 @@ class Body:
         self._steps = 0
         self._ending = False
         self._fresh = False
-        """Whether it was built to answer a call, and was not reset since."""
+        """Whether it was built and reset to answer a call, and no episode began since."""
+        self._bare = False
+        """Whether it was built to answer a call, and that reset is missing."""
         self._factory = factory
         self._same_step = mode is AutoresetMode.SAME_STEP
         self._on_phase = on_phase
@@ -93,7 +95,7 @@ class Body:
 
     def drop(self, *, close: bool) -> None:
         """Be done with the environment; whatever its ``close()`` raises changes nothing."""
-        env, self.env, self.step, self._fresh = self.env, None, self._no_step, False
+        env, self.env, self.step, self._fresh, self._bare = self.env, None, self._no_step, False, False
         if env is None or not close:
             return
         self._on_phase(Phase.CLOSE)
@@ -125,7 +127,7 @@ class Body:
         return self.reset() if self.env is None else self._reset(self.env)
 
     def _reset(self, env: gymnasium.Env[Any, Any], **arguments: Any) -> Returned | Problem:
-        self._fresh = False
+        self._fresh = self._bare = False
         self._on_phase(Phase.RESET)
         returned: Any = env.reset(**arguments)
         self._on_phase(Phase.STEP)
@@ -145,17 +147,17 @@ class Body:
             self.probed = probes.evaluate(self._wanted, self.env, returned[4], self._steps, ended=ended)
         return returned  # type: ignore[no-any-return]
 
-    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, gone: bool) -> Any:
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, seed: int | None = None) -> Any:
         """Call a method of the outermost layer that has it, or read an attribute.
 
         Args:
             name: Of it; empty: ``args`` holds a function, which is called with the environment.
             args: Given to the method.
             kwargs: The same.
-            gone: Whether the environment has failed: a new one is built first, which the next reset goes on with.
+            seed: If there is no environment, one is built, and reset with this seed; the next reset goes on with it.
 
         Raises:
-            UnknownAttribute: No layer has it. What the method, or the factory, raises goes through.
+            UnknownAttribute: No layer has it. What the method, the factory or that reset raises goes through.
         """
 
         def ask(env: gymnasium.Env[Any, Any]) -> Any:
@@ -164,28 +166,34 @@ class Body:
             found = self._layer(env, name).get_wrapper_attr(name)
             return found(*args, **kwargs) if callable(found) else found
 
-        return self._answer(ask, gone=gone)
+        return self._answer(ask, seed)
 
-    def set_attribute(self, name: str, value: Any, *, gone: bool) -> None:
+    def set_attribute(self, name: str, value: Any, *, gone: bool, seed: int | None = None) -> None:
         """Set an attribute on the outermost layer that has it.
 
         Args:
             name: Of it.
             value: For it.
-            gone: See `call`.
+            gone: Whether the environment has failed: it is thrown away, or what is set would be with it.
+            seed: See `call`.
 
         Raises:
-            UnknownAttribute: No layer has it; nothing was set. What the factory raises goes through.
+            UnknownAttribute: No layer has it; nothing was set. What the factory or the reset raises goes through.
         """
-        self._answer(lambda env: self._layer(env, name).set_wrapper_attr(name, value), gone=gone)
-
-    def _answer(self, question: Callable[[gymnasium.Env[Any, Any]], Any], *, gone: bool) -> Any:
-        if self.env is None or (gone and not self._fresh):
+        if gone and not self._fresh:
             self.drop(close=True)
+        self._answer(lambda env: self._layer(env, name).set_wrapper_attr(name, value), seed)
+
+    def _answer(self, question: Callable[[gymnasium.Env[Any, Any]], Any], seed: int | None) -> Any:
+        if self.env is None:
             self.build()
-            self._fresh = True
-            self._on_phase(Phase.CALL)
+            self._bare = True
         assert self.env is not None
+        if self._bare:  # many have nothing to say before a reset, and refuse to
+            self._on_phase(Phase.RESET)
+            self.env.reset(seed=seed)
+            self._fresh, self._bare = True, False
+            self._on_phase(Phase.CALL)
         try:
             return question(self.env)
         except BaseException as error:

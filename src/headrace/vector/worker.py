@@ -219,10 +219,11 @@ class _Worker:
 
         def call(env: int) -> Any:
             args, kwargs = cloudpickle.loads(message.data)
-            return bodies[env].call(name, args, kwargs, gone=env in message.gone)
+            return bodies[env].call(name, args, kwargs, seed=message.gone.get(env))
 
         def put(env: int) -> None:
-            bodies[env].set_attribute(name, cloudpickle.loads(message.data)[env], gone=env in message.gone)
+            value, gone = cloudpickle.loads(message.data)[env], message.gone
+            bodies[env].set_attribute(name, value, gone=env in gone, seed=gone.get(env))
 
         values, problem = self._seats.each(Phase.CALL, message.ids, put if message.sets else call)
         for env, value in {} if message.sets or problem else values.items():
