@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 
 from headrace.cli import supervise as command
 from headrace.cli.ending import ending
+from headrace.cli.main import main
 from headrace.cli.unheard import conclude
 from headrace.telemetry import summaries
 from llm_launch_support import Launches, launches, llm_server
-from run_support import Runs
+from run_support import Runs, small
 from supervise_support import run_file
 
 __all__ = ["launches", "llm_server"]
@@ -69,6 +71,45 @@ def test_of_a_run_that_was_fine(
     assert (code, err) == (1, UNWRITTEN)
     assert out.startswith("completed after")
     assert "books" in out
+
+
+def settings(**more: Any) -> list[str]:
+    """Of a small run, as a command takes them."""
+    table = {**small(**more), "env.factory": "run_envs:make"}
+    return [part for key, value in table.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+
+
+def test_of_a_run_that_is_watched(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "run"
+    more = ["--schedule", "inline", "--run-dir", str(place), "--json"]
+    assert main(["debug-run", "pendulum-td3", *settings(), *more], standalone_mode=False) == 1
+    out, err = capsys.readouterr()
+    assert err == UNWRITTEN
+    found = json.loads(out)
+    assert found["outcome"] == "completed"
+    assert "summary could not be written" not in found["verdict"]
+
+
+def test_of_a_run_that_failed_while_it_was_watched(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--schedule", "inline", "--run-dir", str(tmp_path / "run"), "--json"]
+    told = settings(**{"env.kwargs.fault": "wrong_shape", "env.kwargs.at": 40})
+    assert main(["debug-run", "pendulum-td3", *told, *more], standalone_mode=False) == 1
+    out, err = capsys.readouterr()
+    assert err == UNWRITTEN
+    found = json.loads(out)
+    assert (found["outcome"], found["state"]) == ("failed", "failed")
+    assert "obs does not fit" in found["verdict"]
+
+
+def test_of_runs_that_are_compared(runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    more = ["--seeds", "1", "--schedules", "inline,lockstep", "--quiet", "--out", str(out)]
+    told = settings(env__lanes=2, evaluation__episodes=1, evaluation__every_steps=200)
+    assert main(["twin", "pendulum-td3", *told, *more], standalone_mode=False) == 1
+    assert capsys.readouterr().err == "".join(f"{out / name}: {UNWRITTEN}" for name in ("inline-0", "lockstep-0"))
+    assert json.loads((out / "twin.json").read_text())["identical"] is True
 
 
 @pytest.mark.parametrize(("ends", "code"), [("exit 0", 1), ("exit 7", 1), ("sleep 1000", 3)])

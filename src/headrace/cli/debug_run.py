@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ from rich.table import Table
 from headrace.cli.doctor import in_words, plain
 from headrace.cli.drawing import NOTHING
 from headrace.cli.train import import_from_here, overrides_of
+from headrace.cli.unheard import complain
 from headrace.core.clock import Clock, MonotonicClock
 from headrace.core.errors import RunDirectoryError
 from headrace.monitor.doctor import Share, diagnose_stretch, shares
@@ -39,7 +41,7 @@ _EVERY_S = 1.0
 def debug_run(config: str, run_dir: Path | None, as_json: bool, **given: Any) -> int:
     """Train as CONFIG says for thirty seconds, watch every stage, and say what limits the run or holds it up.
 
-    Exit codes as of `headrace doctor`; 130: interrupted.
+    Exit codes as of `headrace doctor`; 1 also where summary.json could not be written; 130: interrupted.
     """
     import_from_here()
     experiment = load_config(config, overrides_of(given.pop("settings"), given))
@@ -52,20 +54,24 @@ def debug_run(config: str, run_dir: Path | None, as_json: bool, **given: Any) ->
         except BaseException:  # passed on; a start that left nothing behind leaves no folder either
             place.discard_if_empty()
             raise
-        found, table = _whole(place.path, watcher.looks)
+        found, table = _whole(place.path, watcher.looks, summary)
     if as_json:
         told = found.to_json() | {"run": str(place.path), "outcome": summary["outcome"]}
         told["time"] = [_share_json(share) for share in table]
         click.echo(json.dumps(told, ensure_ascii=False))
     else:
         click.echo("\n".join([_drawn(table), in_words(found), "", f"run  {place.path}"]))
-    return int(summary["exit_code"]) if summary["outcome"] == "interrupted" else found.exit_code
+    if "unwritten" in summary:
+        complain(summary["unwritten"])
+    code = int(summary["exit_code"])
+    return code if summary["outcome"] == "interrupted" else found.exit_code or code
 
 
-def _whole(path: Path, looks: list[Look]) -> tuple[Diagnosis, tuple[Share, ...]]:
+def _whole(path: Path, looks: list[Look], summary: Mapping[str, Any]) -> tuple[Diagnosis, tuple[Share, ...]]:
+    """The verdict on all of a run that is over, however much of it could be kept."""
     after = read_run(path)
     snapshot = Snapshot(
-        looks=[*looks, *after.looks], header=after.header, plan=after.plan, summary=after.summary, events=after.events,
+        looks=[*looks, *after.looks], header=after.header, plan=after.plan, summary=summary, events=after.events,
         this_host=after.this_host, memory=machine_memory(),
     )  # fmt: skip
     return diagnose_stretch(snapshot), shares(looks, after.plan) if len(looks) > 1 else ()

@@ -16,7 +16,7 @@ from headrace.cli import early
 from headrace.cli.drawing import showing
 from headrace.cli.train import import_from_here, overrides_of
 from headrace.cli.twinreport import in_words, to_json
-from headrace.cli.unheard import going_on
+from headrace.cli.unheard import complain, going_on
 from headrace.core.cores import usable_cores
 from headrace.core.errors import RecordDamaged, RunDirectoryError
 from headrace.core.files import write_whole
@@ -66,7 +66,8 @@ def twin(config: str, out: Path | None, as_json: bool, quiet: bool, **given: Any
     """Train the same under inline, lockstep and async, and say whether parallel learns what sequential learns.
 
     CONFIG is a preset's name or a TOML file. Runs follow each other. Exit code 4: a schedule that has to come to the weights of
-    inline did not; 0: all did, whatever the learning curves say. A run that fails ends the report with its own error and code.
+    inline did not; 0: all did, whatever the learning curves say; 1: they did, and a summary.json could not be written. A run that
+    fails ends the report with its own error and code.
     """
     import_from_here()
     flags = {name: given[name] for name in ("steps", "collectors")}
@@ -118,6 +119,8 @@ def _run(planned: PlannedRun, folder: Path, *, quiet: bool) -> TwinRun:
         sampler = stack.enter_context(Sampler(run_dir.board_file))
         show = None if quiet else stack.enter_context(showing())
         summary = run_experiment(planned.config, run_dir, show)
+    if "unwritten" in summary:
+        complain(f"{run_dir.path}: {summary['unwritten']}")
     return TwinRun(planned.schedule, planned.seed, summary, sampler.use.spent())
 
 
@@ -144,7 +147,7 @@ def _report(twins: Twins, config: ExperimentConfig, folder: Path, title: str, *,
     else:
         click.echo(in_words(twins, marks, difference))
         click.echo(f"\nkept in {folder}: twin.json, {'twin.png, ' if drawn else ''}and every run")
-    return DIFFERENT if difference is not None else 0
+    return DIFFERENT if difference is not None else int(any("unwritten" in run.summary for run in twins.runs))
 
 
 def _difference(twins: Twins, folder: Path) -> dict[str, Any] | None:
