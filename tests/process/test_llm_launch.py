@@ -327,11 +327,12 @@ def test_a_run_whose_directory_is_replaced_leaves_no_summary_in_the_other_one(la
 
 def test_a_run_whose_weights_are_moved_away_ends_and_says_so(launches, tmp_path):
     def move(line):
-        if "Step 1/" in line.text and (launches.path / "weights").exists():
+        if "Step 1/" in line.text and not (tmp_path / "elsewhere").exists():
             (launches.path / "weights").rename(tmp_path / "elsewhere")
 
     summary = launches.run(steps=10_000, on_line=move)
     assert (summary["outcome"], summary["exit_code"], summary["culprit"]) == ("failed", 1, "supervisor")
     assert summary["error"].startswith(f"[CFG-003] the run directory {launches.path} was removed, moved or replaced")
-    assert "found: no weights in it" in summary["error"]
+    # The trainer may have made them anew.
+    assert "found: no weights in it" in summary["error"] or "found: another weights in it" in summary["error"]
     assert_left_in_order(launches, summary)

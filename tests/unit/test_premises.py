@@ -30,9 +30,13 @@ LOST = "was removed, moved or replaced while its run was at it"
         (lambda run: run.path.rename(run.path.with_name("elsewhere")), "found: no lock in it"),
         (lambda run: run.record_dir.rmdir(), "found: no record in it"),
         (lambda run: (run.checkpoints_dir.rmdir(), run.checkpoints_dir.touch()), "found: no checkpoints in it"),
+        (
+            lambda run: (run.record_dir.rename(run.path.with_name("elsewhere")), run.record_dir.mkdir()),
+            "found: another record in it",
+        ),
         (lambda run: (run.path.rename(run.path.with_name("elsewhere")), run.path.touch()), "found: no lock in it"),
     ],
-    ids=["removed", "moved", "record", "a file in place of a folder", "a file in place of all"],
+    ids=["removed", "moved", "record", "a file in place of a folder", "a folder made anew", "a file in place of all"],
 )
 def test_a_directory_that_is_not_there_any_more_is_found(tmp_path, config, spoil, found):
     with RunDirectory.create(tmp_path / "run", config) as run:

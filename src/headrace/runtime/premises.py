@@ -54,6 +54,8 @@ class Premises:
 
     def __init__(self, path: Path, lock: Path, kept: Iterable[Path]) -> None:
         self._path, self._lock, self._kept = path, lock, tuple(kept)
+        self._folders: dict[Path, os.stat_result] = {}
+        """Those, as they were first seen: one that is moved away may be made anew by whoever writes into it."""
         self._own: os.stat_result | None = None
         with contextlib.suppress(OSError):  # it is gone already; that is told where it is looked for
             self._own = lock.stat()
@@ -67,14 +69,22 @@ class Premises:
         try:
             there = self._lock.stat()
             own = self._own is not None and os.path.samestat(self._own, there)
-            missing = [folder.name for folder in self._kept if not stat.S_ISDIR(folder.stat().st_mode)]
+            wrong = [found for folder in self._kept if (found := self._wrong(folder)) is not None]
         except (FileNotFoundError, NotADirectoryError) as error:
-            own, missing = True, [os.path.relpath(error.filename, self._path)]
+            own, wrong = True, [f"no {os.path.relpath(error.filename, self._path)} in it"]
         except OSError:  # of a disk that does not answer; whoever writes to it will tell
             return
-        if own and not missing:
+        if own and not wrong:
             return
-        raise _lost(self._path, f"no {missing[0]} in it" if missing else _ANOTHERS)
+        raise _lost(self._path, wrong[0] if own else _ANOTHERS)
+
+    def _wrong(self, folder: Path) -> str | None:
+        """What is the matter with one of the folders, if anything is."""
+        now = folder.stat()
+        if not stat.S_ISDIR(now.st_mode):
+            return f"no {folder.name} in it"
+        same = os.path.samestat(self._folders.setdefault(folder, now), now)
+        return None if same else f"another {folder.name} in it"
 
     @contextlib.contextmanager
     def told_first(self) -> Iterator[None]:
