@@ -112,7 +112,7 @@ def _collect(config: ExperimentConfig, number: int, seconds: float, barrier: Any
             geometry, policy = spaces.geometry(config), spaces.policy(config)
             block = LaneBlock(geometry, memoryview(bytearray(geometry.nbytes)))
             block.begin()
-            learner = build_algorithm(config.algorithm, spaces.observation, spaces.action, config.run.seed, "cpu", 1)
+            learner = build_algorithm(config.algorithm, spaces.observation, spaces.action, config.run.seed)
             layout = SnapshotLayout.of(learner.policy_arrays())
             snapshots = Snapshots(layout, memoryview(bytearray(layout.nbytes)))
             snapshots.publish(learner.policy_arrays())

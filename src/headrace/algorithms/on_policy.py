@@ -16,6 +16,7 @@ from torch import Tensor
 
 from headrace.algorithms.actor_critic import ActorCritic
 from headrace.algorithms.base import Arrays, PolicySpec, Rollout
+from headrace.algorithms.compiled_gradient import compiled_gradient
 from headrace.algorithms.distributions import likelihood
 from headrace.algorithms.encoding import Float32, Float64
 from headrace.algorithms.flat import FlatAdam, FlatParameters
@@ -58,10 +59,11 @@ class OnPolicy:
         action_space: Of choices, or a Box of floating-point numbers.
         seed: The run's. Streams used: ``initialisation``, ``minibatches``.
         device: Where networks live and are trained.
+        compiled: Whether small networks are differentiated by compiled loops; see `compiled_gradient`.
 
     Raises:
         UnsupportedSpace: For spaces it cannot use.
-        ConfigError: The device is not there, or a network factory does not do.
+        ConfigError: The device or numba is not there, or a network factory does not do.
     """
 
     def __init__(
@@ -72,6 +74,8 @@ class OnPolicy:
         action_space: spaces.Space[Any],
         seed: int,
         device: str = "cpu",
+        *,
+        compiled: bool = False,
     ) -> None:
         self.policy = PolicySpec(config.name, observation_space, action_space, config)
         self.updates = 0
@@ -84,6 +88,7 @@ class OnPolicy:
         self._flat = FlatParameters(self._network)
         memory, actor, critic = Memory(), self._network.actor, self._network.critic
         self._actor, self._critic = pass_of(actor, memory), pass_of(critic, memory)
+        self._compiled = compiled_gradient(config, self._network, self._inputs.head, self._flat) if compiled else None
         adam = config.optimiser
         self._adam = FlatAdam(self._flat, config.lr, (adam.beta1, adam.beta2), adam.eps)
         self._rates = Rates(config)
@@ -120,7 +125,10 @@ class OnPolicy:
         assert self._rows is not None, "no epoch set is open"
         batch = self._rows.batch(self._minibatches.next())
         self._flat.grad.zero_()
-        measured = {**self._policy_gradient(batch), "value_loss": self._value_gradient(batch)}
+        if self._compiled is None:
+            measured = {**self._policy_gradient(batch), "value_loss": self._value_gradient(batch)}
+        else:
+            measured = self._compiled.add(batch, self._clip)
         config, norm = self._config.loss, self._flat.norm()
         loss = measured["policy_loss"] + config.value_weight * measured["value_loss"]
         if config.entropy_weight > 0.0:

@@ -16,6 +16,9 @@ from headrace.algorithms.configs import (
 from headrace.core.config import Section
 from headrace.core.errors import ConfigError
 
+WIDEST = 128
+"""Layers up to which compiled loops are faster than the matrix library: of wider ones the cache does not hold both factors."""
+
 
 class PolicyNetworkConfig(Section):
     """A multilayer perceptron that begins orthogonal, or a network of the user's own."""
@@ -41,6 +44,12 @@ class PolicyNetworkConfig(Section):
         if self.factory is not None:
             return NetworkConfig(factory=self.factory)
         return NetworkConfig(hidden=self.hidden, activation=self.activation, layer_norm=self.layer_norm)
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether `headrace.algorithms.compiled` can differentiate it."""
+        plain = self.factory is None and not self.layer_norm and self.activation in {"tanh", "relu"}
+        return plain and max(self.hidden) <= WIDEST
 
 
 class ActorCriticConfig(Section):

@@ -62,6 +62,8 @@ def build_ppo(
     action_space: spaces.Space[Any],
     seed: int,
     device: str = "cpu",
+    *,
+    compiled: bool = False,
 ) -> OnPolicy:
     """The learning half of PPO; see `OnPolicy`."""
-    return OnPolicy(config, PPORule(config), observation_space, action_space, seed, device)
+    return OnPolicy(config, PPORule(config), observation_space, action_space, seed, device, compiled=compiled)

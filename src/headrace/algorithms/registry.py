@@ -27,7 +27,7 @@ from headrace.algorithms.quantile_acting import QuantileForward
 from headrace.algorithms.sampling import SamplingActor, UniformActor, action_mask
 from headrace.algorithms.squashed import SquashedActor
 from headrace.core import seeding
-from headrace.core.config import Section
+from headrace.core.config import LearnConfig, Section
 from headrace.core.errors import ConfigError
 from headrace.core.specs import Leaf
 
@@ -44,7 +44,7 @@ class Entry:
     check_spaces: Callable[[Section, Space, Space], None]
     build_actor: Callable[[PolicySpec], Actor]
     build_algorithm: Callable[..., Algorithm | OnPolicyAlgorithm]
-    """Of section, both spaces, seed, device, and where it ``rounds`` ``precision``."""
+    """Of section, both spaces, seed, device, where it ``rounds`` ``precision``, and where something is ``told`` ``compiled``."""
     carried_floats: Callable[[Section, Space], int]
     acts_in_torch: Callable[[Section], bool]
     build_random_actor: Callable[[PolicySpec], Actor | None]
@@ -143,9 +143,8 @@ def build_algorithm(
     observation_space: Space,
     action_space: Space,
     seed: int,
-    device: str = "cpu",
+    learn: LearnConfig | None = None,
     policies: int = 1,
-    precision: str = "float32",
 ) -> Algorithm: ...
 
 
@@ -155,9 +154,8 @@ def build_algorithm(
     observation_space: Space,
     action_space: Space,
     seed: int,
-    device: str = "cpu",
+    learn: LearnConfig | None = None,
     policies: int = 1,
-    precision: str = "float32",
 ) -> OnPolicyAlgorithm: ...
 
 
@@ -166,9 +164,8 @@ def build_algorithm(
     observation_space: Space,
     action_space: Space,
     seed: int,
-    device: str = "cpu",
+    learn: LearnConfig | None = None,
     policies: int = 1,
-    precision: str = "float32",
 ) -> Algorithm | OnPolicyAlgorithm:
     """The learning half, freshly initialised.
 
@@ -177,14 +174,14 @@ def build_algorithm(
         observation_space: Of one environment.
         action_space: Of one environment.
         seed: The run's seed; every draw comes from streams derived from it.
-        device: A torch device.
+        learn: On which device, in which precision (``bfloat16`` of algorithms whose `Entry` allows it), and whether by compiled
+            loops (what learns from its own rollouts; see `compiled_gradient.compiled_gradient`). None: as it comes.
         policies: How many are learned, alike and apart. The first begins as one that is alone.
-        precision: Of products inside networks, ``float32`` or, of algorithms whose `Entry` allows it, ``bfloat16``.
 
     Raises:
         UnsupportedSpace: As `check_spaces`.
-        ConfigError: A network factory does not do, device or precision is not there, ``config`` belongs to no algorithm,
-            or its algorithm learns one policy and no more.
+        ConfigError: A network factory does not do, device, precision or loops are not there, ``config`` belongs to no
+            algorithm, or its algorithm learns one policy and no more.
     """
     entry = _entry(config)
     if policies > 1 and entry.told is not None:
@@ -194,13 +191,16 @@ def build_algorithm(
             found=policies,
             fix="let the agents share a policy, or choose an algorithm that learns several",
         )
-    build = entry.build_algorithm
+    learn, build = learn or LearnConfig(), entry.build_algorithm
+    device, precision = learn.device, learn.precision
     if precision != "float32":
         if not entry.rounds:
             raise ConfigError(
                 f"{entry.name} is not learned in {precision}", expected="float32", fix='set learn.precision = "float32"'
             )
         build = functools.partial(build, precision=precision)
+    if learn.compiled:
+        build = functools.partial(build, compiled=True)
     if policies == 1:
         return build(config, observation_space, action_space, seed, device)
     if entry.build_batched is not None:
@@ -369,21 +369,23 @@ def _told_by_sampling(config: Section, action_space: Space) -> tuple[Leaf, ...]:
     return head_of(action_space).told
 
 
-def _ppo(config: Section, observation_space: Space, action_space: Space, seed: int, device: str) -> OnPolicyAlgorithm:
+def _ppo(
+    config: Section, observation_space: Space, action_space: Space, seed: int, device: str, *, compiled: bool = False
+) -> OnPolicyAlgorithm:
     from headrace.algorithms.ppo import build_ppo  # imports torch
 
-    return build_ppo(cast("PPOConfig", config), observation_space, action_space, seed, device)
+    return build_ppo(cast("PPOConfig", config), observation_space, action_space, seed, device, compiled=compiled)
 
 
 def _vtrace(
-    config: Section, observation_space: Space, action_space: Space, seed: int, device: str
+    config: Section, observation_space: Space, action_space: Space, seed: int, device: str, *, compiled: bool = False
 ) -> OnPolicyAlgorithm:
     from headrace.algorithms.vtrace import build_vtrace  # imports torch
 
-    return build_vtrace(cast("VTraceConfig", config), observation_space, action_space, seed, device)
+    return build_vtrace(cast("VTraceConfig", config), observation_space, action_space, seed, device, compiled=compiled)
 
 
-def _sampling(name: str, summary: str, build: Callable[[Section, Space, Space, int, str], OnPolicyAlgorithm]) -> Entry:
+def _sampling(name: str, summary: str, build: Callable[..., OnPolicyAlgorithm]) -> Entry:
     """One that draws its actions, and learns from its own rollouts."""
     return Entry(
         name=name,

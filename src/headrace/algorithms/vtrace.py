@@ -68,6 +68,8 @@ def build_vtrace(
     action_space: spaces.Space[Any],
     seed: int,
     device: str = "cpu",
+    *,
+    compiled: bool = False,
 ) -> OnPolicy:
     """The learning half of V-trace; see `OnPolicy`."""
-    return OnPolicy(config, VTraceRule(config), observation_space, action_space, seed, device)
+    return OnPolicy(config, VTraceRule(config), observation_space, action_space, seed, device, compiled=compiled)

@@ -25,6 +25,7 @@ from headrace.core.errors import ConfigError
 
 WORKS = ("td3", "sac", "dqn", "ppo")
 OURS, HALVED = "headrace", f"headrace, {BFLOAT16}"
+COMPILED = "headrace, compiled"
 AHEAD = "headrace, async, one policy behind"
 ONE_AHEAD: Mapping[str, object] = {"run.schedule": "async", "rollout.max_policy_lag": 1, "learn.threads": 1}
 """Collecting goes on while the policy before is learned from; it has the other processor."""
@@ -38,6 +39,7 @@ PROMISED: Mapping[tuple[str, str, str], float] = {
     ("sac", OURS, ZOO): 1.5,
     ("dqn", OURS, ZOO): 1.6,
     ("ppo", OURS, ZOO): 4.0,
+    ("ppo", COMPILED, ZOO): 4.0,
 }
 """Least ratio on one thread, by work, our side and the peer."""
 
@@ -80,7 +82,8 @@ def sides_of(work: str, threads: int = 1) -> list[Side]:
     zoo, plain = Side(ZOO, f"{home}.updates"), Side(PLAIN, f"{home}.plain")
     if work == "ppo":
         ahead = replace(single, name=AHEAD, further={**single.further, "settings": ONE_AHEAD})
-        return [single, *([ahead] if threads > 1 else []), zoo, plain]
+        compiled = replace(single, name=COMPILED, further={**single.further, "settings": {"learn.compiled": True}})
+        return [single, *([compiled] if threads == 1 else [ahead]), zoo, plain]
     halved = replace(single, name=HALVED, further={"precision": BFLOAT16})
     one, many = (
         Side(name, f"{home}.updates", further={"per_call": calls})

@@ -80,7 +80,7 @@ def _algorithm(config: ExperimentConfig, *, discrete: bool) -> Algorithm:
 
     action = spaces.Discrete(ACTIONS) if discrete else spaces.Box(-1.0, 1.0, (ACTIONS,), np.float32)
     observation = spaces.Box(-np.inf, np.inf, (OBSERVATIONS,), np.float32)
-    built: Any = build_algorithm(config.algorithm, observation, action, 0, precision=config.learn.precision)
+    built: Any = build_algorithm(config.algorithm, observation, action, 0, config.learn)
     return cast("Algorithm", built)
 
 

@@ -205,6 +205,10 @@ class LearnConfig(Section):
     """Of products inside networks that are trained; weights, gradients and optimisers are float32 in any case. Part of the
     result. bfloat16: on the CPU nothing but factors of products is rounded, on accelerators also what is between layers, and what
     a network of the user's own returns. TD3, SAC and DQN, on processors made for it, where ``headrace plan`` says that it is faster."""
+    compiled: bool = False
+    """PPO and V-trace only: gradients by loops that are compiled when the learner starts, which takes it seconds and needs numba
+    (extra ``fast``). For perceptrons with tanh or relu, layers of at most 128 units, on the CPU; one choice without a mask, or
+    continuous actions. Part of the result, in its last bits: such a run is replayed and resumed where numba is, too."""
     begin_from: str | None = None
     """On-policy algorithms only: a run directory, or a checkpoint in one (``RUN/checkpoints/VERSION``), whose networks and
     running statistics this run begins with; everything else begins anew. They are kept with the record. Not set: fresh ones."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from headrace.algorithms.configs import DQNConfig, ExplorationConfig, IQNConfig, SACConfig, TD3Config
 from headrace.algorithms.exploration import decay_of
+from headrace.algorithms.on_policy_configs import WIDEST, PPOConfig, VTraceConfig
 from headrace.core.config import CollectConfig, LearnConfig, ReplayConfig, RolloutConfig
 from headrace.core.errors import ConfigError
 from headrace.learners.intervals import round_steps
@@ -310,6 +311,29 @@ def _check_precision(config: ExperimentConfig) -> None:
         )
 
 
+def _check_compiled(config: ExperimentConfig) -> None:
+    if not config.learn.compiled:
+        return
+    algorithm, found = config.algorithm, None
+    if not isinstance(algorithm, PPOConfig | VTraceConfig):
+        found = f"algorithm.name = {algorithm.name}"
+    elif config.learn.device != "cpu":
+        found = f"learn.device = {config.learn.device}"
+    elif algorithm.actions.mask_leaf is not None:
+        found = f"algorithm.actions.mask_leaf = {algorithm.actions.mask_leaf}"
+    else:
+        networks = {"actor": algorithm.network.actor, "critic": algorithm.network.critic}
+        found = next((f"algorithm.network.{name}" for name, of in networks.items() if not of.has_loops), None)
+    if found is not None:
+        raise ConfigError(
+            "there are no compiled loops for what is to be learned",
+            found=found,
+            expected=f"PPO or V-trace on the CPU without a mask, and networks without factory and layer norm, with tanh or relu "
+            f"and layers of at most {WIDEST} units",
+            fix="set learn.compiled = false",
+        )
+
+
 _CHECKS: tuple[Callable[[ExperimentConfig], None], ...] = (
     _check_environment,
     _check_schedule,
@@ -324,4 +348,5 @@ _CHECKS: tuple[Callable[[ExperimentConfig], None], ...] = (
     _check_evaluation,
     _check_checkpoint,
     _check_precision,
+    _check_compiled,
 )

@@ -83,8 +83,7 @@ def _learner(
 ) -> BaseLearner:
     """The learner that suits the algorithm."""
     section, policy, cast = config.algorithm, spaces.policy(config), spaces.cast(config)
-    learn, spaces_of = config.learn, (policy.observation_space, policy.action_space)
-    rest = *spaces_of, config.run.seed, learn.device, len(cast.policies), learn.precision
+    rest = policy.observation_space, policy.action_space, config.run.seed, config.learn, len(cast.policies)
     if isinstance(section, PPOConfig | VTraceConfig):
         newest = build_algorithm(section, *rest)
         return OnPolicyLearner(parts(newest), newest, _rollouts(config, replay))

@@ -104,7 +104,7 @@ class KeptPolicies:
         policy = self.spaces.policy(config)
         policies = len(self.spaces.cast(config).policies)
         algorithm = build_algorithm(
-            config.algorithm, policy.observation_space, policy.action_space, config.run.seed, "cpu", policies
+            config.algorithm, policy.observation_space, policy.action_space, config.run.seed, policies=policies
         )
         self._layout = SnapshotLayout.of(algorithm.policy_arrays())
         self._newest: tuple[int, Arrays | None, int] | None = None

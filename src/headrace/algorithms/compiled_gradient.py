@@ -1,0 +1,131 @@
+"""The gradient of actor and critic by compiled loops; what these do is told in `headrace.algorithms.compiled`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from headrace.algorithms.actor_critic import ActorCritic
+from headrace.algorithms.encoding import Float32
+from headrace.algorithms.flat import FlatParameters
+from headrace.algorithms.heads import CategoricalHead, Head
+from headrace.algorithms.networks import Perceptron
+from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
+from headrace.algorithms.rollouts import Batch
+from headrace.core.errors import ConfigError
+
+_NO_CLIP = -1.0
+
+
+def compiled_gradient(
+    config: PPOConfig | VTraceConfig, network: ActorCritic, head: Head, flat: FlatParameters
+) -> CompiledGradient:
+    """What computes the gradient in a few compiled calls instead of a hundred.
+
+    Args:
+        config: The algorithm's section; its networks have loops (`PolicyNetworkConfig.has_loops`), and it reads no mask.
+        network: Actor and critic, on the CPU; their parameters lie in ``flat``.
+        head: Of the action space.
+        flat: See ``network``.
+
+    Raises:
+        ConfigError: Numba cannot be imported, or there are no loops for several choices at once.
+    """
+    if isinstance(head, CategoricalHead) and head.components > 1:
+        raise ConfigError(
+            "there are no compiled loops for several choices at once",
+            found=f"an action of {head.components} choices",
+            fix="set learn.compiled = false",
+        )
+    return CompiledGradient(config, network, flat, _loops())
+
+
+def _loops() -> Any:
+    try:
+        return importlib.import_module("headrace.algorithms.compiled")
+    except (ImportError, OSError) as error:  # absent, made for another numpy, or its library does not load
+        raise ConfigError(
+            "learn.compiled needs numba, which cannot be imported here",
+            found=f"{type(error).__name__}: {error}",
+            fix="install it, which the extra fast does, or set learn.compiled = false; the bits of a result differ by it",
+        ) from error
+
+
+class CompiledGradient:
+    """Adds gradients of minibatches. Made by `compiled_gradient`.
+
+    Args:
+        config: The algorithm's section.
+        network: Perceptrons.
+        flat: Their parameters.
+        loops: The module `headrace.algorithms.compiled`.
+    """
+
+    def __init__(
+        self, config: PPOConfig | VTraceConfig, network: ActorCritic, flat: FlatParameters, loops: Any
+    ) -> None:
+        self._config, self._loops = config.loss, loops
+        values, grads = flat.numpy(), flat.grad.numpy()
+        start = network.actor_scalars()
+        stop = start + (0 if network.log_std is None else len(network.log_std))
+        self._spread = None if network.log_std is None else (values[start:stop], grads[start:stop])
+        self._actor = _Net(network.actor, values[:start], grads[:start])
+        self._critic = _Net(network.critic, values[stop:], grads[stop:])
+
+    def add(self, batch: Batch, clip: float | None) -> dict[str, float]:
+        """Add the gradient of a minibatch to that of the parameters; what is measured, as `OnPolicy.update` names it."""
+        rows, config, loops, obs = len(batch.logprob), self._config, self._loops, batch.obs.numpy()
+        actor, outputs, grad = self._actor.of(rows)
+        loops.forward(obs, actor, outputs)
+        how = (batch.logprob, batch.advantage), _NO_CLIP if clip is None else clip, -config.entropy_weight / rows, grad
+        if self._spread is None:
+            found = loops.of_choices(outputs, batch.action.reshape(rows), *how)
+        else:
+            found = loops.of_points(outputs, batch.action, *how, self._spread)
+        loops.back(grad, obs, actor)
+        measured = dict(zip(("policy_loss", "entropy", "approx_kl", "clip_fraction"), found, strict=True))
+        if clip is None:
+            del measured["clip_fraction"]
+
+        critic, values, grad = self._critic.of(rows)
+        loops.forward(obs, critic, values)
+        value_clip = _NO_CLIP if config.value_clip is None else config.value_clip
+        loss = loops.of_values(values, batch.target, batch.value, value_clip, config.value_weight, grad)
+        loops.back(grad, obs, critic)
+        return {**measured, "value_loss": loss}
+
+
+class _Net:
+    """One network as the loops have it (`headrace.algorithms.compiled.Net`), with room for minibatches.
+
+    Args:
+        network: A perceptron.
+        values: [P] its parameters, live.
+        grads: [P] their gradients, live.
+    """
+
+    def __init__(self, network: nn.Module, values: Float32, grads: Float32) -> None:
+        assert isinstance(network, Perceptron), "checked with the configuration"
+        layers = network.linear
+        self._widths = np.array([layers[0].in_features, *(layer.out_features for layer in layers)], np.int64)
+        self._values, self._grads, self._tanh = values, grads, network.activation == "tanh"
+        self._turned = np.empty(int((self._widths[:-1] * self._widths[1:]).max()), np.float32)
+        self._room: dict[int, tuple[tuple[Any, ...], Float32, Float32]] = {}
+
+    def of(self, rows: int) -> tuple[tuple[Any, ...], Float32, Float32]:
+        """For a minibatch of so many rows: the network, what comes out of it, and the derivative by that, both [B, O]."""
+        if rows not in self._room:
+            if len(self._room) > 1:  # more than whole ones and the last of an epoch: their sizes may never come again
+                self._room.clear()
+            self._room[rows] = self._made(rows)
+        return self._room[rows]
+
+    def _made(self, rows: int) -> tuple[tuple[Any, ...], Float32, Float32]:
+        between, outputs = self._widths[1:-1], int(self._widths[-1])
+        kept = np.empty(rows * int(between.sum()), np.float32)
+        spare = np.empty((2, rows * int(between.max())), np.float32)
+        net = self._widths, self._values, self._grads, kept, self._turned, spare, self._tanh
+        return net, np.empty((rows, outputs), np.float32), np.empty((rows, outputs), np.float32)
