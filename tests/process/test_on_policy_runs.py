@@ -68,6 +68,7 @@ WAYS = [("lockstep", 2), ("async", 1), ("async", 2), ("async", 3)]
         pytest.param(DRAWS, WAYS, id="box, normalised, all", marks=pytest.mark.table),
         pytest.param({**CHOOSES, **GROUPED, "env.workers": 2}, WAYS, id="workers", marks=pytest.mark.table),
         pytest.param({**DRAWS, **GROUPED, **VTRACE}, WAYS, id="vtrace", marks=pytest.mark.table),
+        pytest.param({**DRAWS, "learn.compiled": True}, [("async", 2)], id="compiled", marks=pytest.mark.table),
     ],
 )
 def test_strictly_on_policy_every_schedule_learns_the_same(runs, settings, ways):

@@ -104,8 +104,8 @@ def test_a_learner_is_timed_with_every_number_of_threads(
 ) -> None:
     assert plan(config(tmp_path), "--seconds", "2", "--no-check", "--learner", "--json") == 0
     told = json.loads(capsys.readouterr().out)
-    found = [(way["threads"], way["precision"]) for way in told["learner"]]
-    assert found[0] == (1, "float32")
+    found = [(way["threads"], way["precision"], way["compiled"]) for way in told["learner"]]
+    assert found[0] == (1, "float32", False)
     assert len(set(found)) == len(found)
     assert all(way["update_s"] > 0.0 for way in told["learner"] if way["why_not"] is None)
     assert told["learner"][0]["why_not"] is None

@@ -212,7 +212,13 @@ def test_ways_of_the_learner_are_told_and_the_best_one_is_in_the_command():
         "learner, 2 threads, bfloat16: [CFG-001] cpu has no instructions",
     ]
     assert found.command == "headrace train cartpole-dqn --set env.lanes=9 --set learn.threads=2 --schedule inline"
-    assert to_json(found)["learner"][0] == {"threads": 1, "precision": "float32", "update_s": 0.005, "why_not": None}
+    assert to_json(found)["learner"][0] == {
+        "threads": 1,
+        "precision": "float32",
+        "update_s": 0.005,
+        "why_not": None,
+        "compiled": False,
+    }
 
 
 def test_a_learner_leaves_every_collector_a_core():
@@ -237,4 +243,6 @@ def test_each_way_is_timed_in_a_folder_of_its_own(tmp_path):
     ]  # fmt: skip
     assert [way.why_not for way in found] == ["[CFG-001] no"] * 6
     assert said[0] == "timing the learner with 1 thread, float32 for 1.5 s"
-    assert [str(way) for way, _ in ways(load_config("cartpole-ppo"), 2)] == ["1 thread, float32", "2 threads, float32"]
+    assert [str(way) for way, _ in ways(load_config("cartpole-ppo"), 2)] == [
+        "1 thread, float32", "2 threads, float32", "1 thread, float32, compiled",
+    ]  # fmt: skip

@@ -174,8 +174,7 @@ def build_algorithm(
         observation_space: Of one environment.
         action_space: Of one environment.
         seed: The run's seed; every draw comes from streams derived from it.
-        learn: On which device, in which precision (``bfloat16`` of algorithms whose `Entry` allows it), and whether by compiled
-            loops (what learns from its own rollouts; see `compiled_gradient.compiled_gradient`). None: as it comes.
+        learn: Device, precision (bfloat16 where the `Entry` allows it), loops (see `compiled_gradient`). None: as it comes.
         policies: How many are learned, alike and apart. The first begins as one that is alone.
 
     Raises:

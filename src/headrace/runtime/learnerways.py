@@ -1,4 +1,4 @@
-"""With how many threads, and in which precision, the learner of a run is the fastest here: each way is timed in a real run."""
+"""With how many threads, in which precision, and by which loops the learner of a run is the fastest here: each way is timed in a real run."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ class Way:
     update_s: float | None = None
     """None: it was not timed."""
     why_not: str | None = None
+    compiled: bool = False
 
     def __str__(self) -> str:
-        return f"{self.threads} thread{'s' if self.threads > 1 else ''}, {self.precision}"
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        return f"{threads}, {self.precision}{', compiled' if self.compiled else ''}"
 
     @property
     def changes(self) -> dict[str, object]:
         """The keys of the configuration that make it."""
-        return {"learn.threads": self.threads, "learn.precision": self.precision}
+        return {"learn.threads": self.threads, "learn.precision": self.precision, "learn.compiled": self.compiled}
 
 
 def ways(config: ExperimentConfig, cores: int) -> Iterator[tuple[Way, ExperimentConfig]]:
     """Every way that the configuration allows, one thread and float32 first; never more threads than cores."""
     threads = [*(2**power for power in range(cores.bit_length()) if 2**power < cores), cores]
-    for precision in ("float32", "bfloat16"):
-        for count in threads:
-            try:
-                yield Way(count, precision), load_config(config, Way(count, precision).changes)
-            except ConfigError:  # of an algorithm that is not learned in it
-                continue
+    possible = [Way(count, precision) for precision in ("float32", "bfloat16") for count in threads]
+    for way in (*possible, Way(1, "float32", compiled=True)):  # which uses one thread, however many there are
+        try:
+            yield way, load_config(config, way.changes)
+        except ConfigError:  # of an algorithm that is not learned in it
+            continue
 
 
 def timed(
