@@ -12,8 +12,7 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.core.errors import ConfigError
-from headrace.llm.loading import describes_language_model
-from headrace.runtime.config import load_config
+from headrace.runtime.config import describes_language_model, load_config
 from headrace.runtime.presets import presets
 from headrace.testing import faultrun, provoke
 from headrace.testing.faultkinds import KINDS, NEUTRAL, Pace, choose, component_of, expected_words, shrink, under

@@ -12,12 +12,11 @@ from headrace.core.errors import ConfigError
 from headrace.llm.config import RLConfig
 from headrace.llm.loading import (
     Source,
-    describes_language_model,
     differences,
     load_rl_config,
     write_effective,
 )
-from headrace.runtime.config import dump_toml, load_config
+from headrace.runtime.config import describes_language_model, dump_toml, load_config
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ import pytest
 from headrace.cli.main import main
 from headrace.core.clock import FakeClock
 from headrace.core.errors import ConfigError
-from headrace.llm.loading import describes_language_model
 from headrace.runtime.advisor import Plan, configured
-from headrace.runtime.config import load_config
+from headrace.runtime.config import describes_language_model, load_config
 from headrace.runtime.planning import Reading, Readings, measure, short_run
 from headrace.runtime.presets import presets
 from headrace.runtime.progress import Progress

@@ -11,8 +11,8 @@ import headrace.runtime.presets as presets_module
 from headrace.core.errors import ConfigError, EnvironmentNotBuilt
 from headrace.envs.building import build_copy
 from headrace.envs.hockey import HockeyEnv
-from headrace.llm.loading import Source, describes_language_model, load_rl_config
-from headrace.runtime.config import load_config
+from headrace.llm.loading import Source, load_rl_config
+from headrace.runtime.config import describes_language_model, load_config
 from headrace.runtime.presets import preset_folder, presets, resolve
 
 NAMES = [

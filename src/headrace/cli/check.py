@@ -76,8 +76,8 @@ def _in_doubt(sources: Sequence[Source], overrides: Mapping[str, object]) -> str
     Raises:
         ConfigError: It is of the other kind, or no configuration at all; in the words of its own kind.
     """
-    from headrace.llm.loading import could_be_of_either_kind, describes_language_model
-    from headrace.runtime.config import LANGUAGE_SECTIONS, load_config
+    from headrace.llm.loading import could_be_of_either_kind
+    from headrace.runtime.config import LANGUAGE_SECTIONS, describes_language_model, load_config
 
     others = [source.name for source in sources if source.component is None]
     if not others or any(describes_language_model(name) for name in others):

@@ -10,7 +10,7 @@ from headrace.cli import early
 from headrace.cli.drawing import mean
 from headrace.cli.train import import_from_here
 from headrace.core.errors import ConfigError
-from headrace.llm.loading import describes_language_model
+from headrace.runtime.config import describes_language_model
 from headrace.runtime.progress import EvaluationPoint
 from headrace.runtime.rundir import RunDirectory
 from headrace.telemetry.wording import amount

@@ -17,8 +17,7 @@ from headrace.cli.rlplan import plan_language_model, refuse_options
 from headrace.cli.train import import_from_here, overrides_of
 from headrace.cli.unheard import going_on
 from headrace.core.errors import ConfigError
-from headrace.llm.loading import describes_language_model
-from headrace.runtime.config import ExperimentConfig, load_config
+from headrace.runtime.config import ExperimentConfig, describes_language_model, load_config
 
 if TYPE_CHECKING:
     from headrace.runtime.advisor import Judged, Plan, Prediction

@@ -64,7 +64,7 @@ def train(config: str | None, run_dir: Path | None, resume: bool, quiet: bool, *
 
 def _language_model(config: str | None, run_dir: Path | None, *, resume: bool) -> tuple[str, ...] | None:
     """The files that describe a language-model run, if that is what is meant; it has components of its own."""
-    from headrace.llm.loading import describes_language_model
+    from headrace.runtime.config import describes_language_model
 
     if config is not None:
         return (config,) if describes_language_model(config) else None

@@ -24,9 +24,8 @@ class Section(BaseModel):
             dotted key as seen from the section that was constructed, the value and the bound.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
+    # Not `use_attribute_docstrings`: a fifth of what an import takes; see `headrace.core.refusals`.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def __init__(self, *positional: Any, **values: Any) -> None:
         if positional:

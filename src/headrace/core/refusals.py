@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import difflib
+import functools
+import inspect
+import itertools
 import reprlib
+import textwrap
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -52,12 +58,39 @@ def refusal(section: type[BaseModel], error: ValidationError, given: object) -> 
         error: What pydantic found. The first problem is told in full, the others in one line each.
         given: What was refused; where there are several sections to choose from, it says which one is meant.
     """
+    _describe(section)
     kinds = _kinds(given)
     first, *others = _joined([_Problem(section, found, kinds) for found in error.errors(include_url=False)])
     facts = dict(first.facts)
     if others:
         facts["also"] = "; ".join(problem.what for problem in others)
     return ConfigError(first.what, fix=first.fix, **facts)
+
+
+@functools.cache
+def _describe(section: type[BaseModel]) -> None:
+    """Give the fields of a section, and of those inside it, the strings below them as descriptions.
+
+    Pydantic can do that itself, when it makes a class: in every process that starts, while only who refuses a value asks for them.
+    """
+    for kind in reversed(section.__mro__):
+        fields = [name for name in vars(kind).get("__annotations__", {}) if name in section.model_fields]
+        for name, text in _strings_below(kind) if fields else ():
+            if name in fields:
+                section.model_fields[name].description = inspect.cleandoc(text)
+    for field in section.model_fields.values():
+        for inner in _sections(field):
+            _describe(inner)
+
+
+def _strings_below(kind: type) -> Iterator[tuple[str, str]]:
+    """Each annotated name in the body of a class, with the string that follows it; none where its source is not there."""
+    with contextlib.suppress(OSError, TypeError, SyntaxError):
+        body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+        for line, below in itertools.pairwise(getattr(body, "body", [])):
+            match line, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    yield name, text
 
 
 def keys(section: type[BaseModel], prefix: str = "", kinds: Container[object] = ()) -> Iterator[str]:

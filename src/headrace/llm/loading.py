@@ -6,7 +6,6 @@ However many files describe a run, one configuration comes of them: a value cann
 from __future__ import annotations
 
 import shlex
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from headrace.core.errors import ConfigError
 from headrace.core.files import write_whole
 from headrace.core.refusals import nearest
 from headrace.llm.config import COMPONENTS, RLConfig
-from headrace.runtime.config import LANGUAGE_SECTIONS, ExperimentConfig, dump_toml
+from headrace.runtime.config import LANGUAGE_SECTIONS, ExperimentConfig, dump_toml, table_of
 from headrace.runtime.presets import A_PRESET, resolve
 
 SECTIONS = tuple(RLConfig.model_fields)
@@ -66,23 +65,10 @@ def load_rl_config(sources: Sequence[Source], overrides: Mapping[str, object] | 
         raise ConfigError(error.what, fix=error.fix, **error.facts, **named) from None
 
 
-def describes_language_model(name: str) -> bool:
-    """Whether a preset or a file is a language-model configuration; False also for what cannot be read."""
-    table = _readable(name)
-    return table is not None and bool(LANGUAGE_SECTIONS & table.keys())
-
-
 def could_be_of_either_kind(name: str) -> bool:
     """Whether a file has only sections that every run has, so that `headrace rl` and `headrace train` read it differently."""
-    table = _readable(name)
+    table = table_of(name)
     return table is not None and not (LANGUAGE_SECTIONS | _OTHERS) & table.keys()
-
-
-def _readable(name: str) -> _Table | None:
-    try:
-        return tomllib.loads(resolve(name).read_text(encoding="utf-8"))
-    except (ConfigError, OSError, ValueError):
-        return None
 
 
 def write_effective(config: RLConfig, folder: Path) -> tuple[Path, ...]:

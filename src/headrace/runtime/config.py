@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -133,6 +134,20 @@ _TABLES = ("env.kwargs", "agents.policies")
 
 LANGUAGE_SECTIONS = frozenset({"model", "orchestrator", "inference", "trainer", "sampling", "sft"})
 """Sections that only language-model configurations have; see `headrace.llm.loading`."""
+
+
+def table_of(name: str) -> dict[str, Any] | None:
+    """What a preset or a file holds, whatever it describes; None: it cannot be read."""
+    try:
+        return tomllib.loads(presets.resolve(name).read_text(encoding="utf-8"))
+    except (ConfigError, OSError, ValueError):
+        return None
+
+
+def describes_language_model(name: str) -> bool:
+    """Whether a preset or a file is a language-model configuration; False also for what cannot be read."""
+    table = table_of(name)
+    return table is not None and bool(LANGUAGE_SECTIONS & table.keys())
 
 
 def load_config(
