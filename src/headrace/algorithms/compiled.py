@@ -87,12 +87,8 @@ class _Tile:
         builder = self._builder
         (first, row, step), (others, other_step) = self._parts(left, 3), self._parts(right, 2)
         places = self._rows(*self._parts(out, 2))
-        begin = [
-            ir.Constant(self._whole, 0),
-            others,
-            *self._rows(first, row),
-            *(self._read(p, self._row) for p in places),
-        ]
+        begun = [self._read(place, self._row) for place in places]
+        begin = [ir.Constant(self._whole, 0), others, *self._rows(first, row), *begun]
         before, loop = builder.block, builder.append_basic_block("products")
         after = builder.append_basic_block("added")
         builder.branch(loop)
@@ -132,7 +128,7 @@ class _Tile:
         first = builder.insert_element(none, factor, ir.Constant(ir.IntType(32), 0))
         everywhere = ir.Constant(ir.VectorType(ir.IntType(32), _COLUMNS), [0] * _COLUMNS)
         kind = ir.FunctionType(self._row, [self._row] * 3)
-        add = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{_COLUMNS}f32")
+        add = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{_COLUMNS}f32")
         return builder.call(add, [builder.shuffle_vector(first, none, everywhere), factors, sums])
 
 
@@ -152,12 +148,12 @@ def _add_product(left: Float32, right: Float32, out: Float32) -> None:
     count = right.shape[0]
     row, step = left.strides[0] // _FLOAT, left.strides[1] // _FLOAT
     whole_rows, whole_columns = rows - rows % _ROWS, columns - columns % _COLUMNS
+    lefts, rights, outs = left.ctypes.data, right.ctypes.data, out.ctypes.data
     for k in range(0, count, _DEPTH):
         for r in range(0, whole_rows, _ROWS):
-            first = left.ctypes.data + _FLOAT * (r * row + k * step)
+            first = lefts + _FLOAT * (r * row + k * step)
             for c in range(0, whole_columns, _COLUMNS):
-                others = right.ctypes.data + _FLOAT * (k * columns + c)
-                place = out.ctypes.data + _FLOAT * (r * columns + c)
+                others, place = rights + _FLOAT * (k * columns + c), outs + _FLOAT * (r * columns + c)
                 _add_tile((first, row, step), (others, columns), (place, columns), min(_DEPTH, count - k))
     _add_rest(left, right, out, whole_rows, 0)
     _add_rest(left[:whole_rows], right, out, 0, whole_columns)
