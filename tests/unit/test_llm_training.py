@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import chain
@@ -433,6 +434,21 @@ def test_a_model_with_fewer_positions_than_the_context_is_not_trained() -> None:
     with pytest.raises(ConfigError, match=r"GPT2LMHeadModel has no positions for model\.context_tokens = 97"):
         build(other, rl_config(model={"context_tokens": 97}))
     build(other, rl_config(model={"context_tokens": 96}))
+
+
+def test_a_model_is_passed_nothing_before_it_is_on_the_trainers_device(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, told = copy.deepcopy(model), []
+    move, forward = other.to, other.forward
+    monkeypatch.setattr(other, "to", lambda device: told.append(f"moved to {device}") or move(device))
+    # Its signature is looked at, too.
+    monkeypatch.setattr(
+        other, "forward", functools.wraps(forward)(lambda **given: told.append("passed") or forward(**given))
+    )
+    Trainer(other, rl_config(), run_id="run", clock=FakeClock())
+    assert told[:2] == ["moved to cpu", "passed"]
+    assert told.count("moved to cpu") == 1
 
 
 @pytest.mark.parametrize(
