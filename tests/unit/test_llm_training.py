@@ -306,6 +306,17 @@ def test_what_is_reported(model: Any) -> None:
     assert all(isinstance(value, float) for value in metrics.values())
 
 
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_a_rollout_that_is_masked_in_every_epoch_is_counted_once(model: Any, minibatches: int) -> None:
+    loss = {"kind": "icepop", "clip_low": 0.125, "clip_high": 8.0}
+    settings = {"tokens_per_pass": 96, "lr": 1e-9, "epochs": 4, "minibatches": minibatches, "loss": loss}
+    whole = batch(0, 2)
+    # The sampler was certain of every token, and the model is not.
+    samples = tuple(dataclasses.replace(one, logprobs=np.zeros_like(one.logprobs)) for one in whole.samples)
+    metrics = build(model, rl_config(trainer=settings)).step(dataclasses.replace(whole, samples=samples))
+    assert metrics["is_masked/samples"] == metrics["batch/samples"] == 2.0
+
+
 def test_rates_rise_and_fall() -> None:
     section = rl_config(
         trainer={"lr": 1.0, "warmup_steps": 4, "decay": "linear", "final_lr_fraction": 0.5, "tokens_per_pass": 96}

@@ -111,7 +111,7 @@ class Trainer:
         lags = off_policy(batch)
         return {
             "train/effective/reward/mean": float(np.mean([sample.reward for sample in batch.samples])),
-            **tally.metrics(masks=config.trainer.loss.kind == "icepop"),
+            **tally.metrics(masks=config.trainer.loss.kind == "icepop", epochs=config.trainer.epochs),
             "optim/lr": rate,
             "off_policy/mean": float(lags.mean()),
             "off_policy/max": float(lags.max()),
