@@ -61,29 +61,86 @@ def test_time_limit_truncates_on_top_of_the_environments_own():
     assert [env.step(np.zeros(1, np.float32))[3] for _ in range(2)] == [False, True]
 
 
-class Truncating(toy.Counter):
-    """Has something called as the method that is handed the limit."""
+def lengths(env, episodes=2):
+    """Steps of each episode; 99 if it does not end."""
+    found = []
+    for _ in range(episodes):
+        env.reset(seed=0)
+        found.append(next((step for step in range(1, 99) if any(env.step(0)[2:4])), 99))
+    return found
 
-    def __init__(self, truncate_after):
-        super().__init__()
-        self.truncate_after = truncate_after
+
+class Truncating(toy.Counter):
+    """Remembers the limit that it is handed."""
+
+    told = None
+
+    def truncate_after(self, steps):
+        self.told = steps
+
+
+class Skipping(gymnasium.Wrapper):
+    """Repeats each action four times."""
+
+    def step(self, action):
+        for _ in range(4):
+            taken = self.env.step(action)
+        return taken
+
+
+class Proxy(toy.Counter):
+    """Hands on whatever it does not know to somebody who takes every call."""
+
+    def __getattr__(self, name):
+        if name.startswith("_") or name == "possible_agents":
+            raise AttributeError(name)
+        return lambda *_: None
 
 
 @pytest.mark.parametrize("attribute", [None, 200])
 def test_a_truncate_after_that_is_no_method_changes_nothing(attribute):
-    env = build_environment(EnvConfig(max_episode_steps=2), factory=lambda: Truncating(attribute))
-    env.reset(seed=0)
-    assert [env.step(0)[3] for _ in range(2)] == [False, True]
+    kind = type("Has", (toy.Counter,), {"truncate_after": attribute})
+    assert lengths(build_environment(EnvConfig(max_episode_steps=2), factory=kind)) == [2, 2]
+
+
+def test_a_limit_is_handed_on_where_steps_are_the_same():
+    inner = Truncating()
+    around = gymnasium.wrappers.TransformReward(gymnasium.wrappers.OrderEnforcing(inner), float)
+    assert lengths(build_environment(EnvConfig(max_episode_steps=2), factory=lambda: around)) == [2, 2]
+    assert inner.told == 2
+
+
+def test_a_limit_counts_the_steps_of_the_run_where_actions_are_repeated():
+    inner = Truncating(limit=1000)
+    env = build_environment(EnvConfig(max_episode_steps=30), factory=lambda: Skipping(inner))
+    assert (lengths(env), inner.told) == ([30, 30], None)
+
+
+def test_a_wrapper_may_say_how_many_steps_that_is_inside():
+    class Telling(Skipping):
+        def truncate_after(self, steps):
+            self.env.truncate_after(4 * steps)
+
+    inner = Truncating(limit=1000)
+    env = build_environment(EnvConfig(max_episode_steps=30), factory=lambda: Telling(inner))
+    assert (lengths(env), inner.told) == ([30, 30], 120)
+
+
+def test_a_limit_holds_for_an_environment_that_answers_to_any_name():
+    env = build_environment(EnvConfig(max_episode_steps=30), factory=lambda: Proxy(limit=1000))
+    assert Proxy().truncate_after(30) is None
+    assert lengths(env) == [30, 30]
 
 
 def test_what_truncate_after_raises_is_the_environments():
-    error = not_built(EnvConfig(max_episode_steps=2), factory=lambda: Truncating(lambda: 1 / 0))
-    assert "raised TypeError: " in str(error)
+    kind = type("TakesNothing", (toy.Counter,), {"truncate_after": lambda self: None})
+    assert "raised TypeError: " in str(not_built(EnvConfig(max_episode_steps=2), factory=kind))
 
-    def refuses(limit):
+    def refuses(self, limit):
         raise ValueError(f"not {limit}")
 
-    error = not_built(EnvConfig(max_episode_steps=2), factory=lambda: Truncating(refuses))
+    kind = type("Refusing", (toy.Counter,), {"truncate_after": refuses})
+    error = not_built(EnvConfig(max_episode_steps=2), factory=kind)
     assert "building the environment of lane 0 raised ValueError: not 2" in str(error)
     assert "in refuses" in str(error)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import chain
@@ -305,6 +306,17 @@ def test_what_is_reported(model: Any) -> None:
     assert all(isinstance(value, float) for value in metrics.values())
 
 
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_a_rollout_that_is_masked_in_every_epoch_is_counted_once(model: Any, minibatches: int) -> None:
+    loss = {"kind": "icepop", "clip_low": 0.125, "clip_high": 8.0}
+    settings = {"tokens_per_pass": 96, "lr": 1e-9, "epochs": 4, "minibatches": minibatches, "loss": loss}
+    whole = batch(0, 2)
+    # The sampler was certain of every token, and the model is not.
+    samples = tuple(dataclasses.replace(one, logprobs=np.zeros_like(one.logprobs)) for one in whole.samples)
+    metrics = build(model, rl_config(trainer=settings)).step(dataclasses.replace(whole, samples=samples))
+    assert metrics["is_masked/samples"] == metrics["batch/samples"] == 2.0
+
+
 def test_rates_rise_and_fall() -> None:
     section = rl_config(
         trainer={"lr": 1.0, "warmup_steps": 4, "decay": "linear", "final_lr_fraction": 0.5, "tokens_per_pass": 96}
@@ -433,6 +445,21 @@ def test_a_model_with_fewer_positions_than_the_context_is_not_trained() -> None:
     with pytest.raises(ConfigError, match=r"GPT2LMHeadModel has no positions for model\.context_tokens = 97"):
         build(other, rl_config(model={"context_tokens": 97}))
     build(other, rl_config(model={"context_tokens": 96}))
+
+
+def test_a_model_is_passed_nothing_before_it_is_on_the_trainers_device(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, told = copy.deepcopy(model), []
+    move, forward = other.to, other.forward
+    monkeypatch.setattr(other, "to", lambda device: told.append(f"moved to {device}") or move(device))
+    # Its signature is looked at, too.
+    monkeypatch.setattr(
+        other, "forward", functools.wraps(forward)(lambda **given: told.append("passed") or forward(**given))
+    )
+    Trainer(other, rl_config(), run_id="run", clock=FakeClock())
+    assert told[:2] == ["moved to cpu", "passed"]
+    assert told.count("moved to cpu") == 1
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,9 @@ class EnvConfig(Section):
     group_size: int = Field(default=1, ge=1, le=128)
     """Lanes that share one policy call. Part of the result; must divide ``lanes``."""
     max_episode_steps: int | None = Field(default=None, ge=1)
-    """Truncate episodes after so many steps, on top of the environment's own limit. An environment that has a method
-    ``truncate_after`` is handed the number instead: one that pays in the last step of an episode has to know which one that is."""
+    """Truncate episodes after so many steps, on top of the environment's own limit. An environment whose class
+    has a method ``truncate_after`` is handed the number as well: one that pays in the last step of an episode has to know which one
+    that is. Wrappers with a ``step`` of their own may count otherwise: they are handed it if they have the method, and nobody in them."""
     continuing: bool = False
     """Episodes are not expected to end; without it a long run in which none ends is warned about."""
     frame_stack: int = Field(default=1, ge=1, le=64)

@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium
 from gymnasium import spaces
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, TimeLimit
 
 from headrace.core.config import EnvConfig, factory_name
 from headrace.core.errors import ConfigError, EnvironmentNotBuilt, HeadraceError
@@ -20,6 +20,21 @@ from headrace.envs.agents import ParallelCopy, is_parallel, takes_turns
 
 Environment = gymnasium.Env[Any, Any]
 EnvFactory = Callable[..., Environment]
+
+_STEPPING_ONCE = frozenset(
+    kind.step
+    for kind in (
+        gymnasium.Wrapper,
+        gymnasium.ActionWrapper,
+        gymnasium.ObservationWrapper,
+        gymnasium.RewardWrapper,
+        OrderEnforcing,
+        PassiveEnvChecker,
+        RecordEpisodeStatistics,
+        TimeLimit,
+    )
+)
+"""Ways of wrappers to step of which it is known that what is inside makes one step each time."""
 
 
 def build_environment(
@@ -278,12 +293,21 @@ def _instead_of(made: object) -> str:
 
 
 def _limited(env: Environment, limit: int) -> Environment:
-    """One whose episodes have so many steps at most."""
-    truncate_after = env.get_wrapper_attr("truncate_after") if env.has_wrapper_attr("truncate_after") else None
-    if not callable(truncate_after):
-        return TimeLimit(env, max_episode_steps=limit)
-    truncate_after(limit)  # it pays in an episode's last step, and has to know which one that is
-    return env
+    """One whose episodes have so many steps at most.
+
+    One that pays in an episode's last step has to know which one that is, and is told, if its steps are those of what is around it.
+    """
+    told = env
+    while isinstance(told, gymnasium.Wrapper) and not _can_be_told(told) and type(told).step in _STEPPING_ONCE:
+        told = told.env
+    if _can_be_told(told):
+        told.truncate_after(limit)  # type: ignore[attr-defined]
+    return TimeLimit(env, max_episode_steps=limit)
+
+
+def _can_be_told(env: Environment) -> bool:
+    """Whether its class says so: an object may answer to any name, and hand it on to somebody who counts otherwise."""
+    return callable(getattr(type(env), "truncate_after", None))
 
 
 def _as_parallel(kwargs: dict[str, Any]) -> Any:

@@ -7,7 +7,7 @@ import inspect
 import math
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -170,10 +170,12 @@ class _Check:
         return problems
 
     def disjoint(self, training: Sequence[Problem], held: Sequence[Problem]) -> tuple[str, ...]:
-        trained, asked = contents_of(training), contents_of(held)
-        known = {key: name for name, key in trained.keys.items()}
-        leaked = [(known[key], name) for name, key in asked.keys.items() if key in known]
-        notes = _unknown(trained, asked)
+        trained, asked = contents_of(training, held)
+        pairs = zip(training, trained.keys, strict=True)
+        known = {key: problem.id for problem, key in pairs if key is not None}
+        pairs = zip(held, asked.keys, strict=True)
+        leaked = [(known[key], problem.id) for problem, key in pairs if key in known]
+        notes = _unknown(trained, asked, {problem.id for problem in training} & {problem.id for problem in held})
         if not leaked:
             return notes
         if getattr(self._env, "evaluates_seen", False):
@@ -261,8 +263,8 @@ def _defined_at(method: object) -> dict[str, str]:
     return {} if code is None else {"defined_at": f"{code.co_filename}:{code.co_firstlineno}"}
 
 
-def _unknown(trained: Contents, asked: Contents) -> tuple[str, ...]:
-    """What is to be said of problems that cannot be compared; nothing if there are none."""
+def _unknown(trained: Contents, asked: Contents, twice: Collection[str]) -> tuple[str, ...]:
+    """What is to be said of problems that cannot be compared, with the ids in both splits; nothing if there are none."""
     opaque = trained.opaque | asked.opaque
     if not opaque:
         return ()
@@ -270,14 +272,10 @@ def _unknown(trained: Contents, asked: Contents) -> tuple[str, ...]:
     counts = f"{len(trained.opaque)} problems to train on and {len(asked.opaque)} to evaluate"
     instance = f"for instance {fact} of {name}"
     notes = [f"{counts} have facts that cannot be compared, so that some may be in both splits; {instance}"]
-    both = [name for name in opaque if _has(trained, name) and _has(asked, name)]
+    both = [name for name in opaque if name in twice]
     if both:
         notes.append(f"{len(both)} of these have an id that is in both splits, for instance {both[0]}")
     return tuple(notes)
-
-
-def _has(contents: Contents, name: str) -> bool:
-    return name in contents.keys or name in contents.opaque
 
 
 def _known(name: str) -> str:

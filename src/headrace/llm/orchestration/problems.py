@@ -222,9 +222,10 @@ def check_split(train: Sequence[Problem], held_out: Sequence[Problem]) -> None:
         ConfigError: There are some; the first is named.
     """
     ids = {problem.id for problem in train}
-    known = {key: name for name, key in contents_of(train).keys.items()}
-    for problem in held_out:
-        same = problem.id if problem.id in ids else known.get(contents_of([problem]).keys.get(problem.id))
+    trained, asked = contents_of(train, held_out)
+    known = {key: problem.id for problem, key in zip(train, trained.keys, strict=True) if key is not None}
+    for problem, key in zip(held_out, asked.keys, strict=True):
+        same = problem.id if problem.id in ids else known.get(key)
         if same is not None:
             raise ConfigError(
                 f"evaluation problem {problem.id} is a training problem too",

@@ -43,15 +43,16 @@ class Tally:
         self.mismatch += float(mismatch.sum())
         self.mismatch_max = max(self.mismatch_max, float(mismatch.max()))
 
-    def metrics(self, *, masks: bool) -> dict[str, float]:
+    def metrics(self, *, masks: bool, epochs: int) -> dict[str, float]:
         """Means, by metric name; what was not measured is left out.
 
         Args:
             masks: Whether tokens that were held were masked, not clipped.
+            epochs: How often every sample was passed.
         """
         held = self.held / self.tokens
         found = (
-            {"is_masked/mean": held, "is_masked/samples": float(self.samples_held)}
+            {"is_masked/mean": held, "is_masked/samples": self.samples_held / epochs}
             if masks
             else {"is_clipped/mean": held}
         )

@@ -59,7 +59,8 @@ class Trainer:
         initial: nn.Module | None = None,
     ) -> None:
         model.eval()  # also while it is looked at: what is dropped at random would differ each time
-        _refuse(model, config, initial)
+        self._model = model.to(config.trainer.device)  # before it is tried: elsewhere that takes a large one its time
+        _refuse(self._model, config, initial)
         self.version = version
         self.at_rest = True
         """Whether the weights are those of the version, and no gradient step beyond it was made."""
@@ -67,9 +68,8 @@ class Trainer:
         self._run_id = run_id
         self._clock = clock
         self._device = Device(config.trainer.device, config.model.dtype == "bfloat16")
-        self._model = model.to(config.trainer.device)
         self._initial = None if initial is None else initial.to(config.trainer.device).eval()
-        self._parameters = [one for one in model.parameters() if one.requires_grad]
+        self._parameters = [one for one in self._model.parameters() if one.requires_grad]
         self._optimiser = _optimiser(self._parameters, config)
 
     def step(self, batch: Batch, on_pass: Callable[[int], None] = lambda _: None) -> dict[str, float]:
@@ -111,7 +111,7 @@ class Trainer:
         lags = off_policy(batch)
         return {
             "train/effective/reward/mean": float(np.mean([sample.reward for sample in batch.samples])),
-            **tally.metrics(masks=config.trainer.loss.kind == "icepop"),
+            **tally.metrics(masks=config.trainer.loss.kind == "icepop", epochs=config.trainer.epochs),
             "optim/lr": rate,
             "off_policy/mean": float(lags.mean()),
             "off_policy/max": float(lags.max()),
