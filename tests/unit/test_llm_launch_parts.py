@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from contextlib import contextmanager
@@ -52,9 +53,9 @@ from headrace.llm.payloads import Basics
 from headrace.monitor.reader import read_numbers
 from headrace.supervision.child import LAUNCHER_MARK, tail
 from headrace.telemetry.board import Activity, State
-from headrace.telemetry.events import EventLog
+from headrace.telemetry.events import EventLog, read_events
 from headrace.telemetry.looks import ELSEWHERE, Plan
-from headrace.telemetry.metrics import MetricsSink
+from headrace.telemetry.metrics import MetricsSink, read_metrics
 
 
 def test_lines_of_several_logs_are_followed_from_where_they_ended_before(tmp_path):
@@ -329,11 +330,40 @@ def test_a_run_in_which_nothing_stood_still_is_not_called_stalled(kind):
     assert outcome_of(kind("x", fix="y"), interrupted=False) == ("failed", 3)
 
 
-def test_the_lag_is_measured_over_all_steps():
+def of_step(mean, most, tokens):
+    return {"off_policy/mean": mean, "off_policy/max": most, "batch/trained_tokens": tokens}
+
+
+def test_the_lag_is_measured_over_all_tokens():
     tally = Tally()
-    tally.note_step(1, {"off_policy/mean": 1.0, "off_policy/max": 2.0})
-    tally.note_step(2, {"off_policy/mean": 0.0, "off_policy/max": 1.0})
-    assert (tally.steps, tally.lag_sum, tally.lag_max) == (2, 1.0, 2.0)
+    tally.note_step(1, of_step(1.0, 2.0, 300.0))
+    tally.note_step(2, of_step(0.0, 1.0, 100.0))
+    config, facts = load_rl_config([]), {"run_id": "r", "wall_s": 5.0, "training_s": 5.0, "lost_lines": {}}
+    found = summarize(config, tally, None, facts, interrupted=False)["policy_lag"]
+    assert (tally.steps, found["mean"], found["max"]) == (2, 0.75, 2.0)
+
+
+def test_a_run_that_is_gone_on_with_knows_what_its_earlier_sessions_told(tmp_path):
+    """As one that was not interrupted; what came after the checkpoint is forgotten."""
+
+    def tell(told, steps):
+        for step in steps:
+            metrics = of_step(float(step), 2.0 * step, 10.0 * step)
+            told.report("orchestrator", "batch", {"step": step - 1, "metrics": metrics})  # it tells the lag as well
+            told.report("trainer", "step", {"step": step, "metrics": metrics | {"loss/mean": 0.0}})
+            told.report("trainer", "alarm", {"kind": "entropy", "text": f"low in {step}", "step": step, "value": 0.1})
+
+    with chronicle(tmp_path, Tally()) as told:
+        told.report("warm-start", "sft", {"step": 4, "steps": 5, "loss": 0.75})
+        told.report("warm-start", "alarm", {"kind": "demonstrations_cut", "text": "1 was cut", "cut": 1})
+        told.done("warm-start", {"sft_steps": 5, "loss": 0.5, "cut": 1})
+        tell(told, (1, 2))
+        known = copy.deepcopy(told.tally)
+        tell(told, (3,))
+    found = history(read_events(tmp_path / "events.jsonl"), read_metrics(tmp_path / "metrics.jsonl"), 2)
+    for name in ("alarms", "sft_steps", "sft_loss", "lag_sum", "lag_max", "tokens"):
+        assert getattr(found, name) == getattr(known, name), name
+    assert (found.sft_steps, found.sft_loss, found.lag_sum / found.tokens, len(found.alarms)) == (5, 0.5, 50 / 30, 3)
 
 
 def test_what_a_session_forgot_stays_forgotten_when_a_later_one_goes_on_from_further():
@@ -344,7 +374,7 @@ def test_what_a_session_forgot_stays_forgotten_when_a_later_one_goes_on_from_fur
         facts = {"checkpoint": number} if kind == "resumed" else {"version": int(number), "step": int(number)}
         events.append({"kind": kind, "component": "supervisor", "win_rate": len(events) / 10, **facts})
     events.append({"kind": "resumed", "component": "trainer", "version": 0})  # the trainer's own word for it
-    found = history(events, 30)
+    found = history(events, [], 30)
     assert [(one["version"], one["win_rate"]) for one in found.evaluations] == [(10, 0.4), (11, 0.5), (13, 0.3)]
     assert (found.steps, found.begun) == (30, 30)
 

@@ -135,6 +135,15 @@ def wall_s_at(path: Path, step: int) -> float | None:
     return None
 
 
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of ``metrics.jsonl`` with their step; damaged ones are left out, and a file that is not there has none."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    return [found for line in lines if (found := _parsed(line))]
+
+
 def _is_up_to(line: bytes, step: int) -> bool:
     return bool(_parsed(line).get("step", step + 1) <= step)
 

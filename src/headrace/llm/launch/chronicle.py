@@ -29,6 +29,8 @@ class Line:
 
 OnLine = Callable[[Line], None]
 
+_TAKEN = {"kind": "what", "component": "of", "text": "words", "pid": "process", "t_s": "time_s", "tell": "told"}
+"""Names that an event has already, and what facts of that name are called in it."""
 _SFT_LINES = 20
 """Lines that a warm start is shown with; the metrics have every report."""
 
@@ -124,6 +126,14 @@ class Chronicle:
         if isinstance(facts.get("sha256"), str):
             self.tally.weights_sha256 = facts["sha256"]
 
+    def done(self, component: str, facts: Mapping[str, Any]) -> None:
+        """A component has done its work. Of a warm start that is an event: whoever goes on with the run makes none."""
+        self.take_over(facts)
+        steps, loss = facts.get("sft_steps"), facts.get("loss")
+        if steps and isinstance(loss, int | float):
+            self.tally.sft_steps, self.tally.sft_loss = int(steps), float(loss)
+            self.say("tuned", component, f"warm start of {steps:,} steps, loss {loss:.4f}", steps=steps, loss=loss)
+
     def _on_step(self, component: str, facts: Mapping[str, Any]) -> None:
         metrics = dict(facts.get("metrics", {}))
         step = int(facts["step"])
@@ -171,8 +181,14 @@ class Chronicle:
 
 def _free(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Facts under names that an event does not have already."""
-    taken = {"kind": "what", "component": "of", "text": "words", "pid": "process", "t_s": "time_s", "tell": "told"}
-    return {taken.get(name, name): value for name, value in facts.items() if name != "text"}
+    return {_TAKEN.get(name, name): value for name, value in facts.items() if name != "text"}
+
+
+def alarm_of(event: Mapping[str, Any]) -> dict[str, Any]:
+    """What a summary says of an alarm, of the event that it was written as."""
+    names = {ours: name for name, ours in _TAKEN.items()}
+    facts = {names.get(name, name): value for name, value in event.items() if name not in _TAKEN}
+    return {"component": event.get("component"), **facts, "text": event.get("text")}
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float | None]:

@@ -325,7 +325,7 @@ class Launcher:
             case Reported(child_id, Report(kind, facts)):
                 self._chronicle.report(child_id, kind, facts)
             case Reported(child_id, Done(facts)):
-                self._chronicle.take_over(facts)
+                self._chronicle.done(child_id, facts)
                 self._follow(self._course.done(child_id))
             case Overdue():
                 self._say("stacks", event.id, f"{event.id} is overdue: {event}; its stacks are written", tell=True)

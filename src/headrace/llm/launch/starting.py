@@ -13,6 +13,7 @@ from headrace.core.errors import ConfigError, HeadraceError, RunDirectoryError
 from headrace.llm import weights
 from headrace.llm.config import RLConfig, RLDeadlinesConfig, RLSupervisionConfig
 from headrace.llm.launch.aside import put_aside
+from headrace.llm.launch.chronicle import alarm_of
 from headrace.llm.launch.deciding import Cast, full_cast, single_cast
 from headrace.llm.launch.launcher import Launch
 from headrace.llm.launch.place import LanguageRun, new_run_id, read_endpoints
@@ -22,6 +23,7 @@ from headrace.llm.payloads import WARM_START
 from headrace.llm.training.checkpoints import RLCheckpoint, RLCheckpoints
 from headrace.telemetry.board import Board
 from headrace.telemetry.events import is_number, read_events
+from headrace.telemetry.metrics import read_metrics
 
 MAY_CHANGE = frozenset(
     {
@@ -33,6 +35,8 @@ MAY_CHANGE = frozenset(
     }
 )  # fmt: skip
 """Keys that change nothing of what is learned, so that a run may go on, or be shared, with other values."""
+_OF_THE_TRAINER = "loss/mean"
+"""In its lines of the metrics alone; the orchestrator tells the lag as well, of what it ships."""
 _EVALUATED = ("version", "step", "problems", "episodes", "failed", "win_rate", "mean_reward", "low", "high")
 
 
@@ -88,7 +92,7 @@ def resume(path: Path, config: RLConfig | None) -> Launch:
         checkpoint, damaged = newest_checkpoint(place, run_id)
         step = checkpoint.version
         _require_work(place, config, step)
-        tally = history(read_events(place.events_file), step)
+        tally = history(read_events(place.events_file), read_metrics(place.metrics_file), step)
         unusable = unusable_weights(place, run_id, step)
         aside = put_aside(place, config, step, unusable)
         began_s = max(
@@ -214,11 +218,12 @@ def _require_work(place: LanguageRun, config: RLConfig, step: int) -> None:
         )
 
 
-def history(events: Iterable[Mapping[str, Any]], step: int) -> Tally:
+def history(events: Iterable[Mapping[str, Any]], metrics: Iterable[Mapping[str, Any]], step: int) -> Tally:
     """What is known of a run that goes on from the checkpoint of ``step``.
 
     Args:
         events: Of its earlier sessions, as `read_events` gives them.
+        metrics: Of them, as `read_metrics` gives them; those beyond an earlier checkpoint that was gone on from are cut.
         step: See above. What was told of later ones, now or when an earlier session went back, is of a past that is forgotten.
     """
     tally = Tally.going_on(step)
@@ -228,9 +233,16 @@ def history(events: Iterable[Mapping[str, Any]], step: int) -> Tally:
                 tally.go_back(int(event["checkpoint"]))
             case "evaluated" if isinstance(event.get("step"), int):
                 tally.note_evaluation({name: event[name] for name in _EVALUATED if name in event})
+            case "alarm":
+                tally.alarms.append(alarm_of(event))
+            case "tuned" if is_number(event.get("steps")) and is_number(event.get("loss")):
+                tally.sft_steps, tally.sft_loss = int(event["steps"]), float(event["loss"])
             case "fault" if event.get("component") != "supervisor":
                 tally.count_fault(str(event.get("what", "died")))
             case "restarted":
                 tally.restarts += 1
     tally.go_back(step)
+    for line in metrics:
+        if line["step"] <= step and _OF_THE_TRAINER in line:
+            tally.note_lag(line)
     return tally

@@ -9,7 +9,9 @@ from typing import Any, Self
 from headrace.core.errors import ComponentStalled, DataLossError, HeadraceError
 from headrace.llm.config import RLConfig
 from headrace.runtime.config import config_sha256
+from headrace.telemetry.events import is_number
 
+_LAG = ("off_policy/mean", "off_policy/max", "batch/trained_tokens")
 _PLACES = ("stale", "cancelled", "in_flight")
 
 
@@ -36,13 +38,12 @@ class Tally:
     """By kind: died, stalled."""
     restarts: int = 0
     lag_sum: float = 0.0
-    lag_steps: int = 0
+    """Of all tokens, versions by which they were older than the policy that was trained on them, as the trainer measured."""
     lag_max: float | None = None
-    """Versions by which tokens were older than the policy that was trained on them, as measured by the trainer."""
-    sft_steps: int = 0
-    sft_loss: float | None = None
     tokens: float = 0.0
     """Trained on."""
+    sft_steps: int = 0
+    sft_loss: float | None = None
 
     @classmethod
     def going_on(cls, step: int) -> Self:
@@ -74,19 +75,23 @@ class Tally:
         self.evaluations.sort(key=lambda one: total(one.get("version")))
 
     def go_back(self, step: int) -> None:
-        """A session goes on from the checkpoint of this step: what was evaluated after it is of a past that is forgotten."""
+        """A session goes on from the checkpoint of this step: what came after it is of a past that is forgotten."""
         self.evaluations = [one for one in self.evaluations if total(one.get("step")) <= step]
+        self.alarms = [one for one in self.alarms if total(one.get("step")) <= step]
 
     def note_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """The trainer has made a step."""
         self.steps = max(self.steps, step)
         self.untrained = {at: count for at, count in self.untrained.items() if at > self.steps}
-        mean, most = metrics.get("off_policy/mean"), metrics.get("off_policy/max")
-        if isinstance(mean, int | float):
-            self.lag_sum += float(mean)
-            self.lag_steps += 1
-        if isinstance(most, int | float):
-            self.lag_max = max(float(most), self.lag_max or 0.0)
+        self.note_lag(metrics)
+
+    def note_lag(self, metrics: Mapping[str, Any]) -> None:
+        """How old the tokens of a step of the trainer were, by what it reported of it."""
+        if all(is_number(metrics.get(name)) for name in _LAG):
+            mean, most, tokens = (float(metrics[name]) for name in _LAG)
+            self.lag_sum += mean * tokens
+            self.tokens += tokens
+            self.lag_max = max(most, self.lag_max or 0.0)
 
 
 def audited(books: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -152,7 +157,7 @@ def summarize(
         "books": books,
         "policy_lag": {
             "declared": float(config.orchestrator.max_policy_lag),
-            "mean": tally.lag_sum / tally.lag_steps if tally.lag_steps else None,
+            "mean": tally.lag_sum / tally.tokens if tally.tokens else None,
             "max": tally.lag_max,
         },
         "evaluations": tally.evaluations,
