@@ -151,7 +151,7 @@ def warm_start(context: ChildContext) -> None:
         own.basics.model.mkdir(exist_ok=True)
         _publish(own, 0)
         own.tell("sft", step=3, loss=0.5)
-        own.done(version=0)
+        own.done(version=0, sft_steps=3, loss=0.5)
 
 
 def inference(context: ChildContext) -> None:
@@ -275,7 +275,12 @@ def trainer(context: ChildContext) -> None:
                     "step",
                     step=step + 1,
                     version=step + 1,
-                    metrics={"loss/mean": 0.1, "off_policy/mean": 0.0, "off_policy/max": 0.0},
+                    metrics={
+                        "loss/mean": 0.1,
+                        "off_policy/mean": 0.0,
+                        "off_policy/max": 0.0,
+                        "batch/trained_tokens": 8.0,
+                    },
                 )
             own.done(version=own.config.run.steps, weights_sha256="ab" * 32)
         finally:

@@ -76,6 +76,7 @@ def test_an_interrupted_run_goes_on_where_its_trainer_saved(stand_ins, tmp_path)
     assert (second["outcome"], second["steps"], second["sessions"]) == ("completed", 4, 2), second["error"]
     assert second["run_id"] == first["run_id"]
     assert not (run / "weights" / "7").exists()
+    assert (second["sft"], what.tally.tokens) == (first["sft"], 4 * 8.0), "two steps of each session"
     assert (run / "earlier" / "beyond-1" / "weights" / "7").is_dir()
     assert [event["component"] for event in events(run, "started")].count("warm-start") == 1
     assert second["evaluations"][0]["win_rate"] == 0.25
