@@ -33,6 +33,15 @@ def pause(seconds: float) -> None:
     select.select([], [], [], seconds)
 
 
+def refuse_to_print() -> None:
+    """As a library does whose own stream stands in the place of the process's, and is closed."""
+
+    def write(text: str) -> int:
+        raise RuntimeError("this stream is closed")
+
+    sys.stderr = types.SimpleNamespace(write=write, flush=lambda: None)
+
+
 class Traced(gymnasium.Env[Any, Any]):
     """The observation is (seed given to the reset, t): a stored row tells its lane, episode and step.
 
@@ -122,6 +131,14 @@ class Traced(gymnasium.Env[Any, Any]):
         if os.fork() == 0:
             raise ValueError("in the helper")
 
+    def fork_fail_mute(self) -> None:
+        refuse_to_print()
+        self.fork_fail()
+
+    def fork_exit_large(self) -> None:
+        if os.fork() == 0:
+            sys.exit(2**40)
+
     def help_itself(self) -> None:
         """Helpers that end by themselves, of any kind."""
         pid = os.fork()
@@ -138,6 +155,10 @@ class Traced(gymnasium.Env[Any, Any]):
 
     def fail(self) -> None:
         raise ValueError("burn map corrupt, tile 7")
+
+    def fail_mute(self) -> None:
+        refuse_to_print()
+        self.fail()
 
     def nan_reward(self) -> None:
         self.reward = float("nan")

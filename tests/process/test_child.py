@@ -202,16 +202,22 @@ def test_an_exception_is_reported_in_our_words_and_logged_in_its_own(spawn, tmp_
     assert log.rstrip().endswith("ValueError: the fault zoo sends its regards")
 
 
-@pytest.mark.parametrize(("code", "exit_code", "words"), [("'no executable'", 1, "no executable"), ("0", 0, "0")])
-def test_somebody_elses_exit_is_reported_with_its_words_and_place(start, tmp_path, monkeypatch, code, exit_code, words):
+@pytest.mark.parametrize(
+    ("code", "exit_code", "words"),
+    [("'no executable'", 1, "no executable"), ("0", 0, "0"), ("-1", 255, "-1"), ("2**40 + 3", 3, "1099511627779")],
+)
+def test_somebody_elses_exit_is_reported_with_its_words_and_place(
+    start, spawn, tmp_path, monkeypatch, code, exit_code, words
+):
     """As an environment does for which something is missing."""
     (tmp_path / "exits_when_built.py").write_text(f"import sys\ndef build(context):\n    sys.exit({code})\n")
     monkeypatch.syspath_prepend(tmp_path)
-    server = start()
+    server, beside = spawn("idle", server=start(), name="beside")
     child = server.spawn("child-0", "exits_when_built:build", None, {}, tmp_path / "0.log", tmp_path / "0.stacks")
     assert wait_for_end(server, child) == exit_code
     error = reported_error(child)
     child.close()
+    assert beside.exit_code is None
     assert error.what == "child-0 raised SystemExit"
     assert error.facts == {"error": f"SystemExit: {words}", "where": "exits_when_built.py:3 in build"}
     assert (tmp_path / "0.log").read_text().endswith(f"SystemExit: {words}\n")

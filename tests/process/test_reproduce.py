@@ -139,6 +139,12 @@ def test_why_it_may_not_come_again_is_told(file, capfd):
     assert "draws from the global generators" in why
 
 
+def test_what_is_raised_where_nothing_can_be_printed_comes_again(file, capfd):
+    env = {"factory": "run_envs:make", "kwargs": {"fault": "fail_mute", "at": 2}}
+    assert main([file(env=env)]) == 0, capfd.readouterr()
+    assert "ValueError: burn map corrupt, tile 7\n" in capfd.readouterr().err
+
+
 def test_an_exit_that_was_reported_comes_again(file):
     env = {"factory": "run_envs:make", "kwargs": {"fault": "sys_exit", "at": 2}}
     assert main([file(env=env, error="SystemExit: ")]) == 0

@@ -20,7 +20,9 @@ EVALUATED = {"evaluation__every_steps": 200, "evaluation__episodes": 2}
 """The evaluator's environment forks as well."""
 
 
-@pytest.mark.parametrize("fault", ["fork", "fork_exit", "fork_fail", "help_itself"])
+@pytest.mark.parametrize(
+    "fault", ["fork", "fork_exit", "fork_exit_large", "fork_fail", "fork_fail_mute", "help_itself"]
+)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_fork_that_comes_back_ends_there(runs: Runs, schedule: str, fault: str) -> None:
     settings = SCHEDULES[schedule] | EVALUATED
@@ -32,7 +34,10 @@ def test_a_fork_that_comes_back_ends_there(runs: Runs, schedule: str, fault: str
         assert_gapless(rows, lane, restarts=0)
     assert_replays(run)
     logs = "".join(path.read_text() for path in (run.path / "logs").glob("*.log"))
-    assert ("has come back from the code that made it, and ends here" in logs) is (fault in ("fork", "fork_fail"))
-    assert ("ValueError: in the helper" in logs) is (fault == "fork_fail")
+    assert ("has come back from the code that made it, and ends here" in logs) is (
+        fault in ("fork", "fork_fail", "fork_fail_mute")
+    )
+    assert ("ValueError: in the helper" in logs) is fault.startswith("fork_fail")
+    assert "ENV-004" not in logs
     if schedule == "inline":
         assert outcome(run) == outcome(runs.train(**settings))

@@ -14,6 +14,7 @@ from headrace.envs.hockey import HockeyEnv
 from headrace.llm.loading import Source, load_rl_config
 from headrace.runtime.config import describes_language_model, load_config
 from headrace.runtime.presets import preset_folder, presets, resolve
+from headrace.runtime.rundir import RunDirectory
 
 NAMES = [
     "cage2-ppo", "cartpole-dqn", "cartpole-ppo", "fuelbreak-dqn", "halfcheetah-ppo", "halfcheetah-sac", "hockey-demo",
@@ -107,18 +108,35 @@ def test_folder_is_refused(tmp_path):
         resolve(tmp_path)
 
 
-@pytest.mark.parametrize(("text", "command"), [("", "train"), ("[orchestrator]", "rl")])
-def test_folder_of_a_run_is_refused_with_both_ways_on(tmp_path, text, command):
+def test_folder_of_a_run_is_refused_with_both_ways_on(tmp_path):
     run = tmp_path / "my run"
     run.mkdir()
-    (run / "config.toml").write_text(text)
+    (run / "config.toml").touch()
     with pytest.raises(ConfigError) as raised:
         resolve(run)
     assert str(raised.value) == (
         f"[CFG-001] {run} is the folder of a run; a configuration is a TOML file\n"
-        f"  fix: go on with the run: headrace {command} --resume --run-dir '{run}'; "
-        f"or begin another like it: name '{run}/config.toml'"
+        "  fix: it left nothing to go on from; begin it again in its directory: "
+        f"headrace train --resume --run-dir '{run}'; or begin another like it: name '{run}/config.toml'"
     )
+
+
+def test_folder_of_a_live_run_is_refused_without_a_way_to_resume_it(tmp_path):
+    with RunDirectory.create(tmp_path / "run", load_config("pendulum-td3")) as run:
+        with pytest.raises(ConfigError) as raised:
+            resolve(run.path)
+        assert raised.value.fix == (
+            f"see how it gets on: headrace monitor {run.path}; or begin another like it: name {run.config_file}"
+        )
+
+
+def test_folder_of_a_run_with_a_damaged_summary_is_refused_as_a_folder(tmp_path):
+    (tmp_path / "config.toml").touch()
+    (tmp_path / "board").touch()
+    (tmp_path / "summary.json").write_text("[")
+    with pytest.raises(ConfigError) as raised:
+        resolve(tmp_path)
+    assert raised.value.fix == f"begin another like it: name {tmp_path}/config.toml"
 
 
 def test_installed_package_carries_its_presets(tmp_path, monkeypatch):

@@ -13,13 +13,14 @@ import torch
 
 from board_support import another_process
 from headrace.cli.main import main
-from headrace.core.errors import RunDirectoryError
+from headrace.core.errors import ConfigError, RunDirectoryError
 from headrace.llm.launch import launcher
 from headrace.llm.launch.place import LanguageRun
 from headrace.llm.training.checkpoints import RLCheckpoints
 from headrace.monitor.doctor import diagnose
 from headrace.monitor.reader import read_run
 from headrace.runtime.config import load_config
+from headrace.runtime.presets import resolve
 from headrace.runtime.remains import Onward, onward
 from headrace.runtime.rundir import RunDirectory
 from headrace.telemetry.board import Board
@@ -33,6 +34,7 @@ FOUND = {
     "none yet": {"train": Onward.ANEW, "rl": Onward.ELSEWHERE},  # trained steps of a model are nothing to put aside
     "one there": Onward.RESUME,
 }
+COMMAND = re.compile(r"headrace (?:train|rl|trainer|supervise) [^;]+")
 
 
 def killed_training(path: Path, left: str) -> None:
@@ -80,11 +82,67 @@ def test_what_the_doctor_says_to_do_after_a_kill_can_be_done(kind, left, tmp_pat
     found = FOUND[left] if isinstance(FOUND[left], Onward) else FOUND[left][kind]
     assert onward(RunDirectory(run)) is found
     remedy = diagnose(read_run(run, pause=lambda _: None)).remedy
-    (command,) = re.findall(r"headrace (?:train|rl) [^;]+", remedy)
+    (command,) = COMMAND.findall(remedy)
     assert (str(tmp_path / "my run") in shlex.split(command)) is (found is not Onward.ELSEWHERE)
     with pytest.raises(SystemExit) as left_with:
         main(shlex.split(command)[1:])
     assert left_with.value.code == 0
+
+
+@pytest.mark.parametrize("left", FOUND)
+def test_what_whoever_names_the_folder_is_told_can_be_done(kind, left, tmp_path):
+    run = tmp_path / "my run"
+    (killed_training if kind == "train" else killed_language_model)(run, left)
+    assert can_be_done(run).startswith(f"headrace {kind} ")
+
+
+def test_what_whoever_names_the_folder_of_a_finished_run_is_told_can_be_done(kind, tmp_path):
+    run = tmp_path / "run"
+    if kind == "train":
+        past = PastRun(
+            run,
+            load_config("pendulum-td3", {"run.steps": 30, "replay.learning_starts": 10, "collect.random_steps": 10}),
+        )
+        past.learn(3)
+        past.checkpoint()
+        past.end("completed")
+    else:
+        killed_language_model(run, "one there")
+        RunDirectory(run).write_summary(DONE)
+    assert can_be_done(run) == f"headrace {kind} --resume --run-dir {run} --steps N"
+
+
+@pytest.mark.usefixtures("kind")
+@pytest.mark.parametrize("kind", ["rl"], indirect=True)
+def test_what_whoever_names_the_folder_of_a_warm_start_or_a_component_is_told_can_be_done(tmp_path):
+    run = tmp_path / "run"
+    killed_language_model(run, "never began")
+    with LanguageRun(run).alone("trainer") as component:
+        component.claim(tiny_config())
+    assert can_be_done(component.path) == f"headrace trainer --run-dir {run}"
+    RunDirectory(run).write_summary(DONE)
+    assert can_be_done(run) == f"headrace rl @ {run}/config.toml"
+
+
+def test_what_whoever_names_the_folder_of_a_supervised_run_is_told_can_be_done(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("headrace.cli.supervise._run", lambda *_: DONE)
+    monkeypatch.setattr("headrace.cli.supervise.ending", lambda *_: "completed")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").write_text('[process.server]\ncommand = "true"\n')
+    assert can_be_done(run) == f"headrace supervise {run}/config.toml"
+
+
+def can_be_done(run: Path) -> str:
+    """The command that is proposed to whoever names a run's folder in place of a file, after it has been carried out."""
+    with pytest.raises(ConfigError) as refused:
+        resolve(run)
+    (command,) = COMMAND.findall(refused.value.fix)
+    with pytest.raises(SystemExit) as left_with:
+        main(shlex.split(command.replace("--steps N", "--steps 60"))[1:])
+    assert left_with.value.code == 0
+    return command
 
 
 @pytest.mark.parametrize("left", ["checkpoints off", "none yet", "one there"])

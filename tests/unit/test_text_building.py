@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import sys
 import threading
@@ -400,7 +401,17 @@ def test_a_fact_that_is_no_number_twice_is_the_same_answer() -> None:
     assert check_environment(NotANumberInItsFacts()).messages == 4
 
 
-def test_what_an_environment_holds_it_lets_go_of(capsys: pytest.CaptureFixture[str]) -> None:
+def refuse_to_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the environment has left a closed stream in the place of the process's."""
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+
+
+def test_what_an_environment_holds_it_lets_go_of(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_to_print(monkeypatch)
     closed: list[str] = []
 
     class Holding(Parrot):
@@ -411,10 +422,13 @@ def test_what_an_environment_holds_it_lets_go_of(capsys: pytest.CaptureFixture[s
     close_environment(Parrot())
     close_environment(Holding())
     assert closed == ["closed"]
-    assert "OSError: the server is gone" in capsys.readouterr().err
+    assert "OSError: the server is gone" in capfd.readouterr().err
 
 
-def test_one_that_does_not_come_back_from_closing_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_that_does_not_come_back_from_closing_is_left(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_to_print(monkeypatch)
     come_back = threading.Event()
 
     class Hanging(Parrot):
@@ -423,4 +437,4 @@ def test_one_that_does_not_come_back_from_closing_is_left(capsys: pytest.Capture
 
     close_environment(Hanging(), limit_s=0.01)
     come_back.set()
-    assert "close() of the environment did not come back within 0.01 s" in capsys.readouterr().err
+    assert "close() of the environment did not come back within 0.01 s" in capfd.readouterr().err

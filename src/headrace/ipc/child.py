@@ -29,7 +29,7 @@ from headrace.core.errors import (
 from headrace.core.files import remedy
 from headrace.ipc import printing, stacks
 from headrace.ipc.channel import Channel
-from headrace.ipc.copies import copies_ended
+from headrace.ipc.copies import copies_ended, exit_code_of
 from headrace.ipc.shm import SharedBlock
 
 _LAST_WORDS_S = 5.0
@@ -113,7 +113,7 @@ def _work(bootstrap: Bootstrap, fds: list[int], server_pid: int) -> int:
             if not _by_us(request):  # an environment, say, for which it is the way to tell that something is missing
                 _report(control, bootstrap.id, request)  # first: the log may take nothing
                 printing.tell(traceback.format_exc())
-            return request.code if isinstance(request.code, int) else int(request.code is not None)
+            return exit_code_of(request)
         except Exception as error:  # noqa: BLE001 - a process border: it goes into the log, and to the supervisor
             if isinstance(error, ChannelClosed) and not control.peer_alive():
                 # Nobody's fault here and nobody left to tell: a line for whoever reads the logs, instead of a page each.

@@ -13,7 +13,9 @@ import sys
 import traceback
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
+
+from headrace.ipc import printing
 
 _END_BY_THEMSELVES = frozenset({"multiprocessing.popen_fork", "multiprocess.popen_fork", "billiard.popen_fork"})
 """Modules whose forks never come back from them."""
@@ -63,16 +65,25 @@ def _trace_nothing_new(_frame: FrameType, _event: str, _value: Any) -> None:
     """Without such a function nothing is traced at all."""
 
 
-def _leave(_frame: FrameType, event: str, value: Any) -> None:
-    """End this process, a copy, and say how it came back; with the exit code that it would have had."""
-    raised = value[1] if event == "exception" else None
-    code = int(raised is not None)
-    with contextlib.suppress(OSError, ValueError):
+def _leave(_frame: FrameType, event: str, value: Any) -> NoReturn:
+    """End this process, a copy, and say how it came back; with the exit code that it would have had.
+
+    Whatever fails in it: what it raised would be raised in the copy, which would go on.
+    """
+    code = 1
+    try:
+        raised = value[1] if event == "exception" else None
         if isinstance(raised, SystemExit):
-            code = raised.code if isinstance(raised.code, int) else int(raised.code is not None)
+            code = exit_code_of(raised)
         else:
-            if raised is not None:
-                traceback.print_exception(*value)
+            code = int(raised is not None)
             text = f"a fork of {_NAMES[-1]}, process {os.getpid()}, has come back from the code that made it, and ends here\n"
-            os.write(2, text.encode(errors="backslashreplace"))
-    os._exit(code)
+            # Not through `sys.stderr`, which may be anybody's, and held by a thread of the original.
+            printing.tell("".join(traceback.format_exception(*value)) + text if code else text)
+    finally:
+        os._exit(code)
+
+
+def exit_code_of(request: SystemExit) -> int:
+    """With which a process ends that is asked to, from 0 to 255; no other number can be told to the system."""
+    return request.code & 0xFF if isinstance(request.code, int) else int(request.code is not None)

@@ -25,7 +25,7 @@ from headrace.core.errors import RunDirectoryError
 from headrace.core.toml import read_table
 from headrace.ipc.channel import poll_fds
 from headrace.monitor.snapshot import Disk, Memory, Snapshot
-from headrace.runtime.remains import Onward, onward
+from headrace.runtime.remains import way_on
 from headrace.runtime.rundir import RunDirectory
 from headrace.telemetry.blame import PATIENCE_S
 from headrace.telemetry.board import Activity, Board, SlotView
@@ -124,9 +124,9 @@ def read_run(path: str | Path, *, between_s: float = BETWEEN_S, pause: Callable[
     if found.summary is not None:
         return found
     if found.live:  # perhaps only the program that had begun it
-        return replace(found, go_on=_go_on(run)) if found.ended_by_itself else found
+        return replace(found, go_on=way_on(run)) if found.ended_by_itself else found
     # It may have ended in order since the summary was looked for.
-    return replace(found, summary=run.read_summary(), events=_tail(run.events_file), go_on=_go_on(run))
+    return replace(found, summary=run.read_summary(), events=_tail(run.events_file), go_on=way_on(run))
 
 
 def places(path: str | Path) -> list[Path]:
@@ -262,32 +262,6 @@ def read_plan(config_file: Path) -> Plan:
         max_restarts=_whole(_section(table, "supervision").get("max_restarts")),
         restart_window_s=_number(_section(table, "supervision").get("restart_window_s")) or 300.0,
     )
-
-
-def _go_on(run: RunDirectory) -> str:
-    """How whoever's run was killed goes on."""
-    path, table = run.path.absolute(), read_table(run.config_file)
-    own = shlex.quote(str(path))
-    config = shlex.quote(str(path / run.config_file.name))
-    if "process" in table:  # of headrace supervise, whose runs begin anew
-        return f"start it again: headrace supervise {config}"
-    is_language = "orchestrator" in table
-    if is_language and path.parent.name == "alone":  # of one component, see `headrace.llm.launch.alone`
-        return f"start it again: headrace {path.name} --run-dir {shlex.quote(str(path.parent.parent))}"
-    again = f"headrace rl @ {config}" if is_language else f"headrace train {config}"
-    taken = shlex.quote(f"sft.checkpoint={path}")
-    learned = (
-        f"; --set {taken} gives it the newest weights of this one" if any(path.glob("weights/*/manifest.json")) else ""
-    )
-    match onward(run):
-        case Onward.RESUME:
-            return f"go on from its newest checkpoint: headrace {'rl' if is_language else 'train'} --resume --run-dir {own}"
-        case Onward.ANEW:
-            if is_language:  # it may have been a warm start alone, which nothing in the directory tells
-                return f"it left nothing to go on from; begin it again in its directory, as it was begun or by: {again} --run-dir {own}"
-            return f"it left nothing to go on from; begin it again in its directory: headrace train --resume --run-dir {own}"
-        case Onward.ELSEWHERE:
-            return f"it left no checkpoint to go on from; begin another like it in a directory of its own: {again}{learned}"
 
 
 def _language_plan(table: Mapping[str, Any]) -> Plan:

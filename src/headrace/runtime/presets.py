@@ -6,9 +6,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from headrace.core.errors import ConfigError
+from headrace.core.errors import ConfigError, RunDirectoryError
 from headrace.core.refusals import nearest
-from headrace.core.toml import read_table
 
 A_PRESET = "a preset (headrace list)"
 """What may be named in place of a file, for messages."""
@@ -61,11 +60,9 @@ def resolve(name_or_path: str | Path) -> Path:
         return path
     if path.suffix == ".toml" or len(path.parts) > 1 or path.is_dir():
         if (path / "config.toml").is_file():
-            kind = "rl" if "orchestrator" in read_table(path / "config.toml") else "train"
             raise ConfigError(
                 f"{name_or_path} is the folder of a run; a configuration is a TOML file",
-                fix=f"go on with the run: headrace {kind} --resume --run-dir {shlex.quote(str(name_or_path))}; "
-                f"or begin another like it: name {shlex.quote(str(path / 'config.toml'))}",
+                fix=_meant(path.absolute()),
             )
         raise ConfigError(
             f"{name_or_path} is {'a folder' if path.is_dir() else 'not there'}; a configuration is a TOML file",
@@ -82,6 +79,23 @@ def resolve(name_or_path: str | Path) -> Path:
         presets=", ".join(known),
         fix=f"headrace train {meant}" if meant else "choose one of the presets, or give a TOML file",
     )
+
+
+def _meant(folder: Path) -> str:
+    """What whoever names the folder of a run may have meant."""
+    from headrace.runtime.remains import way_on  # both need configurations, and so this module
+    from headrace.runtime.rundir import RunDirectory
+
+    run = RunDirectory(folder)
+    config = shlex.quote(str(run.config_file))
+    another = f"begin another like it: name {config}"
+    if run.is_live():
+        return f"see how it gets on: headrace monitor {shlex.quote(str(folder))}; or {another}"
+    try:
+        way = way_on(run)
+    except RunDirectoryError:  # a summary that is damaged: who reads it is told
+        return another
+    return way if config in way else f"{way}; or {another}"
 
 
 def _description(path: Path) -> str:

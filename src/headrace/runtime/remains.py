@@ -6,6 +6,7 @@ a run of another version too. Whether a checkpoint is sound is found out by whoe
 
 from __future__ import annotations
 
+import shlex
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,39 @@ def onward(run: RunDirectory) -> Onward:
     if why_new(run) is not None:
         return Onward.ANEW
     return Onward.RESUME if any(run.checkpoints_dir.glob(f"*/{MANIFEST}")) else Onward.ELSEWHERE
+
+
+def way_on(run: RunDirectory) -> str:
+    """How whoever's run this is goes on once it has ended, in words, with the command that does it.
+
+    Raises:
+        RunDirectoryError: Its summary is damaged.
+    """
+    path, table = run.path.absolute(), read_table(run.config_file)
+    own = shlex.quote(str(path))
+    config = shlex.quote(str(path / run.config_file.name))
+    if "process" in table:  # of headrace supervise, whose runs begin anew
+        return f"start it again: headrace supervise {config}"
+    is_language = "orchestrator" in table
+    if is_language and path.parent.name == "alone":  # of one component, see `headrace.llm.launch.alone`
+        return f"start it again: headrace {path.name} --run-dir {shlex.quote(str(path.parent.parent))}"
+    again = f"headrace rl @ {config}" if is_language else f"headrace train {config}"
+    taken = shlex.quote(f"sft.checkpoint={path}")
+    learned = (
+        f"; --set {taken} gives it the newest weights of this one" if any(path.glob("weights/*/manifest.json")) else ""
+    )
+    match onward(run):
+        case Onward.RESUME:
+            command = f"headrace {'rl' if is_language else 'train'} --resume --run-dir {own}"
+            if (run.read_summary() or {}).get("outcome") == "completed":
+                return f"go on from its newest checkpoint, with more steps than it had: {command} --steps N"
+            return f"go on from its newest checkpoint: {command}"
+        case Onward.ANEW:
+            if is_language:  # it may have been a warm start alone, which nothing in the directory tells
+                return f"it left nothing to go on from; begin it again in its directory, as it was begun or by: {again} --run-dir {own}"
+            return f"it left nothing to go on from; begin it again in its directory: headrace train --resume --run-dir {own}"
+        case Onward.ELSEWHERE:
+            return f"it left no checkpoint to go on from; begin another like it in a directory of its own: {again}{learned}"
 
 
 def why_new(run: RunDirectory) -> str | None:

@@ -32,6 +32,7 @@ from headrace.core.config import EnvConfig
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.specs import assemble, leaves
 from headrace.envs.building import build_environment, environment_name
+from headrace.ipc import printing
 from headrace.ipc.stacks import DUMP_SIGNAL, innermost_frame
 from headrace.runtime.reproducers import Reproducer
 from headrace.supervision.spec import describe_exit
@@ -191,7 +192,7 @@ def _play_into(folder: Path, found: Reproducer) -> None:
             early = _Player(found, folder / "at").play()
             kind, text = ("nothing", "nothing: every call came back") if early is None else ("ended", early)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever user code raises is what is looked for
-            traceback.print_exc()
+            printing.tell(traceback.format_exc())
             kind, text = "raised", f"{type(error).__name__}: {error}"
         finally:
             faulthandler.unregister(DUMP_SIGNAL)

@@ -25,6 +25,7 @@ from headrace.envs.text.asking import (
 )
 from headrace.envs.text.contents import Contents, contents_of
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, TextEnvironment
+from headrace.ipc import printing
 
 FACTORIES: Mapping[str, str] = {
     "wordle": "headrace.envs.text.wordle:WordleEnvironment",
@@ -85,7 +86,7 @@ def build_text_environment(
 
 
 def close_environment(environment: object, limit_s: float = 12.0) -> None:
-    """Have it let go of what it holds, if it has a method ``close``; what that raises is printed.
+    """Have it let go of what it holds, if it has a method ``close``; what that raises is told.
 
     Nothing hangs on it any more, so whoever is not back within the limit is left where it is, by a process that ends.
     """
@@ -97,13 +98,13 @@ def close_environment(environment: object, limit_s: float = 12.0) -> None:
         try:
             close()
         except BaseException:  # noqa: BLE001 - user code may raise anything
-            traceback.print_exc()
+            printing.tell(traceback.format_exc())
 
     thread = threading.Thread(target=closed, name="close of the environment", daemon=True)
     thread.start()
     thread.join(limit_s)
     if thread.is_alive():
-        traceback.print_exception(TimeoutError(f"close() of the environment did not come back within {limit_s:g} s"))
+        printing.tell(f"TimeoutError: close() of the environment did not come back within {limit_s:g} s\n")
 
 
 def _fix_of(made: object) -> str:
