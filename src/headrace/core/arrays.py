@@ -10,7 +10,8 @@ from numpy.typing import DTypeLike, NDArray
 
 CACHE_LINE = 64
 """Bytes."""
-_SURELY_HELD = float(np.finfo(np.float32).max) ** 2
+SURELY_HELD = float(np.finfo(np.float32).max) ** 2
+"""Of numbers whose squares add up to no more, none is too large for float32."""
 
 
 def aligned(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray[Any]:
@@ -31,8 +32,7 @@ def first_too_large(values: NDArray[Any], dtype: DTypeLike = np.float32) -> tupl
     if dtype is np.float32:
         if values.dtype.kind != "f" or values.dtype.itemsize <= 4:
             return None  # there is no such number
-        # One pass instead of three: of numbers whose squares add up to so little, none is too large.
-        if np.vdot(values, values) <= _SURELY_HELD:
+        if np.vdot(values, values) <= SURELY_HELD:  # one pass instead of three
             return None
     large = (np.abs(values) > np.finfo(dtype).max) & np.isfinite(values)
     return tuple(int(place) for place in np.argwhere(large)[0]) if large.any() else None
