@@ -11,12 +11,13 @@ from gymnasium import spaces
 from torch import nn
 
 from headrace.algorithms.base import PolicySpec
-from headrace.algorithms.configs import ExplorationConfig, NetworkConfig, TD3Config
+from headrace.algorithms.configs import ExplorationConfig, NetworkConfig, SACConfig, TD3Config
 from headrace.algorithms.flat import FlatParameters
 from headrace.algorithms.networks import build_network
+from headrace.algorithms.on_policy_configs import PPOConfig
 from headrace.algorithms.registry import algorithms, build_actor, build_algorithm, check_spaces
 from headrace.core.config import RunConfig
-from headrace.core.errors import ConfigError, SnapshotCorrupt, UnsupportedSpace
+from headrace.core.errors import ConfigError, NonFiniteValue, SnapshotCorrupt, UnsupportedSpace
 
 OBS = spaces.Box(-np.inf, np.inf, (6,), np.float32)
 ACTION = spaces.Box(np.array([-2, 0, -1], np.float32), np.array([2, 1, 1], np.float32))
@@ -106,6 +107,21 @@ def test_snapshot_may_be_read_only():
     flat.flags.writeable = False
     actor.load(snapshot(flat))
     assert actor.act(observations(2))["action"].shape == (2, 3)
+
+
+@pytest.mark.parametrize("config", [TD3Config(), SACConfig(), PPOConfig()], ids=["td3", "sac", "ppo"])
+def test_no_environment_is_handed_an_action_that_is_no_number(config):
+    made = build_algorithm(config, OBS, ACTION, seed=0)
+    actor, obs = build_actor(made.policy), observations(3)
+    actor.load(made.policy_arrays())
+    actor.act(obs)
+    obs["obs"][1, 2] = np.nan
+    with (
+        np.errstate(invalid="ignore"),
+        pytest.raises(NonFiniteValue, match="chose an action that is not finite") as caught,
+    ):
+        actor.act(obs)
+    assert caught.value.facts["row"] == 1
 
 
 def test_returned_actions_are_never_overwritten():

@@ -12,6 +12,7 @@ import pytest
 
 from headrace.algorithms.base import Actor
 from headrace.algorithms.choices import nothing_to_choose
+from headrace.algorithms.encoding import require_finite_actions
 from headrace.collectors.collector import Collector
 from headrace.collectors.stepping import Group, raised
 from headrace.core import seeding
@@ -246,6 +247,33 @@ def test_value_that_is_not_finite_is_named_and_not_committed(bench, fault, at, f
         "field": field, "lane": 0, "step": step,
     }  # fmt: skip
     assert b.replay.env_steps == 0
+
+
+def test_an_action_that_is_no_number_reaches_no_environment_and_what_led_to_it_is_told(bench, monkeypatch):
+    b = bench(fault="nan_obs", at=3)
+    act, stepped = b.actor.act, []
+
+    def refuse(obs, noise=None):
+        actions = act(obs, noise)["action"]
+        actions[np.isnan(obs["obs"]).any(axis=1)] = np.nan
+        stepped.append(actions)
+        require_finite_actions(actions)
+        return {"action": actions}
+
+    monkeypatch.setattr(b.actor, "act", refuse)
+    with pytest.raises(NonFiniteValue, match="lane 0 returned a value that is not finite"):
+        b.collector.collect(0, 8)
+    assert len(stepped) == 4
+    assert [len(b.rows(lane)) for lane in range(LANES)] == [3, 3]
+
+
+def test_an_action_that_is_no_number_on_one_that_is_is_the_policy_s(bench, monkeypatch):
+    b = bench()
+    bad = np.array([[0.0], [np.inf]], np.float32)
+    monkeypatch.setattr(b.actor, "act", lambda obs, noise=None: require_finite_actions(bad))
+    with pytest.raises(NonFiniteValue, match="the policy chose an action that is not finite") as caught:
+        b.collector.collect(0, 8)
+    assert (caught.value.facts["lane"], caught.value.facts["environment"]) == (1, "park")
 
 
 def test_first_bad_value_is_to_blame_not_what_it_led_to(bench):

@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 
 from headrace.core.config import EnvConfig
-from headrace.core.errors import ConfigError, EnvironmentNotBuilt, ObservationMismatch, UnsupportedSpace
+from headrace.core.errors import ConfigError, EnvironmentNotBuilt, NonFiniteValue, ObservationMismatch, UnsupportedSpace
 from headrace.envs import toy
 from headrace.envs.building import build_environment, environment_name
 from headrace.envs.contract import ObservationCheck, first_non_finite
@@ -408,6 +408,55 @@ def test_casting_never_changes_a_shape_or_a_whole_number(space, value):
 def test_space_that_cannot_be_stored_is_refused():
     with pytest.raises(UnsupportedSpace):
         ObservationCheck(spaces.Text(5), "toy")
+
+
+WIDE = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+LARGEST = float(np.finfo(np.float32).max)
+
+
+def test_a_number_that_float32_makes_infinite_is_told_in_full():
+    with pytest.raises(NonFiniteValue) as caught:
+        ObservationCheck(WIDE, "toy").transition((np.array([0.5, -1e39]), 1.0, False, False), 2, 7)
+    assert str(caught.value) == (
+        "[ENV-003] obs: -1e+39 does not fit into float32, which is what networks see\n"
+        "  environment: toy\n"
+        "  field: obs\n"
+        "  expected: numbers from -3.40282e+38 to 3.40282e+38\n"
+        "  found: -1e+39 at index (1,)\n"
+        "  lane: 2\n"
+        "  step: 7\n"
+        "  fix: let the environment scale it, clip it or take its logarithm; nobody has acted on it"
+    )
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "cast", "told"),
+    [
+        (WIDE, np.array([np.nan, 1e300]), False, "obs: 1e+300 does not fit into float32"),
+        (spaces.Dict(a=BOX, b=WIDE), {"a": np.zeros(3, np.float32), "b": np.array([0, 1e39])}, False, "obs.b: 1e"),
+        (spaces.Box(-np.inf, np.inf, (), np.float64), np.float64(1e39), False, "at index ()"),
+        (WIDE, [1, 1e39], True, "at index (1,)"),
+        (BOX, np.array([0, 1e39, 0]), True, "1e+39 does not fit into float32, which"),
+        (spaces.Box(-9, 9, (1,), np.float16), np.array([70_000]), True, "float16, as which it was declared"),
+    ],
+)
+def test_what_would_be_infinite_is_refused_wherever_it_is(space, value, cast, told):
+    with pytest.raises(NonFiniteValue) as caught:
+        ObservationCheck(space, "toy", cast=cast).check(value, 0, 0)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("space", "value"),
+    [
+        (WIDE, np.array([LARGEST, -LARGEST])),  # though the sum of their squares is too large
+        (WIDE, np.array([np.nan, -np.inf])),  # looked at by chunks, as of every dtype
+        (spaces.Box(-np.inf, np.inf, (0,), np.float64), np.zeros(0)),
+        (spaces.Box(-(2**63), 2**63 - 1, (2,), np.int64), np.array([2**63 - 1, -(2**63)])),
+    ],
+)
+def test_what_float32_can_hold_passes_unchanged(space, value):
+    assert ObservationCheck(space, "toy").check(value, 0, 0) is value
 
 
 def test_common_case_is_cheap():

@@ -464,6 +464,17 @@ def test_a_rollout_that_holds_no_number_is_refused_and_nothing_has_changed():
     assert_same(before, arrays(algorithm))
 
 
+def test_rewards_beyond_float32_are_named_and_can_be_normalised():
+    algorithm = learner()
+    told, weights = rollout(algorithm), algorithm.weights_sha256()
+    told.reward[2, 1] = 1e39
+    with pytest.raises(NonFiniteValue, match=r"advantage of step \d+ is 9.405e\+38; rewards from .* to 1e\+39"):
+        algorithm.begin(told)
+    assert not algorithm.pending
+    assert algorithm.weights_sha256() == weights
+    learner(normalize={"rewards": True}).begin(told)
+
+
 def test_a_loss_that_is_not_finite_changes_no_weight():
     algorithm = learner()
     told = rollout(algorithm)

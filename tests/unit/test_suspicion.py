@@ -19,7 +19,7 @@ from headrace.core import seeding
 from headrace.core.specs import leaves
 from headrace.envs.hockey import settings as _hockey  # noqa: F401 - registers headrace/Hockey-v0
 from headrace.lanes.lane import LaneBlock, LaneWriter
-from headrace.lanes.layout import INFO_KEYS, Geometry
+from headrace.lanes.layout import INFO_KEYS, STEP, Geometry
 from headrace.learners.evidence import Columns, Finding, listed, mix
 from headrace.learners.oddities import Expected
 from headrace.learners.suspicion import Suspicion
@@ -168,6 +168,36 @@ def test_no_false_alarm(name, push):
 
 
 # Single checks
+
+
+@pytest.mark.parametrize(
+    ("centre", "move", "dtype", "told"),
+    [
+        (1.7e9, 50, np.float64, "different values 1 is left; subtract an offset from it in the environment"),
+        (5.4e6, 0.2, np.float64, "around it) has steps of 0.5: of 2,000 different values 1 is left"),
+        (1.7e9, 50, np.int32, "around it) has steps of 128: of "),
+        (0, 0.2, np.float64, None),
+        (1.7e9, 1e5, np.float64, None),
+        (1e7, 2, np.int64, None),  # the same in float32
+        (1.0, 1e-15, np.float64, None),  # how a constant comes out of a simulation
+        (1.7e9, 50, np.float32, None),  # lost before it came
+    ],
+)
+def test_what_float32_cannot_tell_apart_is_named(centre, move, dtype, told):
+    rng = np.random.default_rng(0)
+    space, action = spaces.Box(-(2**31), 2**31 - 1, (2,), dtype), spaces.Discrete(2)
+    g = Geometry(1, 4_000, leaves(space, "obs"), leaves(action, "action"), 16, 2)
+    rows = np.zeros(2_000, g.dtype)
+    rows["t"], rows["kind"] = np.arange(2_000), STEP
+    rows["obs"] = np.stack([rng.normal(0, 100, 2_000), centre + rng.uniform(-move, move, 2_000)], axis=1)
+    suspicion = Suspicion(g.dtype, 1, space, action, Expected())
+    suspicion.add(0, rows)
+    found = {finding.kind: finding for finding in suspicion.findings}
+    assert ("lost_in_float32" in found) == (told is not None)
+    if told is not None:
+        finding = found["lost_in_float32"]
+        assert (finding.severity, finding.facts["fields"]) == ("warning", ["obs[1]"])
+        assert told in finding.text
 
 
 def test_declared_constant_is_named_by_its_index():

@@ -395,6 +395,9 @@ def test_non_finite_critic_loss_changes_nothing_and_names_the_row():
         "  fix: if the batch holds such a value, mend the environment; "
         "else lower algorithm.critic_lr or scale the rewards down"
     )
+    bad.reward[5] = 1e39  # finite, as float64
+    with pytest.raises(NonFiniteValue, match=r"batch: reward of row 5 is 1e\+39, which float32 cannot hold"):
+        algorithm.update(bad)
     assert algorithm.weights_sha256() == before
     assert algorithm.updates == algorithm.ledger()["critic_steps"] == 2
     algorithm.update(batch())

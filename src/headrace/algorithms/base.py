@@ -111,6 +111,7 @@ class Actor(Protocol):
 
         Raises:
             ObservationMismatch: An observation leaves nothing to choose; its fact ``row`` says which of the N it is.
+            NonFiniteValue: An action is NaN or infinite; ``row`` likewise.
         """
         ...
 

@@ -154,6 +154,7 @@ class Inputs:
         self._device = device
         self._resize(config.batch_size)
 
+    @np.errstate(over="ignore")  # of a reward: the loss is refused, and names it
     def tensors(self, batch: Transitions) -> tuple[Tensor, ...]:
         """``obs`` [B, O], ``action`` [B, A], ``reward`` [B], ``discount`` [B], ``next_obs`` [B, O]; until the next call."""
         if len(batch.reward) != len(self._tensors[2]):

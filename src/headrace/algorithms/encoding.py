@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headrace.algorithms.base import Arrays
 from headrace.core.arrays import aligned
-from headrace.core.errors import UnsupportedSpace
+from headrace.core.errors import NonFiniteValue, UnsupportedSpace
 from headrace.core.specs import Leaf, leaves
 
 Float32 = NDArray[np.float32]
@@ -237,11 +237,38 @@ class ActionBox:
         out[...] = scaled
 
     def denormalize(self, action: Float32) -> NDArray[Any]:
-        """From [N, A], where [-1, 1] is the range, to the space's shape [N, ...] and dtype, clipped; a new array each time."""
+        """From [N, A], where [-1, 1] is the range, to the space's shape [N, ...] and dtype, clipped; a new array each time.
+
+        Raises:
+            NonFiniteValue: See `require_finite_actions`.
+        """
+        require_finite_actions(action)
         scaled = (action * self._half + self._middle).astype(self._dtype)
         np.maximum(scaled, self._low, out=scaled)
         np.minimum(scaled, self._high, out=scaled)
         return scaled.reshape(len(scaled), *self._shape)
+
+
+def require_finite_actions(action: Float32) -> None:
+    """Refuse to hand what is no number to an environment, which would be blamed for what it makes of it.
+
+    Args:
+        action: [N, A], before it is clipped.
+
+    Raises:
+        NonFiniteValue: One of them is NaN or infinite; ``row`` among its facts says whose.
+    """
+    finite = np.isfinite(action)
+    if b"\0" not in finite.tobytes():  # half as long as `all` for so few
+        return
+    row, number = np.argwhere(~finite)[0].tolist()
+    raise NonFiniteValue(
+        "the policy chose an action that is not finite; the environment was not given it",
+        field="action",
+        found=f"{action[row, number]} as number {number} (from 0)",
+        row=row,
+        fix="see that observations are not that large: scale them in the environment; or lower the learning rates",
+    )
 
 
 def _finite_box(space: spaces.Space[Any]) -> spaces.Box:

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from headrace.algorithms.choices import Legal, nothing_to_choose
-from headrace.algorithms.encoding import Float32
+from headrace.algorithms.encoding import Float32, require_finite_actions
 from headrace.core.errors import UnsupportedSpace
 from headrace.core.specs import Leaf
 
@@ -180,6 +180,9 @@ class GaussianHead:
 
         Returns:
             ``action`` [N, ...], ``raw_action`` [N, A] and ``logprob`` [N].
+
+        Raises:
+            NonFiniteValue: See `require_finite_actions`.
         """
         std: Float32 = np.exp(log_std)
         raw = outputs.copy()
@@ -188,6 +191,7 @@ class GaussianHead:
             for lane, row in zip(noise, normal, strict=True):
                 lane.normal(dtype=np.float32, out=row)
             raw += normal * std
+        require_finite_actions(raw)
         deviation: Float32 = (raw - outputs) / std  # not `normal`: `raw` has been rounded, and it is what is stored
         logprob = log_density(deviation, log_std)
         action = np.clip(raw.reshape(len(raw), *self._shape).astype(self._dtype), self._low, self._high)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from headrace.algorithms.base import Arrays, Transitions
 from headrace.algorithms.flat import FlatAdam, FlatParameters
+from headrace.core.arrays import first_too_large
 from headrace.core.errors import ConfigError, NonFiniteValue
 
 
@@ -109,11 +110,26 @@ def _describe(batch: Transitions) -> str:
     """Whether the batch itself is to blame, and with what."""
     arrays = {"reward": batch.reward, "discount": batch.discount, **batch.action, **batch.obs}
     arrays |= {f"next {name}": array for name, array in batch.next_obs.items()}
+    return (
+        first_not_finite(arrays)
+        or f"every value is finite; rewards from {batch.reward.min():g} to {batch.reward.max():g}"
+    )
+
+
+def first_not_finite(arrays: Arrays) -> str | None:
+    """Which number is none to a network, in words; None: all are. Those that are too large for float32 are none, too.
+
+    Args:
+        arrays: By name, [rows, ...].
+    """
     for name, array in arrays.items():
         bad = np.argwhere(~np.isfinite(array))
         if len(bad):
             return f"{name} of row {bad[0][0]} is {array[tuple(bad[0])]}"
-    return f"every value is finite; rewards from {batch.reward.min():g} to {batch.reward.max():g}"
+        large = first_too_large(array)
+        if large is not None:
+            return f"{name} of row {large[0]} is {array[large]:g}, which float32 cannot hold"
+    return None
 
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}

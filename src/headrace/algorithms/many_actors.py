@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from headrace.algorithms.acting import misfit
 from headrace.algorithms.base import Actor, Arrays, LaneNoise, PolicySpec
-from headrace.core.errors import ObservationMismatch
+from headrace.core.errors import NonFiniteValue, ObservationMismatch
 from headrace.core.specs import leaves
 
 _SHARED = "exploration_scale"
@@ -59,7 +59,7 @@ class ManyActors:
             own = None if noise is None else [noise[row] for row in rows]
             try:
                 found = self._members[policy].act({name: array[rows] for name, array in obs.items()}, own)
-            except ObservationMismatch as error:  # which counts its own rows
+            except (ObservationMismatch, NonFiniteValue) as error:  # which counts its own rows
                 if "row" in error.facts:
                     error.facts["row"] = int(rows[int(str(error.facts["row"]))])
                 raise

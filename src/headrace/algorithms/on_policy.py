@@ -28,7 +28,7 @@ from headrace.algorithms.passes import Memory, pass_of
 from headrace.algorithms.policy_losses import mean, value_loss
 from headrace.algorithms.rates import Rates
 from headrace.algorithms.returns import fit
-from headrace.algorithms.rollouts import Batch, Inputs, Rows, Steps, require_finite_rollout
+from headrace.algorithms.rollouts import Batch, Inputs, Rows, Steps, in_float32, require_finite_rollout
 from headrace.core import seeding
 
 
@@ -196,7 +196,8 @@ class OnPolicy:
             self._means.add("importance_weight", float(np.exp(log_ratio[valid]).mean()))
         self._measure(fit(target[valid], steps.value[valid]))
         numbers = np.stack([logprob, *(array[valid] for array in (advantage, target, steps.value, *rho))])
-        return Rows(obs, legal, at, action, numbers.astype(np.float32), self._config.loss.normalize_advantages)
+        numbers = in_float32(numbers, rollout, self.updates + 1)
+        return Rows(obs, legal, at, action, numbers, self._config.loss.normalize_advantages)
 
     def _close_if_done(self) -> None:
         """Of an epoch set that is done: what has been observed meanwhile counts from now on."""

@@ -19,6 +19,7 @@ from headrace.algorithms.base import Arrays, Rollout
 from headrace.algorithms.choices import Legal
 from headrace.algorithms.encoding import Float32, Float64, ObservationEncoder
 from headrace.algorithms.heads import CategoricalHead, head_of
+from headrace.algorithms.learned import first_not_finite
 from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
 from headrace.algorithms.policy_losses import standardised
 from headrace.algorithms.sampling import action_mask
@@ -163,16 +164,14 @@ class Inputs:
 
 
 def _first_not_finite(rollout: Rollout) -> str | None:
-    """Which number of a rollout is none, in words; None: all are."""
-    held: dict[str, NDArray[Any]] = {"reward": rollout.reward[rollout.valid], **rollout.obs}
+    """Which number of a rollout is none, in words; None: all are. Rewards are scaled before they are float32."""
+    reward = rollout.reward[rollout.valid]
+    bad = np.flatnonzero(~np.isfinite(reward))
+    if len(bad):
+        return f"reward of row {bad[0]} is {reward[bad[0]]}"
+    held: dict[str, NDArray[Any]] = dict(rollout.obs)
     held |= {name: array[rollout.valid] for name, array in {**rollout.action, **rollout.told}.items()}
-    for name, array in held.items():
-        if array.dtype.kind != "f":
-            continue
-        bad = np.argwhere(~np.isfinite(array))
-        if len(bad):
-            return f"{name} of row {bad[0][0]} is {array[tuple(bad[0])]}"
-    return None
+    return first_not_finite({name: array for name, array in held.items() if array.dtype.kind == "f"})
 
 
 def require_finite_rollout(rollout: Rollout, update: int) -> None:
@@ -193,3 +192,24 @@ def require_finite_rollout(rollout: Rollout, update: int) -> None:
             found=bad,
             fix="mend the environment; if it is logprob or raw_action, lower algorithm.lr",
         )
+
+
+@np.errstate(over="ignore")
+def in_float32(numbers: Float64, rollout: Rollout, update: int) -> Float32:
+    """What steps are learned from, [4, S] or [5, S] as `Rows.numbers`, as networks see it.
+
+    Raises:
+        NonFiniteValue: A reward or a value is so large that its advantage or target is no number any more.
+    """
+    found = numbers.astype(np.float32)
+    bad = np.argwhere(~np.isfinite(found))
+    if len(bad):
+        rewards = rollout.reward[rollout.valid]
+        kind = ("logprob", "advantage", "target", "value", "importance weight")[bad[0][0]]
+        raise NonFiniteValue(
+            "learner: a number that networks are to learn is not finite in float32; no weight was changed",
+            update=update,
+            found=f"{kind} of step {bad[0][1]} is {numbers[tuple(bad[0])]:g}; rewards from {rewards.min():g} to {rewards.max():g}",
+            fix="scale the rewards down, or set algorithm.normalize.rewards = true; else lower algorithm.lr",
+        )
+    return found

@@ -79,6 +79,7 @@ class Sampled:
         self._device = device
         self._resize(rows)
 
+    @np.errstate(over="ignore")  # of a reward: the loss is refused, and names it
     def tensors(self, batch: Transitions) -> SampledRows:
         """Its B transitions; until the next call."""
         if len(batch.reward) != len(self._tensors[2]):

@@ -20,7 +20,7 @@ from headrace.collectors.restoring import Episodes, bring_back, kept_rows
 from headrace.collectors.stepping import Group, SteppedLane, refused
 from headrace.collectors.streams import LaneStreams
 from headrace.core import seeding
-from headrace.core.errors import EnvironmentFault, ObservationMismatch
+from headrace.core.errors import EnvironmentFault, NonFiniteValue, ObservationMismatch
 from headrace.core.specs import handed_over
 from headrace.envs.agents import Seat
 from headrace.envs.contract import ObservationCheck
@@ -254,7 +254,7 @@ class Collector:
         try:
             # All lanes at once, always: another number of rows may round differently.
             return self._actor.act(self._observations(), [lane.streams.noise for lane in self._lanes])
-        except ObservationMismatch as error:  # of a row of what it was shown
+        except (ObservationMismatch, NonFiniteValue) as error:  # of a row of what it was shown
             if "row" in error.facts:
                 lane = self._lanes[int(str(error.facts.pop("row")))]
                 error.place(environment=self.group.environment, lane=lane.number, step=lane.writer.transitions)

@@ -15,7 +15,8 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from headrace.core.errors import ObservationMismatch
+from headrace.core.arrays import SURELY_HELD, first_too_large
+from headrace.core.errors import NonFiniteValue, ObservationMismatch
 from headrace.core.specs import Leaf, assemble, leaves
 
 GOES_ON = (False, False)
@@ -32,6 +33,11 @@ class _LeafRule:
     high: NDArray[Any] | None
     scalar: bool
     """Whether a plain Python int is as good as an array (Discrete)."""
+
+    @property
+    def wide(self) -> bool:
+        """Whether there are numbers that are finite in it and infinite in float32, which is what networks see."""
+        return self.leaf.dtype.kind == "f" and self.leaf.dtype.itemsize > 4
 
     @property
     def expected(self) -> str:
@@ -71,7 +77,7 @@ class ObservationCheck:
         UnsupportedSpace: The space has a part that cannot be stored.
     """
 
-    __slots__ = ("_cast", "_dtype", "_environment", "_fast", "_most", "_on_cast", "_rules", "_shape", "_space")
+    __slots__ = ("_cast", "_dtype", "_environment", "_fast", "_most", "_on_cast", "_rules", "_shape", "_space", "_wide")
 
     def __init__(
         self,
@@ -88,17 +94,20 @@ class ObservationCheck:
         self._rules = tuple(_rule(space, leaf) for leaf in leaves(space, "obs"))
         only = self._rules[0] if isinstance(space, spaces.Box) else None
         self._most = _most_of(only) if only else None
-        self._fast = only is not None and (only.low is None or self._most is not None)
+        self._wide = only is not None and only.wide
+        self._fast = only is not None and not self._wide and (only.low is None or self._most is not None)
         self._dtype = only.leaf.dtype if only else None
         self._shape = only.leaf.shape if only else None
 
     def check(self, value: Any, lane: int, step: int) -> Any:
         """``value`` itself if it fits, or what it was converted to under ``cast``.
 
-        Whether floats are finite is asked for whole chunks, by `first_non_finite`.
+        Whether floats are finite is asked for whole chunks, by `first_non_finite`; whether float64 fits into float32 is
+        asked here, for nobody may act on what would be infinite.
 
         Raises:
             ObservationMismatch: It does not fit; names environment, field, expected, found, lane and step.
+            NonFiniteValue: A finite number in it is too large for float32.
         """
         # One array of one kind is by far the commonest case: three comparisons, no call.
         if (
@@ -109,6 +118,10 @@ class ObservationCheck:
             and (self._most is None or max(value.tobytes()) <= self._most)
         ):
             return value
+        if self._wide and type(value) is np.ndarray and value.dtype is self._dtype and value.shape == self._shape:
+            if not np.vdot(value, value) <= SURELY_HELD:  # as it nearly always is
+                self._require_held(self._rules[0], value, lane, step)
+            return value
         return self._check_leaves(value, lane, step)
 
     def transition(self, returned: Sequence[Any], lane: int, step: int) -> tuple[Any, float, tuple[bool, bool]]:
@@ -118,6 +131,7 @@ class ObservationCheck:
 
         Raises:
             ObservationMismatch: One of the values does not fit.
+            NonFiniteValue: See `check`.
         """
         obs, reward, terminated, truncated = returned
         if (
@@ -199,7 +213,27 @@ class ObservationCheck:
             if np.any(low | high):
                 outside = np.asarray(value)[np.asarray(low | high)].ravel()[0]
                 raise self._mismatch(rule.leaf.path, rule.expected, f"value {outside}", lane, step)
+        elif rule.wide:
+            self._require_held(rule, value, lane, step)
         return value
+
+    def _require_held(self, rule: _LeafRule, value: NDArray[Any], lane: int, step: int) -> None:
+        """Refuse finite numbers that are infinite as soon as they are what a network sees, or what was declared."""
+        dtype = np.float32 if rule.leaf.dtype.itemsize >= 4 else rule.leaf.dtype
+        place = first_too_large(value, dtype)
+        if place is None:
+            return
+        seen = "which is what networks see" if dtype is np.float32 else "as which it was declared"
+        raise NonFiniteValue(
+            f"{rule.leaf.path}: {value[place]:g} does not fit into {np.dtype(dtype)}, {seen}",
+            environment=self._environment,
+            field=rule.leaf.path,
+            expected=f"numbers from -{np.finfo(dtype).max:g} to {np.finfo(dtype).max:g}",
+            found=f"{value[place]:g} at index {place}",
+            **({"lane": lane} if lane >= 0 else {}),
+            step=step,
+            fix="let the environment scale it, clip it or take its logarithm; nobody has acted on it",
+        )
 
     def _convert(self, rule: _LeafRule, value: Any, lane: int, step: int) -> Any:
         found = _describe(value)
@@ -207,7 +241,7 @@ class ObservationCheck:
         if not self._cast:
             raise mismatch
         try:
-            with np.errstate(over="ignore", invalid="ignore"):  # infinity is found by `first_non_finite`
+            with np.errstate(over="ignore", invalid="ignore"):  # infinity is found below, or by `first_non_finite`
                 array = np.asarray(value)
                 converted = array.astype(rule.leaf.dtype)
         except (TypeError, ValueError, RuntimeError):
@@ -215,6 +249,8 @@ class ObservationCheck:
         exact = rule.leaf.dtype.kind not in "iub" or np.array_equal(converted, array)
         if array.dtype.kind not in "fiub" or converted.shape != rule.leaf.shape or not exact:
             raise mismatch
+        if rule.leaf.dtype.kind == "f":
+            self._require_held(rule, array, lane, step)
         if self._on_cast is not None:
             kind = found if isinstance(value, np.ndarray) else type(value).__name__  # the same of every step and lane
             self._on_cast(

@@ -61,6 +61,7 @@ class Columns:
     """Per leaf, which of its flattened elements are looked at."""
     low: Floats  # [C]  -inf where a column has no declared bound, or is no float
     high: Floats  # [C]
+    rounded: Flags  # [C]  whether networks see them as float32, which has not all numbers of their dtype
     complete: bool
     """Whether every element is looked at."""
 
@@ -74,7 +75,8 @@ class Columns:
         names = [name for leaf, places in zip(found, chosen, strict=True) for name in _names(leaf, places)]
         bounds = [_bounds(space, leaf, places) for leaf, places in zip(found, chosen, strict=True)]
         low, high = (np.concatenate([pair[side] for pair in bounds]) for side in (0, 1))
-        return cls(found, tuple(names), chosen, low, high, stride == 1)
+        rounded = np.repeat([_is_rounded(space, leaf) for leaf in found], [len(places) for places in chosen])
+        return cls(found, tuple(names), chosen, low, high, rounded, stride == 1)
 
     def values(self, rows: NDArray[np.void]) -> Floats:
         """The columns of rows, [N, C]."""
@@ -266,10 +268,21 @@ def _names(leaf: Leaf, places: NDArray[np.intp]) -> list[str]:
     return [f"{leaf.path}[{','.join(map(str, index))}]" for index in indices]
 
 
-def _bounds(space: spaces.Space[Any], leaf: Leaf, places: NDArray[np.intp]) -> tuple[Floats, Floats]:
+def _part(space: spaces.Space[Any], leaf: Leaf) -> Any:
     part: Any = space
     for key in leaf.keys:
         part = part[key]
+    return part
+
+
+def _is_rounded(space: spaces.Space[Any], leaf: Leaf) -> bool:
+    """Choices are shown one-hot, whatever their dtype; only a Box is shown as the numbers it holds."""
+    wide = leaf.dtype.itemsize > 4 if leaf.dtype.kind == "f" else leaf.dtype.itemsize >= 4
+    return wide and isinstance(_part(space, leaf), spaces.Box)
+
+
+def _bounds(space: spaces.Space[Any], leaf: Leaf, places: NDArray[np.intp]) -> tuple[Floats, Floats]:
+    part = _part(space, leaf)
     if not isinstance(part, spaces.Box) or leaf.dtype.kind != "f":  # integers outside their bounds are refused
         return np.full(len(places), -np.inf), np.full(len(places), np.inf)
     low, high = (np.asarray(bound, np.float64).reshape(-1)[places] for bound in (part.low, part.high))

@@ -26,6 +26,10 @@ NO_END_STEPS = 5_000
 """Steps every lane makes without any end of an episode before that is told."""
 SILENT_REWARD_STEPS = 10_000
 """Steps with nothing but reward 0 from which that is a warning."""
+FEW_SPACINGS = 4.0
+"""Distances of neighbouring float32 numbers; what deviates from its mean by less is hardly seen to move."""
+LEAST_MOVE = 1e-11
+"""Share of its mean by which a number has to deviate: less is how constants come out of a simulation."""
 LATE_STEPS = 10_000
 """Steps after learning began from which saturated actions are looked at."""
 
@@ -76,6 +80,32 @@ def _dark_leaves(w: Window, where: str) -> Iterator[Finding]:
         if len(w.columns.chosen[place]) >= 16 and not w.lit[:, place].any():
             text = f"{leaf.path} was all zero {where}, while other parts of the observation changed"
             yield Finding("zero_part", "warning", text, {"field": leaf.path, "rows": w.rows}, subject=leaf.path)
+
+
+def lost_in_float32(w: Window, _: History, __: Expected) -> Iterator[Finding]:
+    """Columns that move in float64, or in large integers, by hardly more than float32 can tell apart there."""
+    looked_at = np.flatnonzero(w.columns.rounded)
+    if not len(looked_at):
+        return
+    values = w.obs[:, looked_at]
+    mean = values.mean(axis=0)
+    moved = np.sqrt(np.square(values - mean).mean(axis=0))
+    with np.errstate(over="ignore", invalid="ignore"):  # numbers that are too large are refused where they arrive
+        seen = values.astype(np.float32)
+        spacing = np.spacing(np.abs(mean).astype(np.float32)).astype(np.float64)
+    # Integers below 2^24 are the same in float32, however little they move.
+    lost = (seen != values).any(axis=0) & (moved > LEAST_MOVE * np.abs(mean)) & (moved < FEW_SPACINGS * spacing)
+    told = []
+    for at in np.flatnonzero(lost):
+        around, left = values[:, at] - mean[at], len(np.unique(seen[:, at]))
+        told.append(
+            f"{w.columns.names[looked_at[at]]} (mean {mean[at]:.10g}, from {around.min():+.3g} to {around.max():+.3g} around it) "
+            f"has steps of {spacing[at]:g}: of {len(np.unique(around)):,} different values {left:,} {'is' if left == 1 else 'are'} left"
+        )
+    if told:
+        names = [w.columns.names[place] for place in looked_at[lost]]
+        text = f"networks see float32, in which {listed(told, 3)}; subtract an offset from it in the environment"
+        yield Finding("lost_in_float32", "warning", text, {"fields": names, "rows": w.rows}, (*names,))
 
 
 def stuck_lanes(w: Window, _: History, __: Expected) -> Iterator[Finding]:
@@ -394,6 +424,6 @@ OF_THE_WHOLE_RUN = frozenset(
 """Kinds that speak of more than one window: they hold until the first window in which they are not found."""
 
 CHECKS: Sequence[Check] = (
-    constant_fields, stuck_lanes, placeholders, repeated_reward, same_in_lanes, same_starts, replayed, rewards,
+    constant_fields, lost_in_float32, stuck_lanes, placeholders, repeated_reward, same_in_lanes, same_starts, replayed, rewards,
     info_keys, never_ends, limit_terminates, bounds, saturated_actions,
 )  # fmt: skip
