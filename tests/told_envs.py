@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -190,6 +190,30 @@ class Make:
 def told(count: int, culprit: int | None = None, trouble: Trouble | None = None, limit: int = 7) -> list[Make]:
     """Factories of ``count`` environments, of which one is in trouble."""
     return [Make(index, trouble if index == culprit else None, limit) for index in range(count)]
+
+
+class Meeting(Told):
+    """In a worker with threads: its steps begin when all environments of its process are in theirs.
+
+    For those that are built and reset together. Who is in trouble in this step has all others inside of theirs.
+    """
+
+    house: ClassVar[list[Meeting]] = []
+    met: ClassVar[threading.Condition] = threading.Condition()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._begun = 0
+        self.house.append(self)
+
+    def step(self, action: Any) -> Any:
+        with self.met:
+            self._begun += 1
+            self.met.notify_all()
+            assert self.met.wait_for(lambda: min(one._begun for one in self.house) >= self._begun, 20.0)
+        if self._trouble is None and any(one._trouble and one._trouble.at == one._begun for one in self.house):
+            threading.Event().wait(20.0)
+        return super().step(action)
 
 
 class Printing(Told):

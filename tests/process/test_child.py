@@ -20,7 +20,7 @@ from headrace.ipc import forkserver
 from headrace.ipc.channel import Deadline, MessagePipe, poll_fds
 from headrace.ipc.child import Failed
 from headrace.ipc.forkserver import Advice, ForkServer
-from headrace.ipc.stacks import StackDump, innermost_frame, is_stopped
+from headrace.ipc.stacks import StackDump, innermost_frame, innermost_frames, is_stopped
 from headrace.supervision.messages import Ready, Report, Stop
 from headrace.testing.faults import DiesWhenUnpickled, Misbehaviour, RefusesToPickle
 
@@ -564,6 +564,8 @@ def test_the_current_thread_is_the_one_that_counts():
     )
     assert innermost_frame(dump) == "fire.py:88 in spread"
     assert innermost_frame("nothing of the sort") is None
+    assert innermost_frames(dump) == ["threading.py:1 in wait", "fire.py:88 in spread"]
+    assert innermost_frames("nothing of the sort") == []
 
 
 def test_a_report_is_a_message_like_any_other(spawn):

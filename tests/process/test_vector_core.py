@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
+import pickle
 import select
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 import psutil
@@ -671,6 +675,16 @@ def test_a_fork_of_the_program_leaves_its_workers_alone(backend: str) -> None:
             envs.step(actions())
             assert envs.valid.all()
         assert envs.worker_pids() == pids
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("copies", [copy.copy, copy.deepcopy, pickle.dumps, cloudpickle.dumps])
+def test_it_is_neither_copied_nor_pickled(backend: str, copies: Callable[[Any], Any]) -> None:
+    with headrace.VectorEnv([Failing(env) for env in range(COUNT)], **BACKENDS[backend]) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(VectorMisused, match="a vector environment cannot be copied or pickled"):
+            copies(envs)
+        assert envs.step(actions())[0][:, 0].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.own_server

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
+import select
+import signal
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,8 +29,9 @@ from headrace.core.errors import (
     RestartBudgetSpent,
     UnknownAttribute,
 )
+from headrace.ipc.channel import poll_fds
 from headrace.vector.options import FaultBudget
-from told_envs import DEATHS, HANGS, LIES, NOT_FINITE, RAISES, SOFT_HANGS, WORDS, Make, Told, Trouble, told
+from told_envs import DEATHS, HANGS, LIES, NOT_FINITE, RAISES, SOFT_HANGS, WORDS, Make, Meeting, Told, Trouble, told
 from vector_envs import Texts
 from vector_support import BACKENDS, MODES, Cut, Follower, drive, drive_ready
 
@@ -366,6 +370,69 @@ def test_who_took_others_down_once_does_it_no_second_time(tmp_path, what, backen
     cuts = [cut.env for cut in follower.cuts]
     assert cuts.count(CULPRIT) >= 3
     assert len(cuts) - cuts.count(CULPRIT) == len({env for env in cuts if env != CULPRIT})
+
+
+def end_worker_of(envs: headrace.VectorEnv, env: int) -> None:
+    """As a thread does that an environment has left behind, when nobody is in a call."""
+    crew: Any = envs._opened.backend.crew  # type: ignore[attr-defined]
+    child = next(handle for handle in crew.handles.values() if env in crew.housed(handle)).child
+    child.kill()
+    assert poll_fds({child.pidfd: select.POLLIN}, 20.0)
+
+
+@pytest.mark.parametrize("threads", [1, COUNT])
+def test_who_took_others_down_while_nobody_is_in_a_call_is_alone_before_long(threads):
+    """Each time it is put together with half of those that it may have been; nobody's own budget is touched by that."""
+    budget = FaultBudget(per_env=1, backoff_s=0.0)
+    with headrace.VectorEnv(told(COUNT), workers=1, threads_per_worker=threads, budget=budget) as envs:
+        follower = Follower(COUNT, AutoresetMode.NEXT_STEP)
+        drive(envs, follower, 2)
+        for _ in range(3):
+            end_worker_of(envs, CULPRIT)
+            for number in range(3):
+                actions = np.full(COUNT, number)
+                follower.stepped(actions, envs.step(actions), envs.valid)
+        assert len(envs.worker_pids()) == 3
+    cuts = [(cut.env, cut.fault) for cut in follower.cuts]
+    assert sorted(cuts) == [
+        (0, "lost-with-worker"), (0, "lost-with-worker"), (1, "died"), (1, "lost-with-worker"), (1, "lost-with-worker"),
+        (2, "lost-with-worker"), (3, "lost-with-worker"),
+    ]  # fmt: skip
+    whole, half = follower.cuts[0].message, follower.cuts[-2].message
+    assert "one of environments 0, 1, 2, 3 ended it, or somebody else did" in whole
+    assert "one of environments 0, 1 ended it, or somebody else did" in half
+    assert "ended while it was in none of its calls: killed by SIGKILL" in follower.cuts[-1].message
+
+
+def test_who_took_others_down_while_all_are_in_a_call_is_alone_before_long():
+    """With threads: none of them is told to have died, of three that did not."""
+    trouble = Trouble("exit-3", at=AT)
+    made = [functools.partial(Meeting, env, 7, trouble if env == CULPRIT else None) for env in range(COUNT)]
+    with headrace.VectorEnv(made, workers=1, threads_per_worker=COUNT, step_timeout_s=15.0, budget=OFTEN) as envs:
+        follower = Follower(COUNT, AutoresetMode.NEXT_STEP)
+        drive(envs, follower, 4 * (AT + 1))
+    cuts = [(cut.env, cut.fault) for cut in follower.cuts]
+    assert [cuts.count((env, "lost-with-worker")) for env in range(COUNT)] == [2, 2, 1, 1]
+    assert cuts.count((CULPRIT, "died")) == 2
+    assert len(cuts) == 8
+    assert "ended (exit code 3), and one of environments 0, 1, 2, 3 ended it\n" in follower.cuts[0].message
+
+
+@pytest.mark.parametrize("threads", [1, COUNT])
+def test_what_headrace_ended_is_not_told_to_have_been_killed(threads):
+    with headrace.VectorEnv(told(COUNT), workers=1, threads_per_worker=threads, step_timeout_s=STEP_S) as envs:
+        envs.reset(seed=0)
+        envs.step(np.zeros(COUNT, np.int64))
+        [pid] = envs.worker_pids().values()
+        os.kill(pid, signal.SIGSTOP)
+        envs.step(np.zeros(COUNT, np.int64))
+        assert not envs.valid.any()
+        for fault in envs.faults:
+            assert fault.kind == "lost-with-worker"
+            assert "which Headrace ended: no sign of life for " in fault.message
+            assert " s (limit 1.5 s), and one of environments 0, 1, 2, 3 held it up\n" in fault.message
+            assert "\n  stopped: its process had been stopped by a signal\n" in fault.message
+            assert "SIGKILL" not in fault.message
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -25,10 +25,10 @@ from headrace.vector.handle import Handle
 from headrace.vector.limits import Limits
 from headrace.vector.messages import Abandon, Built, Extras, LeftAlone, Returned
 from headrace.vector.pending import Pending
-from headrace.vector.pool import Pool, _guilty
+from headrace.vector.pool import Pool, _end, _suspects
 from headrace.vector.probes import Stamped
 from headrace.vector.rows import Rows
-from headrace.vector.seats import Seats
+from headrace.vector.seats import Late, Seats
 from headrace.vector.signals import Signal
 from headrace.vector.slab import Kind, Mailbox, Slab, plan
 from headrace.vector.slots import Policy, Slots, SlotState
@@ -695,12 +695,12 @@ def test_who_ends_a_worker_with_threads_in_a_call_is_known_until_the_reply_was_r
     limits = Limits(step_s=1.0, reset_s=1.0, construct_s=1.0, close_s=1.0)
 
     def guilty() -> list[tuple[int, str]]:
-        found = _guilty(handle, 5, None, handle.awaits(lambda _env: False))
+        found = _suspects(handle, [0, 1, 2], _end(handle, 5, None), handle.awaits(lambda _env: False))
         return [(env, problem.phase) for env, problem in found.items()]
 
     for place, mark in enumerate((4, -5, 6)):
         box.marks[place], box.phases[place] = mark, Phase.CALL
-    assert guilty() == []
+    assert guilty() == [(env, "step") for env in range(3)]  # anybody, for nobody is in a call
     handle.called = {0: 8, 1: 8, 2: 9}  # the first of two was broken off by Ctrl-C
     assert guilty() == [(0, "call"), (2, "call")]
     late = handle.seats.longest(handle.awaits(lambda _env: False), limits, 5.0)
@@ -711,7 +711,7 @@ def test_who_ends_a_worker_with_threads_in_a_call_is_known_until_the_reply_was_r
     assert guilty() == [(2, "call")]
     said.append(Returned(9, {}))
     handle.read()
-    assert guilty() == []
+    assert guilty() == [(env, "step") for env in range(3)]
     handle.close()
 
 
@@ -789,14 +789,71 @@ def test_what_is_said_while_a_call_is_made_is_heard_after_it() -> None:
 def test_errors_of_lost_ones_are_of_a_component() -> None:
     from headrace.vector import losses
 
-    lost = losses.lost_with("worker-1", 77, -9, {12}).of(3, 9)
+    end = losses.End("worker-1", 77, -9)
+    lost = losses.lost_with(end, {12}).of(3, 9)
     assert isinstance(lost.error, ComponentDied)
     assert lost.message.startswith(
         "[SUP-001] lost with worker-1, which environment 12 held up or ended\n  env: 3\n  step: 9\n  pid: 77\n"
     )
-    for culprits, says in ((set(), "no environment"), ({4, 2}, "one of environments 2, 4")):
-        text = str(losses.lost_with("worker-1", 77, -9, culprits).error)
-        assert f"which ended (killed by SIGKILL (often the out-of-memory killer)), and {says} is known" in text
+    why = "and one of environments 2, 4 ended it"
+    for exit_code, says in (
+        (-9, f"killed by SIGKILL (often the out-of-memory killer)), {why}, or somebody else did\n"),
+        (3, f"exit code 3), {why}\n"),
+    ):
+        end = losses.End("worker-1", 77, exit_code)
+        assert f"lost with worker-1, which ended ({says}" in str(losses.lost_with(end, {4, 2}).error)
+
+
+def test_of_a_worker_that_we_ended_it_is_told_why_and_where_its_threads_were() -> None:
+    dump = SimpleNamespace(
+        where=lambda: "signals.py:9 in wait", threads=lambda: ["cam.py:3 in grab", "signals.py:9 in wait"]
+    )
+    for env, number in ((None, 0), (1, -4)):  # in no call, or waiting for its thread to begin
+        late = Late(env, Phase.STEP, 2.0, 1.0, number)
+        handle = SimpleNamespace(
+            name="worker-1", child=SimpleNamespace(pid=77), culprit=late, dump=dump, was_stopped=False,
+            seats=SimpleNamespace(inside=lambda _busy: [(0, Phase.STEP)]),
+        )  # fmt: skip
+        end = _end(handle, -9, None)  # type: ignore[arg-type]
+        several = _suspects(handle, [0, 1], end, lambda _env: True)  # type: ignore[arg-type]
+        assert {env: problem.kind for env, problem in several.items()} == dict.fromkeys(
+            (0, 1), FaultKind.LOST_WITH_WORKER
+        )
+        text = str(several[0].error)
+        assert (
+            "lost with worker-1, which Headrace ended: no sign of life for 2 s (limit 1 s), and one of environments 0, 1"
+            in text
+        )
+        assert "stuck in: cam.py:3 in grab; signals.py:9 in wait" in text
+        assert "SIGKILL" not in text
+        [alone] = _suspects(handle, [1], end, lambda _env: True).values()  # type: ignore[arg-type]
+        assert alone.kind is FaultKind.HUNG
+        assert "the process of environment 1 gave no sign of life for 2 s (limit 1 s)" in str(alone.error)
+
+
+def test_what_befalls_a_replacement_is_told_behind_what_cut_the_episode() -> None:
+    engine, told, _ = begun(AutoresetMode.SAME_STEP)
+    step(engine)
+    cut, seq, _, _ = told.asked.pop(0)
+    told.answer(1.0)
+    told.events.append(Failure(cut, seq, problem()))
+    told.poll, real = (lambda *_: engine_asks()), told.poll  # type: ignore[method-assign, assignment]
+
+    def engine_asks() -> list[Event]:
+        if told.asked:
+            [(env, seq, _, _)] = told.asked
+            if len(engine.faults) < 3:
+                told.asked.clear()
+                told.events.append(Failure(env, seq, problem(FaultKind.LOST_WITH_WORKER)))
+            told.answer(9.0)
+        return real(0, 0.0)
+
+    batch, valid = taken(engine)
+    assert valid.tolist() == [False, True, True]
+    assert [fault.kind for fault in engine.faults] == ["contract", "lost-with-worker", "lost-with-worker"]
+    told_of = batch.infos["headrace"]
+    assert (told_of["fault"][0], told_of["step"][0]) == ("contract", 1)
+    assert told_of["message"][0] == "\nand then: ".join(fault.message for fault in engine.faults)
 
 
 def test_a_reset_that_is_refused_after_an_exception_drops_nothing() -> None:

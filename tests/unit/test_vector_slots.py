@@ -66,6 +66,15 @@ def test_a_failure_of_an_older_question_is_none_of_the_newest() -> None:
     assert slots.failed(1, new, 0.0) == Cut(1)
 
 
+def test_what_another_one_did_is_not_laid_on_an_environment_but_on_all() -> None:
+    slots = Slots(COUNT, policy(per_env=1, total=4, cuts=False))
+    for _ in range(4):
+        assert slots.failed(2, int(asked(slots, 2)[0]), 0.0, own=False) == AskAgain(2, 0.0)
+        slots.answered(slots.due(0.0), slots.seq[[2]])
+        slots.take(ids(2))
+    assert slots.failed(2, int(asked(slots, 2)[0]), 0.0, own=False) == GiveUp(2, 5, 4, of_all=True)
+
+
 def test_a_question_to_one_who_is_busy_changes_nothing() -> None:
     slots = Slots(COUNT, policy())
     asked(slots, 2)

@@ -7,6 +7,7 @@ child's cooperation, so it also tells about endless loops and calls that never r
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import re
 import signal
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from headrace.ipc.channel import Deadline
 
 DUMP_SIGNAL = signal.SIGUSR2
 
+_HEADLINE = "(most recent call first):"
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$')
 
 
@@ -65,11 +67,23 @@ class StackDump:
 
     def where(self) -> str | None:
         """The innermost Python frame of the current thread: ``fire.py:88 in spread``; None if it is not known."""
-        if not self.succeeded:
-            return None
+        return innermost_frame(self._written()) if self.succeeded else None
+
+    def threads(self) -> list[str]:
+        """The innermost Python frame of every thread, as in `where`; empty if none is known."""
+        return innermost_frames(self._written()) if self.succeeded else []
+
+    def _written(self) -> str:
         with self.path.open(errors="replace") as file:
             file.seek(self._before)
-            return innermost_frame(file.read())
+            return file.read()
+
+
+def innermost_frames(dump: str) -> list[str]:
+    """The first frame of each thread, in the order in which faulthandler lists them."""
+    lines = dump.splitlines()
+    heads = [_FRAME.match(line) for before, line in itertools.pairwise(lines) if before.endswith(_HEADLINE)]
+    return [f"{Path(frame['file']).name}:{frame['line']} in {frame['function']}" for frame in heads if frame]
 
 
 def innermost_frame(dump: str) -> str | None:
@@ -79,7 +93,7 @@ def innermost_frame(dump: str) -> str | None:
     for line in dump.splitlines():
         frame = _FRAME.match(line)
         if frame is None:
-            expect = line.endswith("(most recent call first):")
+            expect = line.endswith(_HEADLINE)
             if line.startswith("Current thread"):
                 found = None
         elif expect:

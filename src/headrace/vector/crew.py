@@ -242,12 +242,18 @@ class Crew:
                 self._waiter.remove(handle.child.pidfd)
                 self.alarm = True
 
-    def bury(self, handle: Handle) -> None:
-        """A worker has ended: forget it. Its environments move to its successor, or have none until they get one."""
+    def bury(self, handle: Handle, apart: Sequence[int]) -> None:
+        """A worker has ended: forget it. Its environments move to its successor, or have none until they get one.
+
+        Args:
+            handle: The worker.
+            apart: Those of its environments that do not move to its successor.
+        """
         for fd in handle.fds():
             self._waiter.remove(fd)
         del self.handles[handle.index]
         heir = handle.successor
+        self._homes[list(apart)] = _NOWHERE
         self._homes[self._homes == handle.index] = _NOWHERE if heir is None else heir.index
         for other in self.handles.values():
             if other.successor is handle:

@@ -16,7 +16,7 @@ from headrace.core.errors import HeadraceError, RestartBudgetSpent, VectorMisuse
 from headrace.vector import losses
 from headrace.vector.complaints import Complaints
 from headrace.vector.events import Answers, Backend, Event, Failure, Moves
-from headrace.vector.faults import Fault, Problem
+from headrace.vector.faults import Fault, FaultKind, Problem
 from headrace.vector.pending import Pending
 from headrace.vector.renewal import Renewal
 from headrace.vector.rows import Rows, row_of
@@ -275,7 +275,7 @@ class Engine:
             slab.kind[env] = Kind.RESET
             if self.renewal.due(env):
                 self.faults += (late := self.renewal.late(env))
-                self.pending.told.update((env, fault) for fault in late)
+                self.pending.tell(*late)
                 slab.kind[env] = Kind.RENEW
                 seed = self.renewal.renew(env, seed)
             resets[env] = (seed, self.renewal.options.get(env))
@@ -301,7 +301,8 @@ class Engine:
     def _fail(self, env: int, seq: int, problem: Problem) -> None:
         """An environment is gone."""
         stepped = bool(self.slots.is_step[env])
-        instruction = self.slots.failed(env, seq, self._clock.now())
+        own = problem.kind is not FaultKind.LOST_WITH_WORKER
+        instruction = self.slots.failed(env, seq, self._clock.now(), own=own)
         if instruction is None and seq >= 0:
             return  # of a question that is not awaited any more
         self.renewal.gone(env, problem, asked=instruction is not None)
@@ -383,7 +384,7 @@ def _cut(slab: Slab, pending: Pending, fault: Fault) -> None:
     env = fault.env
     slab.reward[env], slab.terminated[env], slab.truncated[env] = 0.0, False, True
     pending.cut.add(env)
-    pending.told[env] = fault
+    pending.tell(fault)
 
 
 def _not_idle(what: str, open_ids: Ids) -> VectorMisused:

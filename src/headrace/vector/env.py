@@ -16,7 +16,7 @@ from headrace.core.refusals import nearest
 from headrace.vector.engine import Engine, Ids
 from headrace.vector.fastlane import FastLane
 from headrace.vector.faults import Fault
-from headrace.vector.forks import CLOSED, shut_in_forks
+from headrace.vector.forks import CLOSED, refuse_copies, shut_in_forks
 from headrace.vector.infos import Infos
 from headrace.vector.interrupts import Held
 from headrace.vector.opening import Opened, open_environments
@@ -49,6 +49,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         ComponentStalled: They were not built within ``start_timeout_s``; nothing is left behind.
     """
 
+    __reduce_ex__ = refuse_copies
+
     def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env[Any, Any]]], **options: Any) -> None:
         self.closed = True  # there is nothing to close yet; older versions of Gymnasium close what was not built, too
         _check_names(options)
@@ -63,9 +65,8 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.observation_space = described.observation_space
         self.single_action_space = described.single_action_space
         self.action_space = described.action_space
-        self.autoreset_mode = self._options.mode
-        self.copy = self._options.copy
-        self._held = Held()
+        self.autoreset_mode, self.copy = self._options.mode, self._options.copy
+        self._held, self._all = Held(), np.arange(self.num_envs)
         self._whole = np.ones(self.num_envs, np.bool_)
         self.valid = self._whole.copy()
         """[N]; mask of the last batch: whose reward and observation are real. Each batch has an array of its own."""
@@ -76,7 +77,6 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         """Where the environments run, and why."""
         self.collects: type[Infos] = Infos
         """What becomes of infos: they are put together as Gymnasium does, or `headrace.vector.infos.AsTheyAre`."""
-        self._all = np.arange(self.num_envs)
         self._lane = FastLane(self._engine, self._opened.backend, self._options.mode, copies=self.copy)
         self.shut: tuple[str, str] | None = None
         """Why nothing can be asked any more, and what to do; None: it can be."""

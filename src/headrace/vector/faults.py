@@ -39,7 +39,7 @@ class FaultKind(StrEnum):
     NOT_FINITE = "not-finite"
     """It returned NaN or infinity as an observation or a reward."""
     LOST_WITH_WORKER = "lost-with-worker"
-    """Its process had to be ended because of another environment, which the message names."""
+    """Its process ended, or had to be, because of another environment, which the message names, or of one of several."""
 
 
 @dataclass(frozen=True, slots=True)

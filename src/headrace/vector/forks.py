@@ -1,10 +1,15 @@
-"""A fork of a process that holds workers has copies of everything but them: to ask them anything would disturb their owner."""
+"""A fork of a process that holds workers has copies of everything but them: to ask them anything would disturb their owner.
+
+So would a copy of the object.
+"""
 
 from __future__ import annotations
 
 import os
 import weakref
-from typing import Protocol
+from typing import NoReturn, Protocol
+
+from headrace.core.errors import VectorMisused
 
 CLOSED = "this vector environment is closed", "make a new one"
 FORKED = (
@@ -27,6 +32,18 @@ _HOLDERS: weakref.WeakSet[Shuttable] = weakref.WeakSet()
 def shut_in_forks(holder: Shuttable) -> None:
     """From now on forks of this process find it shut. That costs nothing where it is used."""
     _HOLDERS.add(holder)
+
+
+def refuse_copies(_holder: object, _protocol: object) -> NoReturn:
+    """``__reduce_ex__`` of what is there once: `copy.copy`, `copy.deepcopy` and `pickle` ask for it.
+
+    Raises:
+        VectorMisused: Always.
+    """
+    raise VectorMisused(
+        "a vector environment cannot be copied or pickled: its environments, and the processes they are in, are there once",
+        fix="hand over its factories and options, and make another one of these",
+    )
 
 
 def _shut_all() -> None:

@@ -22,6 +22,7 @@ from headrace.vector.messages import Abandon, Extras, LeftAlone, NewForm, Return
 from headrace.vector.seats import Late, Seats
 from headrace.vector.signals import Signal
 from headrace.vector.slab import Mailbox
+from headrace.vector.stepping import Phase
 
 _NEVER = 1 << 62
 
@@ -37,6 +38,9 @@ class Handle:
         signals: That wakes it, and that it wakes us with.
         threaded: Whether each environment has a thread there.
     """
+
+    succeeds = False
+    """Whether it stands for a worker that has ended."""
 
     def __init__(
         self,
@@ -179,16 +183,17 @@ class Handle:
             ComponentError: The message cannot be pickled.
         """
         with contextlib.suppress(ChannelClosed):
-            self._tell(message, Deadline(timeout_s))
+            self._tell(message, timeout_s)
         self.ordered.set()
 
-    def _tell(self, message: object, deadline: Deadline) -> None:
-        control = self.child.control
+    def _tell(self, message: object, timeout_s: float) -> None:
+        control, deadline = self.child.control, Deadline(timeout_s)
         accepted = control.try_send(message)
         while not (accepted and control.flush()):
             poll_fds({control.fileno(): select.POLLIN | select.POLLOUT}, min(0.1, deadline.left_s()))
             self.read()
             if deadline.passed:
+                self.culprit, self.was_stopped = _silent(self.seats, timeout_s), is_stopped(self.child.pid)
                 self.child.kill()
                 return
             accepted = accepted or control.try_send(message)
@@ -261,6 +266,13 @@ def ask_those_left(orders: Sequence[tuple[Handle, NDArray[np.int64], bool]], now
             handle.order(ids, now_s)
         handle.ordered.set()  # also of one that was asked, and may not have been woken
     return True
+
+
+def _silent(seats: Seats, for_s: float) -> Late:
+    """Why a worker is ended that made no room for a message for so long: the environment it is in, if it is one."""
+    inside = seats.inside(lambda _env: True)
+    env, phase = inside[0] if len(inside) == 1 else (None, Phase.CALL)
+    return Late(env, Phase(phase), for_s, for_s, 1)
 
 
 def _open(extras: Extras) -> None:

@@ -153,10 +153,10 @@ class Infos:
             self._vector.num_envs = self._count
         self.batch = self._vector._add_info(self.batch, dict(info), place)  # noqa: SLF001 - the base class's own rule
 
-    def tell(self, faults: Mapping[int, Fault], valid: NDArray[np.bool_]) -> None:
+    def tell(self, faults: Mapping[int, Sequence[Fault]], valid: NDArray[np.bool_]) -> None:
         """What went wrong, by place, under the key ``headrace``."""
-        for place, fault in faults.items():
-            self.add(place, {"headrace": _told(fault)})
+        for place, told in faults.items():
+            self.add(place, {"headrace": _told(told)})
         self.batch["headrace"]["valid"] = valid.copy()
 
     def _fill_columns(self, columns: Sequence[Columns], places: Mapping[int, int] | None) -> None:
@@ -189,14 +189,17 @@ class AsTheyAre(Infos):
             everybody |= one.one_by_one()
         self.batch = {env if places is None else places[env]: info for env, info in everybody.items()}
 
-    def tell(self, faults: Mapping[int, Fault], valid: NDArray[np.bool_]) -> None:
+    def tell(self, faults: Mapping[int, Sequence[Fault]], valid: NDArray[np.bool_]) -> None:
         """See `Infos.tell`; each is in the info of its place."""
-        for place, fault in faults.items():
-            self.batch.setdefault(place, {})["headrace"] = _told(fault)
+        for place, told in faults.items():
+            self.batch.setdefault(place, {})["headrace"] = _told(told)
 
 
-def _told(fault: Fault) -> Info:
-    return {"fault": fault.kind.value, "message": fault.message, "step": fault.step, "phase": fault.phase}
+def _told(faults: Sequence[Fault]) -> Info:
+    """The first one, which cut the episode if one was cut; what befell the replacements after it stands in its message."""
+    first = faults[0]
+    message = "\nand then: ".join(fault.message for fault in faults)
+    return {"fault": first.kind.value, "message": message, "step": first.step, "phase": first.phase}
 
 
 def kept(info: Any) -> Any:

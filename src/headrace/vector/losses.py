@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Collection
+from dataclasses import dataclass, field
 
 from headrace.core.errors import (
     ComponentDied,
@@ -17,6 +19,34 @@ from headrace.vector.faults import FaultKind, Problem, text_of
 from headrace.vector.seats import Late
 
 _FIX = "raise the time-out if it is only slow, or repair the call that is named above"
+_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+"""Exit codes of what may have been ended by somebody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a worker has ended."""
+
+    worker: str
+    pid: int
+    exit_code: int
+    said: HeadraceError | None = None
+    """Its last words."""
+    late: Late | None = None
+    """Why we ended it; None: we did not, and the exit code is its own."""
+    held: dict[str, object] = field(default_factory=dict)
+    """Facts about what held it up, if we ended it."""
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What is known of it beside its exit code."""
+        return self.held | ({"said": str(self.said)} if self.said is not None else {})
+
+    @property
+    def silence(self) -> str:
+        """For how long it had not moved when we ended it."""
+        assert self.late is not None
+        return f"no sign of life for {self.late.for_s:.3g} s (limit {self.late.limit_s:g} s)"
 
 
 def late_error(env: int, worker: str, pid: int, late: Late, **facts: object) -> ComponentStalled:
@@ -44,41 +74,72 @@ def abandoned(env: int, worker: str, pid: int, late: Late, stuck_in: str | None)
     return Problem(FaultKind.HUNG, late.phase.label, late_error(env, worker, pid, late, **facts, done=done))
 
 
-def culprit_ended(env: int, worker: str, pid: int, late: Late, stuck_in: str | None, stopped: bool) -> Problem:
+def culprit_ended(env: int, end: End, late: Late) -> Problem:
     """The problem of the call that its process had to be ended for."""
-    facts: dict[str, object] = {"stuck_in": stuck_in} if stuck_in else {}
-    if stopped:
-        facts["stopped"] = "its process had been stopped by a signal"
     done = "it did not stop when it was interrupted, so its process was ended; it gets one of its own"
-    return Problem(FaultKind.HUNG, late.phase.label, late_error(env, worker, pid, late, **facts, done=done))
+    error = late_error(env, end.worker, end.pid, late, **end.facts, done=done)
+    return Problem(FaultKind.HUNG, late.phase.label, error)
 
 
-def died(env: int, worker: str, pid: int, exit_code: int, phase: str, error: HeadraceError | None) -> Problem:
+def died(env: int, end: End, phase: str) -> Problem:
     """The problem of the environment that its process was in when it ended."""
-    facts: dict[str, object] = {"said": str(error)} if error is not None else {}
+    return _died(f"the process of environment {env} ended while it was inside {phase}()", end, phase)
+
+
+def ended_alone(env: int, end: End) -> Problem:
+    """The problem of the only environment of a process that ended, or had to be ended, while it was in no call."""
+    if end.late is None:
+        return _died(f"the process of environment {env} ended while it was in none of its calls", end, "step")
+    error = ComponentStalled(
+        f"the process of environment {env} gave {end.silence}, in none of its calls",
+        worker=end.worker,
+        pid=end.pid,
+        **end.facts,
+        done="its process was ended",
+        fix="see what else it does beside its calls: a thread that keeps the interpreter lock, or a signal that stops it",
+    )
+    return Problem(FaultKind.HUNG, end.late.phase.label, error)
+
+
+def _died(what: str, end: End, phase: str) -> Problem:
     found = ComponentDied(
-        f"the process of environment {env} ended while it was inside {phase}(): {describe_exit(exit_code)}",
-        worker=worker,
-        pid=pid,
-        exit_code=exit_code,
-        **facts,
+        f"{what}: {describe_exit(end.exit_code)}",
+        worker=end.worker,
+        pid=end.pid,
+        exit_code=end.exit_code,
+        **end.facts,
         fix="see what the environment printed last; a crash in native code leaves its stack there",
     )
     return Problem(FaultKind.DIED, phase, found)
 
 
-def lost_with(worker: str, pid: int, exit_code: int, culprits: Collection[int]) -> Problem:
-    """The problem of an environment whose process ended because of another one, or nobody knows why."""
-    if len(culprits) == 1:
-        culprit = next(iter(culprits))
-        why = f"which environment {culprit} held up or ended"
-        fix = f"see the fault of environment {culprit}, which has a process of its own from now on"
+def lost_with(end: End, suspects: Collection[int], phase: str = "step") -> Problem:
+    """The problem of an environment whose process ended because of another one, or of one of several.
+
+    Args:
+        end: Of that process.
+        suspects: Environments that may have ended it; if there is one, it did, and is not the one that this is about.
+        phase: What the environment was in.
+    """
+    if len(suspects) == 1:
+        culprit = next(iter(suspects))
+        error = ComponentDied(
+            f"lost with {end.worker}, which environment {culprit} held up or ended",
+            pid=end.pid,
+            fix=f"see the fault of environment {culprit}, which has a process of its own from now on",
+        )
+        return Problem(FaultKind.LOST_WITH_WORKER, phase, error)
+    one = f"one of environments {', '.join(map(str, sorted(suspects)))}"
+    if end.late is not None:
+        how = f"which Headrace ended: {end.silence}, and {one} held it up"
+        see = "see what held it up: a thread that keeps the interpreter lock, or a signal that stops the process"
     else:
-        listed = f"one of environments {', '.join(map(str, sorted(culprits)))}" if culprits else "no environment"
-        why = f"which ended ({describe_exit(exit_code)}), and {listed} is known to have caused that"
-        fix = "see what ended it: the system's log tells of a lack of memory, a crash leaves its stack in the output"
-    error = ComponentDied(f"lost with {worker}, {why}", pid=pid, fix=fix)
-    return Problem(FaultKind.LOST_WITH_WORKER, "step", error)
+        outside = ", or somebody else did" if end.exit_code in _OUTSIDE else ""
+        how = f"which ended ({describe_exit(end.exit_code)}), and {one} ended it{outside}"
+        see = "see what ended it: the system's log tells of a lack of memory, a crash leaves its stack in the output"
+    fix = f"{see}; these environments are parted, and if it happens again parted further, until one is alone"
+    error = ComponentDied(f"lost with {end.worker}, {how}", pid=end.pid, **end.facts, fix=fix)
+    return Problem(FaultKind.LOST_WITH_WORKER, phase, error)
 
 
 def not_built(env: int, problem: Problem | HeadraceError) -> HeadraceError:

@@ -31,8 +31,8 @@ class Pending:
         self.infos: dict[int, dict[str, Any]] = {}
         self.columns: list[Columns] = []
         """Infos of environments that are not in `infos`."""
-        self.told: dict[int, Fault] = {}
-        """Faults that the answer tells of."""
+        self.told: dict[int, list[Fault]] = {}
+        """Faults that the answer tells of, in order; the first one is what cut it, if it is a cut."""
         self.probed: dict[int, Stamped] = {}
         self.cut: set[int] = set()
         """Whose answer is a cut: no reward, the end of the episode, not valid."""
@@ -83,7 +83,12 @@ class Pending:
         if stepped:
             self.infos[fault.env] = {"final_obs": self.last_valid(fault.env), "final_info": {}}
             self.cut.add(fault.env)
-        self.told[fault.env] = fault
+        self.tell(fault)
+
+    def tell(self, *faults: Fault) -> None:
+        """The next answers of their environments tell of these too."""
+        for fault in faults:
+            self.told.setdefault(fault.env, []).append(fault)
 
     def hold(self, ids: Ids, slab: Slab) -> None:
         """Of these answers, which end an episode, keep all that belongs to it; the rest will come from somewhere else."""

@@ -24,6 +24,7 @@ from headrace.vector.faults import FaultKind, Problem
 from headrace.vector.handle import Handle, ask_those_left
 from headrace.vector.interrupts import is_programs
 from headrace.vector.messages import Call, Details, Packed, Returned, sealed, unpack
+from headrace.vector.parting import parted
 from headrace.vector.patience import SPIN_S, Patience
 from headrace.vector.seats import Late
 from headrace.vector.slab import Kind, Note, Slab
@@ -296,20 +297,21 @@ class Pool:
         events += self._collect()
         answered = {env for event in events if isinstance(event, Answers) for env in event.ids.tolist()}
         said = next((message.error for message in handle.replies if isinstance(message, Failed)), None)
-        guilty = _guilty(handle, exit_code, said, handle.awaits(self._is_busy))
-        name, pid = handle.name, handle.child.pid
-        housed = self.crew.housed(handle)
-        for env in sorted(housed, key=lambda env: env not in guilty):  # who is to blame is told of first
-            problem = guilty.get(env) or losses.lost_with(name, pid, exit_code, guilty)
+        housed, end = self.crew.housed(handle), _end(handle, exit_code, said)
+        suspects = _suspects(handle, housed, end, handle.awaits(self._is_busy))
+        for env in sorted(housed, key=lambda env: env not in suspects):  # who is to blame is told of first
+            problem = suspects.get(env) or losses.lost_with(end, suspects)
             asked = self._is_busy(env) and env not in answered
             events.append(Failure(env, int(self._slots.seq[env]) if asked else -1, problem))
-        others = [env for env in housed if env not in guilty or len(guilty) > 1 or len(housed) == 1]
-        inherited = handle.successor is not None
-        self.crew.bury(handle)
-        if others and not inherited:
-            # If it cannot be started, each gets one when it is asked, and whoever asks is told why that fails.
-            with contextlib.suppress(HeadraceError, OSError):
-                self.crew.spawn(others, build=False)
+        apart, together = parted(housed, suspects, again=handle.succeeds)
+        heir = handle.successor
+        self.crew.bury(handle, list(suspects))
+        if heir is not None:
+            heir.succeeds, together = True, []  # these have moved to it
+        # If one cannot be started, each gets one when it is asked, and whoever asks is told why that fails.
+        with contextlib.suppress(HeadraceError, OSError):
+            for group in together + apart:
+                self.crew.spawn(group, build=False).succeeds = True
 
     def _reply(self, index: int, own: list[int]) -> Returned | None:
         """What a worker returned from the newest call, or what has to stand for it."""
@@ -341,20 +343,41 @@ def _given(crew: Crew) -> int:
     return sum(handle.given for handle in crew.handles.values())
 
 
-def _guilty(
-    handle: Handle, exit_code: int, said: HeadraceError | None, busy: Callable[[int], bool]
-) -> dict[int, Problem]:
-    """Environments their worker was in when it ended, with what is wrong with each."""
-    name, pid, late = handle.name, handle.child.pid, handle.culprit
-    if late is not None:
-        if late.env is None or late.number <= 0:
-            return {}
-        stuck_in = None if handle.dump is None else handle.dump.where()
-        return {late.env: losses.culprit_ended(late.env, name, pid, late, stuck_in, stopped=handle.was_stopped)}
-    return {
-        env: losses.died(env, name, pid, exit_code, Phase(phase).label, said)
-        for env, phase in handle.seats.inside(busy)
-    }
+def _end(handle: Handle, exit_code: int, said: HeadraceError | None) -> losses.End:
+    """How a worker has ended, and if we ended it, what held it up."""
+    held: dict[str, object] = {}
+    late, dump = handle.culprit, handle.dump
+    if dump is not None and late is not None:
+        # In no call the current thread waits for work: another one holds it up.
+        stuck_in = dump.where() if _is_named(late) else "; ".join(dump.threads())
+        held |= {"stuck_in": stuck_in} if stuck_in else {}
+    if handle.was_stopped:
+        held["stopped"] = "its process had been stopped by a signal"
+    return losses.End(handle.name, handle.child.pid, exit_code, said, late, held)
+
+
+def _is_named(late: Late) -> bool:
+    """Whether a worker was ended for a call that it is in."""
+    return late.env is not None and late.number > 0
+
+
+def _suspects(handle: Handle, housed: list[int], end: losses.End, busy: Callable[[int], bool]) -> dict[int, Problem]:
+    """Environments that may have ended their worker, with what is said of each; if there is one, it did.
+
+    Those that it was in a call of; where it was in none everybody, as each may have left a thread behind.
+    """
+    late = end.late
+    if late is not None and late.env is not None and _is_named(late) and late.env in housed:
+        return {late.env: losses.culprit_ended(late.env, end, late)}
+    # In what it is when we end it for something else, it may have come only since.
+    found = handle.seats.inside(busy) if late is None else []
+    inside = {env: Phase(phase).label for env, phase in found if env in housed}
+    if len(inside) == 1:
+        return {env: losses.died(env, end, phase) for env, phase in inside.items()}
+    if len(housed) == 1:
+        return {env: losses.ended_alone(env, end) for env in housed}
+    suspected = inside or housed
+    return {env: losses.lost_with(end, suspected, inside.get(env, "step")) for env in suspected}
 
 
 def _details(part: Ids, resets: Mapping[int, tuple[int | None, Any]], actions: Mapping[int, Any]) -> Packed | None:

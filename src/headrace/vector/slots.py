@@ -210,8 +210,14 @@ class Slots:
         self._due_s[ids] = 0.0
         self._held += len(ids)
 
-    def failed(self, env: int, seq: int, now_s: float) -> Instruction | None:
+    def failed(self, env: int, seq: int, now_s: float, *, own: bool = True) -> Instruction | None:
         """The environment that a request was handed to has failed, and is gone.
+
+        Args:
+            env: Which.
+            seq: The number of that request.
+            now_s: The time.
+            own: Whether it is to blame; otherwise its own budget is not touched, and its replacement need not wait.
 
         Returns:
             What follows; None if that request is not awaited any more.
@@ -221,11 +227,11 @@ class Slots:
         if self._policy.raises:
             self.state[env] = _FAILED
             return Raise(env)
-        faults, of_all = self._note(env, now_s)
+        faults, of_all = self._note(env, now_s, own=own)
         if faults:
             self.state[env] = _LOST
             return GiveUp(env, faults, self._policy.total if of_all else self._policy.per_env, of_all)
-        pause_s = self._pause_s(len(self._faults_s[env]))
+        pause_s = self._pause_s(len(self._faults_s[env])) if own else 0.0
         self._not_before_s[env] = now_s + pause_s
         self._paused_until_s = max(self._paused_until_s, now_s + pause_s)
         if self.is_step[env] and self._policy.cuts:
@@ -272,15 +278,15 @@ class Slots:
         self.state[open_ids] = _IDLE
         self._due_s[open_ids] = _NEVER
 
-    def _note(self, env: int, now_s: float) -> tuple[int, bool]:
+    def _note(self, env: int, now_s: float, *, own: bool) -> tuple[int, bool]:
         """Remember a fault; how many were too many and of whom, or 0."""
-        own, everybody, policy = self._faults_s[env], self._all_faults_s, self._policy
-        for times in (own, everybody):
+        faults, everybody, policy = self._faults_s[env], self._all_faults_s, self._policy
+        for times in (faults, everybody) if own else (everybody,):
             times.append(now_s)
             while now_s - times[0] > policy.window_s:
                 times.popleft()
-        if len(own) > policy.per_env:
-            return len(own), False
+        if own and len(faults) > policy.per_env:
+            return len(faults), False
         return (len(everybody), True) if len(everybody) > policy.total else (0, False)
 
     def _pause_s(self, faults: int) -> float:
