@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from headrace.core.clock import FakeClock
+from headrace.core.seeding import STREAMS
 from headrace.learners.checkpoint import LearnerState
 from headrace.learners.checkpoints import CheckpointStore
 from headrace.record.events import BatchesTrained, ChunkCommitted, LanePart
@@ -43,7 +44,9 @@ class PastRun:
         with Board.create(self.place.board_file, [("supervisor", "supervisor"), ("learner", "learner")]):
             pass
         self._events = self._stack.enter_context(EventLog(self.place.events_file, self._clock))
-        self.trace = self._stack.enter_context(TraceWriter.create(self.place.record_dir / TRACE_FILE, {}))
+        self.trace = self._stack.enter_context(
+            TraceWriter.create(self.place.record_dir / TRACE_FILE, {"streams": STREAMS})
+        )
         self.rows = self._stack.enter_context(RowLog.create(self.place.record_dir, 1000))
         self.store = CheckpointStore(self.place.checkpoints_dir, self.config.checkpoint.keep)
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 import headrace
 from headrace.envs.cage2.baselines import greedy_restore
 from headrace.envs.cage2.workflow import WorkflowVector, workflow_vector
+from headrace.runtime.comparing import t_quantile
 from headrace.runtime.progress import EvaluationPoint, Progress
 from headrace.search import EarlyStopping, Look, Order, StopReason
 
@@ -132,7 +133,7 @@ def measure(act: Act, order: Order, rules: Rules) -> Measured:
     returns, count = env.env.episode_returns, rules.evaluation_episodes
     return Measured(
         return_mean=float(returns.mean()),
-        return_half=float(1.96 * returns.std(ddof=1) / np.sqrt(count)) if count > 1 else 0.0,
+        return_half=float(t_quantile(count - 1) * returns.std(ddof=1) / np.sqrt(count)) if count > 1 else 0.0,
         compliance=float(env.compliance.mean()),
         fixes=float(env.fixes.mean()),
         without_fix=int((env.fixes == 0).sum()),

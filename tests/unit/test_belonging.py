@@ -1,4 +1,4 @@
-"""A record beside a configuration that is not its own, or was edited: told as such, by replay and by verify."""
+"""A record beside a configuration that is not its own, or was edited, or of other random streams: told as such."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import pytest
 
 from acting_support import SmallRun, configuration
 from headrace.core.errors import HeadraceError, RecordDamaged, ReplayDiffers
+from headrace.core.seeding import STREAMS
+from headrace.record.trace import Trace, TraceWriter
+from headrace.runtime.recording import TRACE_FILE
 from headrace.runtime.replayer import Replayer, replay
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.verifier import verify_run
@@ -69,6 +72,28 @@ def test_configuration_of_another_run_is_refused_by_verify(tmp_path: Path, value
     edit(place.config_file, values)
     with pytest.raises(RecordDamaged, match=r"was not made with the config\.toml beside it"):
         verify_run(place)
+
+
+def of_an_earlier_version(folder: Path) -> None:
+    """Take away what an earlier version did not write into the header of a record."""
+    file = folder / TRACE_FILE
+    with Trace.open(file) as trace:
+        header = {key: value for key, value in trace.header.items() if key != "streams"}
+        events = file.read_bytes()[trace.start :]
+    file.unlink()
+    with TraceWriter.create(file, header):
+        pass
+    with file.open("ab") as whole:
+        whole.write(events)
+
+
+@pytest.mark.parametrize("again", [replay, lambda run: verify_run(RunDirectory.open(run))], ids=["replay", "verify"])
+def test_record_of_other_random_streams_is_refused_and_nothing_else_blamed(edited, again):
+    place = edited()
+    of_an_earlier_version(place / "record")
+    with pytest.raises(RecordDamaged, match="drew other random numbers from a seed") as caught:
+        again(place)
+    assert caught.value.facts == {"recorded_streams": 1, "streams_here": STREAMS}
 
 
 def test_edit_is_told_with_the_difference_it_makes(edited):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.core.errors import ConfigError, RunDirectoryError
+from headrace.core.seeding import STREAMS
 from headrace.learners.checkpoint import STATE_FILE
 from headrace.runtime import sessions
 from headrace.runtime.config import load_config
@@ -267,6 +268,16 @@ def test_configuration_that_was_edited_is_taken_and_told(past):
     file.write_text(text)
     with resume_or_begin(path, None, {}) as session:
         assert session.resume.problems == ()
+
+
+def test_a_run_of_other_random_streams_goes_on_and_that_is_told(past, monkeypatch):
+    path = past.end("interrupted")
+    monkeypatch.setattr("headrace.runtime.belonging.STREAMS", STREAMS + 1)
+    with resume_or_begin(path, None, {}) as session:
+        assert str(session.resume).endswith(
+            "; the run was begun by another version of Headrace and goes on with the random numbers of this one, "
+            "so no version can replay or verify it as a whole"
+        )
 
 
 def test_what_is_of_the_past_is_put_aside_and_what_stands_stays(past):

@@ -10,8 +10,12 @@ from gymnasium import spaces
 from headrace.algorithms.base import Actor
 from headrace.core import seeding
 
-_CHUNK_BITS = 64
-"""A chunk may draw 2**64 numbers before it reaches those of the next one; PCG64 has 2**128."""
+_CHUNK_DRAWS = 0x9E3779B97F4A7C15F39CC0605CEDC835
+"""From one chunk's first draw to the next one's, of 2**128: the golden ratio of it, as in numpy's ``PCG64.jumped``.
+
+It has to be odd: of states that are 2**64 draws apart the low halves are the same and the high ones evenly spaced, and
+what is drawn from them is correlated. Within a billion chunks of a lane no two begin less than 2**96 draws apart.
+"""
 
 
 class LaneStreams:
@@ -41,7 +45,7 @@ class LaneStreams:
             random_actions: Whether it may need any.
         """
         self._bits.state = self._begin
-        self._bits.advance(chunk << _CHUNK_BITS)
+        self._bits.advance(chunk * _CHUNK_DRAWS % 2**128)
         if random_actions:
             seed, lane, incarnation = self._key
             self.random_actions.seed(seeding.integer(seed, "random-actions", lane, incarnation, chunk))

@@ -12,6 +12,9 @@ import zlib
 
 import numpy as np
 
+STREAMS = 2
+"""Version of what a seed gives, as records have it. 1, or none: chunks of a lane began 2**64 draws apart, see ADR 8."""
+
 
 def sequence(seed: int, name: str, *keys: int) -> np.random.SeedSequence:
     """The seed sequence of stream ``name``, e.g. ``sequence(7, "environment", lane, episode)``."""

@@ -1,4 +1,4 @@
-"""Whether a record and the ``config.toml`` beside it are of one and the same run."""
+"""Whether a record and the ``config.toml`` beside it are of one and the same run, and of this version's random streams."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from headrace.core.errors import RecordDamaged, ReplayDiffers
+from headrace.core.seeding import STREAMS
 from headrace.lanes.layout import Geometry
 from headrace.record.events import ChunkCommitted
 from headrace.runtime.config import ExperimentConfig, dump_toml
@@ -51,6 +52,33 @@ def require_same_layout(header: Mapping[str, Any], config: ExperimentConfig, geo
             recorded=header["row_dtype"],
             expected=row_dtype,
             fix="use record, policies and config.toml of one and the same run, and the Headrace that wrote them",
+        )
+
+
+def same_streams(header: Mapping[str, Any]) -> bool:
+    """Whether a record's run drew from its seed what this version of Headrace draws; the version number says nothing of it.
+
+    Args:
+        header: Of the record.
+    """
+    return bool(header.get("streams", 1) == STREAMS)
+
+
+def require_same_streams(header: Mapping[str, Any]) -> None:
+    """Refuse to make again what another version of Headrace drew: environment or machine would be blamed.
+
+    Args:
+        header: Of the record.
+
+    Raises:
+        RecordDamaged: The record is sound, and its run drew other random numbers from its seed than this version does.
+    """
+    if not same_streams(header):
+        raise RecordDamaged(
+            "the run of this record was begun by another version of Headrace, which drew other random numbers from a seed",
+            recorded_streams=header.get("streams", 1),
+            streams_here=STREAMS,
+            fix="replay and verify it with the version that began it",
         )
 
 

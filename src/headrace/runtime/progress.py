@@ -40,7 +40,7 @@ class EvaluationPoint:
     version: int | None = None
     """The policy version; None for random actions."""
     interval: tuple[float, float] | None = None
-    """95 % confidence interval of the mean return; None for a single episode."""
+    """95 % confidence interval of the mean return (Student's t); None for a single episode."""
     agents: dict[str, float] | None = None
     """Mean return of each agent, where there are many; the mean return is that of all together."""
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from headrace.core.config import RecordConfig
 from headrace.core.errors import HeadraceError, RecordDamaged
+from headrace.core.seeding import STREAMS
 from headrace.ipc.child import wrapped
 from headrace.lanes.credits import LaneCommit
 from headrace.lanes.lane import LaneBlock
@@ -94,6 +95,7 @@ def header_facts(config: ExperimentConfig, block: LaneBlock, environment: Sequen
         "machine": fingerprint(environment),
         "config_sha256": config_sha256(config),
         "seed": config.run.seed,
+        "streams": STREAMS,
         "schedule": config.run.schedule,
         "threads": {"collect": config.collect.threads, "learn": config.learn.threads},
         "lanes": g.lanes,

@@ -17,7 +17,7 @@ from headrace.learners.base import BaseLearner
 from headrace.record.machine import limited_threads
 from headrace.record.rows import RowReader
 from headrace.record.trace import Trace
-from headrace.runtime.belonging import edits_told
+from headrace.runtime.belonging import edits_told, require_same_streams
 from headrace.runtime.inheritance import begin_with, kept_beginning
 from headrace.runtime.moments import Moment, Replayed
 from headrace.runtime.payloads import Basics, EnvFactory
@@ -39,7 +39,7 @@ class Replayer:
         env: As the run had it, if it was a callable.
 
     Raises:
-        RecordDamaged: There is no record, or it cannot be read.
+        RecordDamaged: There is no record, it cannot be read, or another version of Headrace drew otherwise from its seed.
         RunDirectoryError: There is no run.
     """
 
@@ -51,6 +51,7 @@ class Replayer:
         """Events that have been replayed."""
         with ExitStack() as stack:
             self.trace = stack.enter_context(Trace.open(run.record_dir / TRACE_FILE))
+            require_same_streams(self.trace.header)
             rows = stack.enter_context(RowReader(run.record_dir))
             stack.enter_context(limited_threads(self.config.collect.threads))
             stack.enter_context(copies_ended("the replay"))

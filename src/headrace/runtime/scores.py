@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from headrace.runtime.comparing import t_quantile
 from headrace.runtime.history import History
 from headrace.runtime.progress import EvaluationPoint
 
@@ -31,10 +32,11 @@ class Scores:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Normal 95 % confidence interval of the mean; None for fewer than two episodes."""
-        if len(self.returns) < 2:
+        """95 % confidence interval of the mean (Student's t); None for fewer than two episodes."""
+        count = len(self.returns)
+        if count < 2:
             return None
-        half = 1.96 * float(np.std(self.returns, ddof=1)) / math.sqrt(len(self.returns))
+        half = t_quantile(count - 1) * float(np.std(self.returns, ddof=1)) / math.sqrt(count)
         return self.mean - half, self.mean + half
 
     def facts(self) -> dict[str, Any]:

@@ -16,9 +16,11 @@ from headrace.core.files import write_whole
 from headrace.learners.checkpoint import STATE_FILE
 from headrace.learners.checkpoints import CheckpointStore
 from headrace.learners.manifest import Checkpoint
-from headrace.runtime.belonging import was_edited
+from headrace.record.trace import Trace
+from headrace.runtime.belonging import same_streams, was_edited
 from headrace.runtime.changes import changes, next_config
 from headrace.runtime.config import ExperimentConfig, dump_toml, load_config
+from headrace.runtime.recording import TRACE_FILE
 from headrace.runtime.remains import holds_only_a_configuration, never_began, why_new
 from headrace.runtime.resume import ResumePoint
 from headrace.runtime.rundir import RunDirectory
@@ -89,7 +91,7 @@ def _go_on(path: Path, source: Source, overrides: Mapping[str, object], has_fact
         config = next_config(before, source, overrides)
         _require_environment(config, has_factory)
         point = find_resume_point(place, config)
-        point = replace(point, problems=(*point.problems, *_edited(place, before)))
+        point = replace(point, problems=(*point.problems, *_edited(place, before), *_other_streams(place)))
         _require_work(place, config, point)
         _prepare(place, before, config, point)
         stack.pop_all()
@@ -111,6 +113,17 @@ def _edited(run: RunDirectory, config: ExperimentConfig) -> tuple[str, ...]:
     if not was_edited(run, config):
         return ()
     return ("config.toml was edited since it was written, and whether that changes what is learned is not known",)
+
+
+def _other_streams(run: RunDirectory) -> tuple[str, ...]:
+    with Trace.open(run.record_dir / TRACE_FILE) as trace:
+        if same_streams(trace.header):
+            return ()
+    told = (
+        "the run was begun by another version of Headrace and goes on with the random numbers of this one, "
+        "so no version can replay or verify it as a whole"
+    )
+    return (told,)
 
 
 def _require_environment(config: ExperimentConfig, has_factory: bool) -> None:

@@ -19,7 +19,7 @@ from headrace.core.errors import RecordDamaged, ReplayDiffers, RunDirectoryError
 from headrace.record.diff import ROUNDING, Divergence, RowDifference, first_difference, relative_difference
 from headrace.record.machine import differences, fingerprint, limited_threads
 from headrace.record.trace import Trace
-from headrace.runtime.belonging import edits_told, require_same_layout
+from headrace.runtime.belonging import edits_told, require_same_layout, require_same_streams
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.payloads import EnvSpaces, group_lanes
 from headrace.runtime.reacting import Hindsight, Rows, Setting, act_again, steps_of
@@ -74,7 +74,8 @@ def verify_run(
 
     Raises:
         ReplayDiffers: An action is another one. The first in the order of the record is named, with the likely cause.
-        RecordDamaged: There is no record, it is damaged, or nothing in it can be verified.
+        RecordDamaged: There is no record, it is damaged, nothing in it can be verified, or another version of Headrace drew
+            otherwise from its seed.
         RunDirectoryError: The policies of the run cannot be read.
     """
     with ExitStack() as stack:
@@ -189,6 +190,7 @@ class _Verifier:
         self._trace = trace
         self._tolerance = tolerance
         self.config = config = run.read_config()
+        require_same_streams(trace.header)
         if trace.damaged:
             raise RecordDamaged(
                 f"{trace.path} is damaged: whole events follow bytes that mean nothing",
