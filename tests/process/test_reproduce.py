@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from headrace.core import seeding
-from headrace.testing.reproduce import main, read_reproducer
+from headrace.testing.reproduce import main, read_reproducer, reproduce
 from run_support import Runs, events
 
 pytestmark = [pytest.mark.process, pytest.mark.thin(2)]
@@ -95,6 +95,19 @@ def test_a_reset_that_fails_is_kept(runs: Runs, capfd):
     assert "(in reset())\nreproduced\n" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("at", "call"), [(3, "step"), (0, "reset")])
+def test_what_an_environment_raised_comes_again_wherever_it_was_stepped(runs: Runs, capfd, workers, at, call):
+    kwargs = {"fault": "fail", "at": at, "lanes": [1]}
+    run = runs.train("poison_envs:make", kwargs=kwargs, env__workers=workers, supervision__max_restarts=0, **RUN)
+    (path,) = kept(run)
+    found = read_reproducer(path)
+    assert (found.call, found.kind, found.error) == (call, "raised", "ValueError: burn map corrupt, tile 7")
+    assert reproduce(path, 30.0).same_as(found)
+    assert main([str(path)]) == 0
+    assert capfd.readouterr().out.endswith("reproduced\n")
+
+
 @pytest.fixture
 def file(tmp_path):
     """A reproducer of a fault in step 2, for tests that change it."""
@@ -148,6 +161,13 @@ def test_what_is_raised_where_nothing_can_be_printed_comes_again(file, capfd):
 def test_an_exit_that_was_reported_comes_again(file):
     env = {"factory": "run_envs:make", "kwargs": {"fault": "sys_exit", "at": 2}}
     assert main([file(env=env, error="SystemExit: ")]) == 0
+
+
+@pytest.mark.parametrize("error", [None, "None"])
+def test_an_exception_whose_text_was_not_kept_is_known_by_its_place(file, capfd, error):
+    assert main([file(error=error)]) == 0
+    assert "  recorded  it raised (in step 2)\n" in capfd.readouterr().out
+    assert main([file(error=error, actions={"action": [[0.0]] * 3})]) == 1
 
 
 @pytest.mark.table

@@ -18,7 +18,7 @@ from headrace.record.events import ChunkCommitted, GroupSalvaged, StepsLost
 from headrace.runtime.api import Run
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.verifier import verify_run
-from headrace.testing.reproduce import reproduce
+from headrace.testing.reproduce import read_reproducer, reproduce
 from kill_support import kill_family
 from replay_support import HERE, SCRIPT, blows, headrace, recorded, salvages
 from run_support import SMALL, Runs, assert_books, assert_gapless, events, summary
@@ -120,7 +120,10 @@ def test_a_file_tells_what_led_to_it(runs, monkeypatch):
     assert_sound(runs, run)
     (event, *_) = events(run, "reproducer")
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-    assert reproduce(run.path / event["file"], 20.0).text == "ValueError: burn map corrupt, tile 7"
+    path = run.path / event["file"]
+    outcome = reproduce(path, 20.0)
+    assert outcome.text == read_reproducer(path).error == "ValueError: burn map corrupt, tile 7"
+    assert outcome.same_as(read_reproducer(path))
 
 
 def test_an_environment_that_always_fails_ends_the_run_in_its_own_words(runs):

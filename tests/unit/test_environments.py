@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from headrace.runtime.environments import FaultDesk
 from headrace.runtime.payloads import Basics
 from headrace.supervision.messages import Report
 from headrace.testing.reproduce import read_reproducer
+from headrace.vector.faults import FaultKind, from_exception
 
 LANE, STEPS = 2, 3
 
@@ -86,8 +88,7 @@ def test_what_led_to_it_is_kept(bench, tmp_path):
     ("kind", "facts", "kept"),
     [
         ("died", {"exit_code": -11}, ("signal", -11)), ("died", {"exit_code": 3}, ("exit", 3)),
-        ("raised", {"error": "ValueError: tile 7"}, ("raised", 0)), ("contract", {}, None), ("not-finite", {}, None),
-        ("lost-with-worker", {}, None),
+        ("raised", {}, ("raised", 0)), ("contract", {}, None), ("not-finite", {}, None), ("lost-with-worker", {}, None),
     ],
 )  # fmt: skip
 def test_only_what_may_come_again_is_kept(bench, tmp_path, kind, facts, kept):
@@ -97,7 +98,27 @@ def test_only_what_may_come_again_is_kept(bench, tmp_path, kind, facts, kept):
     assert (b.told[0].facts["file"] is None) == (kept is None) == (not files)
     if kept is not None:
         found = json.loads(files[0].read_text())
-        assert (found["kind"], found["exit_code"]) == kept
+        assert (found["kind"], found["exit_code"], found["error"]) == (*kept, None)
+
+
+@pytest.mark.parametrize(
+    ("exception", "text"), [(ValueError("tile 7"), "ValueError: tile 7"), (KeyError(), "KeyError")]
+)
+def test_what_a_worker_raised_is_kept_in_its_own_words(bench, tmp_path, exception, text):
+    b = bench()
+    b.desk(lost("raised", **from_exception(exception, "step").error.facts))
+    assert read_reproducer(tmp_path / "reproducers" / "collector-0-lane-2-7.1.json").error == text
+
+
+@pytest.mark.parametrize("page", ["errors.md", "guides/when-something-dies.md"])
+def test_the_documents_say_which_kinds_leave_a_file(bench, page):
+    b = bench(supervision__max_restarts=100)
+    for kind in FaultKind:
+        b.desk(lost(kind))
+    kept = {str(report.facts["how"]) for report in b.told if report.facts["file"] is not None}
+    text = " ".join((Path(__file__).parents[2] / "docs" / page).read_text().split())
+    (named,) = re.findall(r"that ([\w, ]+) leaves? a file in `reproducers/`", text)
+    assert set(re.split(", | or ", named)) == kept
 
 
 def test_the_first_losses_of_a_lane_are_kept_and_a_reset_has_no_episode(bench, tmp_path):

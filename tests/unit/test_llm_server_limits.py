@@ -6,9 +6,11 @@ import asyncio
 import io
 import json
 import logging
+import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
 import pytest
@@ -21,7 +23,7 @@ from headrace.llm.engine.scheduling import Limits
 from headrace.llm.messages import GenerationRequest
 from headrace.llm.rendering import Renderer
 from headrace.llm.server import reading
-from headrace.llm.server.asked import ChatBody, CompletionsBody, Unseeded, asked_completions
+from headrace.llm.server.asked import ChatBody, ChatMessage, CompletionsBody, Unseeded, asked_completions
 from headrace.llm.server.following import GrowingText
 from headrace.llm.server.native import GenerateBody, ScoreBody
 from headrace.llm.server.reading import LEAST_BODY_BYTES, MOST_BODY_BYTES, BodyLimits
@@ -121,6 +123,47 @@ def test_a_client_that_sends_all_of_a_body_that_is_too_long_reads_the_answer() -
     messages = [{"role": "user", "content": "a" * 2 * LEAST_BODY_BYTES}]
     status, answer = asked("/v1/chat/completions", {"model": "policy", "messages": messages})
     assert (status, answer["error"]["code"]) == (413, "body_too_long")
+
+
+@pytest.mark.parametrize(("path", "status"), [("/v1/chat/completions", 413), ("/v1/chat/completion", 404)])
+def test_a_client_that_reads_nothing_before_all_is_sent_reads_the_answer(path: str, status: int) -> None:
+    size = 5 * 2**20
+
+    def call(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as there:
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n"
+            there.sendall(head.encode() + b"x" * size)
+            return b"".join(iter(lambda: there.recv(2**16), b""))
+
+    async def main() -> bytes:
+        async with served(engine()) as (url, _):
+            return await asyncio.to_thread(call, int(url.rpartition(":")[2]))
+
+    answer = asyncio.run(main())
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("limits", [{"BODY_S": 0.1}, {"_MOST_THROWN_BYTES": 1000}])
+def test_what_comes_after_the_answer_is_not_read_for_ever(
+    limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, limit in limits.items():
+        monkeypatch.setattr(reading, name, limit)
+    size = 5 * 2**20
+
+    async def main() -> bytes:
+        async with served(engine()) as (url, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+            head = f"POST /score HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {size}\r\n\r\n"
+            writer.write(head.encode())
+            await reader.readuntil(b"\r\n\r\n")  # it is answered; now something more, and then nothing
+            writer.write(b"x" * 1001)
+            rest = await asyncio.wait_for(reader.read(), 30)  # until the server closes
+            writer.close()
+            return rest
+
+    assert json.loads(asyncio.run(main()))["error"]["code"] == "body_too_long"
 
 
 @pytest.mark.parametrize(
@@ -313,6 +356,22 @@ def test_the_first_field_that_nobody_knows_is_told(body: Any, param: str) -> Non
     assert status == 400
     assert answer["error"]["param"] == param
     assert answer["error"]["message"] == f"{param}: there is no such field"
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [({"n": 1025}, "n"), ({"messages": [{"role": "critic", "content": "ab"}]}, "messages.0.role")],
+)
+def test_more_than_a_setting_takes_is_400(changes: dict[str, Any], param: str) -> None:
+    plain = {"model": "policy", "messages": [{"role": "user", "content": "ab"}], "max_tokens": 1}
+    status, answer = asked("/v1/chat/completions", plain | changes)
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_value", param)
+
+
+@pytest.mark.parametrize("role", get_args(ChatMessage.model_fields["role"].annotation))
+def test_as_many_as_it_takes_pass(role: str) -> None:
+    ChatBody.model_validate({"model": "policy", "n": 1024, "messages": [{"role": role, "content": "ab"}]})
+    assert f"`{role}`" in (Path(__file__).parents[2] / "docs" / "guides" / "llm.md").read_text()
 
 
 def test_more_stops_than_may_be_are_400() -> None:

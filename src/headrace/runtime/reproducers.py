@@ -43,7 +43,7 @@ class Reproducer:
     what: str
     """The same in words."""
     error: str | None = None
-    """``ValueError: tile 7``, if it was an exception."""
+    """``ValueError: tile 7``, if it was an exception and its own text is known."""
     exit_code: int = 0
     """Of the process; negative for a signal."""
     env: dict[str, Any]
@@ -101,7 +101,7 @@ def reproducer(event: Exited, basics: Basics, block: LaneBlock, books: LaneBooks
         call=call,
         kind=kind,
         what=what,
-        error=str(event.error.facts.get("error")) if event.error is not None else None,
+        error=_error(event),
         exit_code=event.exit_code,
         env=config.env.model_dump() | _factory(basics),
         construct_seed=seeding.integer(config.run.seed, "construct-global", lane, streams),
@@ -149,6 +149,11 @@ def _kind(event: Exited) -> tuple[str, str]:
     if event.error is not None:
         return "raised", event.error.what
     return ("signal" if event.exit_code < 0 else "exit"), event.how
+
+
+def _error(event: Exited) -> str | None:
+    found = None if event.error is None else event.error.facts.get("error")
+    return None if found is None else str(found)
 
 
 def running_steps(block: LaneBlock, lane: int) -> int:

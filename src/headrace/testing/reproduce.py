@@ -21,7 +21,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -37,6 +37,7 @@ from headrace.ipc.stacks import DUMP_SIGNAL, innermost_frame
 from headrace.runtime.reproducers import Reproducer
 from headrace.supervision.spec import describe_exit
 from headrace.testing import leaks
+from headrace.vector.faults import text_of
 
 _START, _CONSTRUCT, _RESET = -3, -2, -1
 """Where the child is; a step is its number, from 0."""
@@ -54,7 +55,9 @@ def read_reproducer(path: Path) -> Reproducer:
         ConfigError: It is not there, or is no such file.
     """
     try:
-        return Reproducer(**json.loads(path.read_text(encoding="utf-8")))
+        found = Reproducer(**json.loads(path.read_text(encoding="utf-8")))
+        # There are files that say so where the exception's text was not known.
+        return replace(found, error=None) if found.error == "None" else found
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(
             f"{path} is no reproducer",
@@ -76,11 +79,11 @@ class Outcome:
     """Exit code of the process; negative for a signal."""
 
     def same_as(self, found: Reproducer) -> bool:
-        """Whether it is what had been recorded: the same kind of fault in the same call."""
+        """Whether it is what had been recorded: the same kind of fault in the same call; of exceptions, if known, the same."""
         if (self.kind, self.at) != (found.kind, _place(found)):
             return False
         if self.kind == "raised":
-            return self.text.partition(":")[0] == (found.error or "").partition(":")[0]
+            return found.error is None or self.text.partition(":")[0] == found.error.partition(":")[0]
         return self.kind == "hang" or self.code == found.exit_code
 
 
@@ -193,7 +196,7 @@ def _play_into(folder: Path, found: Reproducer) -> None:
             kind, text = ("nothing", "nothing: every call came back") if early is None else ("ended", early)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever user code raises is what is looked for
             printing.tell(traceback.format_exc())
-            kind, text = "raised", f"{type(error).__name__}: {error}"
+            kind, text = "raised", text_of(error)
         finally:
             faulthandler.unregister(DUMP_SIGNAL)
         (folder / "result").write_text(json.dumps({"kind": kind, "text": text}))

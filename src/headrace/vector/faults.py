@@ -106,7 +106,10 @@ def from_exception(error: BaseException, phase: str) -> Problem:
         )
         return Problem(FaultKind.RAISED, phase, found)
     raised = EnvironmentRaised(
-        f"the environment raised {text}", **facts, fix="correct what the traceback ends in, in the environment"
+        f"the environment raised {text}",
+        error=text,  # alone, as it is told without workers: a repetition is compared with it
+        **facts,
+        fix="correct what the traceback ends in, in the environment",
     )
     return Problem(FaultKind.RAISED, phase, raised)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -22,6 +23,7 @@ from headrace.llm.server.errors import (
 )
 from headrace.llm.server.native import NativeRoutes
 from headrace.llm.server.openai import OpenAIRoutes
+from headrace.llm.server.reading import ThrowsAwayTheRest
 from headrace.llm.server.texts import Texts
 from headrace.llm.server.waiting import ClientGone
 
@@ -80,4 +82,4 @@ def build_application(
         ClientGone: _nobody_reads_it,
         Exception: answer_any_error,
     }
-    return Starlette(routes=routes, exception_handlers=handlers)
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(ThrowsAwayTheRest)])

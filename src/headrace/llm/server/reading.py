@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
 from pydantic import FailFast
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headrace.llm.engine.scheduling import Limits
 from headrace.llm.server.errors import ApiError
@@ -26,7 +28,9 @@ REQUEST_BYTES = 1024
 """A request takes besides."""
 
 BODY_S = 60.0
-"""Seconds in which all of it has to arrive."""
+"""Seconds in which all of it has to arrive; and, of one that was answered before, in which the rest is thrown away."""
+
+_MOST_THROWN_BYTES = 2 * MOST_BODY_BYTES
 
 
 class FirstFault(FailFast):
@@ -63,6 +67,46 @@ class BodyLimits:
             return min(max(requests * request_bytes, LEAST_BODY_BYTES), MOST_BODY_BYTES)
 
         return cls(most(1), most(limits.slots + limits.max_waiting))
+
+
+class ThrowsAwayTheRest:
+    """Reads what a client still sends when it has been answered, up to a limit, before its connection may be closed.
+
+    Many send all before they read, and to close a connection in which something is unread takes the answer with it.
+
+    Args:
+        application: That answers.
+    """
+
+    def __init__(self, application: ASGIApp) -> None:
+        self._application = application
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it; the answer is sent before the rest is read, and is over afterwards."""
+        names = {name for name, _ in scope.get("headers", ())}
+        more = not names.isdisjoint({b"content-length", b"transfer-encoding"})
+
+        async def received() -> Message:
+            nonlocal more
+            message = await receive()
+            more = bool(message.get("more_body", False))
+            return message
+
+        async def sent(message: Message) -> None:
+            if not more or message["type"] != "http.response.body" or message.get("more_body", False):
+                await send(message)
+                return
+            await send({**message, "more_body": True})
+            rest: Message = {"more_body": True}
+            thrown_bytes = 0
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BODY_S):
+                    while rest.get("more_body", False) and thrown_bytes <= _MOST_THROWN_BYTES:
+                        rest = await receive()
+                        thrown_bytes += len(rest.get("body", b""))
+            await send({"type": "http.response.body"})
+
+        await self._application(scope, received, sent)
 
 
 async def body_of(request: Request, most_bytes: int) -> bytes:
