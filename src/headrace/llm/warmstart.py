@@ -28,12 +28,12 @@ from headrace.llm.payloads import Basics, WarmStartPayload
 from headrace.llm.rendering import Renderer
 from headrace.llm.tuning import TunedStep, tune
 from headrace.supervision.messages import Done, Ready, Report, Stop
+from headrace.supervision.telling import tell
 from headrace.telemetry.board import Activity, Board, Slot, State
 
 _REPORTS = 100
 """Of the loss, in a whole warm start at most."""
 _PROBE_TOKENS = 64
-_SEND_S = 30.0
 
 
 def warm_start(context: ChildContext) -> None:
@@ -49,18 +49,18 @@ def warm_start(context: ChildContext) -> None:
         slot.enter(Activity.WARM_START)
         start = begin(basics, context.id)
         stack.callback(close_environment, start.env)
-        context.control.send(Ready({"parameters": start.parameters}), _SEND_S)
+        tell(context.control, slot, Ready({"parameters": start.parameters}))
         slot.set_state(State.RUNNING)
         telling = _Telling(context.control, slot, MonotonicClock(), basics.config.sft.steps_to_make)
         if not _tuned(start, basics.config, telling):
-            context.control.send(Done({"stopped": True, "steps": telling.steps}), _SEND_S)
+            tell(context.control, slot, Done({"stopped": True, "steps": telling.steps}), last=True)
             return
         telling.tell_cut(basics.config.model.context_tokens)
         slot.enter(Activity.PUBLISH)
         published = publish_first(start, basics)
         slot.count("version", published.version)
         facts = {"version": published.version, "sha256": published.sha256, "parameters": start.parameters}
-        context.control.send(Done(facts | telling.summary()), _SEND_S)
+        tell(context.control, slot, Done(facts | telling.summary()), last=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,8 @@ class _Telling:
         self._cut += tuned.cut
         self._slot.count("updates", tuned.step)
         if tuned.step % self._every == 0:
-            self._control.send(Report("sft", {"step": tuned.step, "steps": self._of} | self._rates()), _SEND_S)
+            facts = {"step": tuned.step, "steps": self._of} | self._rates()
+            tell(self._control, self._slot, Report("sft", facts))
         return not any(isinstance(message, Stop) for message in self._control.receive_all())
 
     def tell_cut(self, context_tokens: int) -> None:
@@ -157,7 +158,7 @@ class _Telling:
                 "and were cut: nobody learns how they end"
             )
             facts = {"kind": "demonstrations_cut", "text": text, "cut": self._cut, "episodes": self._episodes}
-            self._control.send(Report("alarm", facts), _SEND_S)
+            tell(self._control, self._slot, Report("alarm", facts))
 
     def summary(self) -> dict[str, Any]:
         """Of all steps."""

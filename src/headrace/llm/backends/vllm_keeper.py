@@ -30,6 +30,7 @@ from headrace.llm.messages import GenerationRequest, PublishedWeights
 from headrace.llm.payloads import Basics, InferencePayload
 from headrace.llm.serving import first_weights
 from headrace.supervision.messages import Done, Ready, Stop
+from headrace.supervision.telling import tell
 from headrace.telemetry.board import Activity, Board, Slot, State
 
 KILL_S = 5.0
@@ -67,7 +68,7 @@ def inference(context: ChildContext) -> None:
         with Keeper(context, payload, published, slot) as keeper:
             asyncio.run(keeper.run())
         slot.set_state(State.STOPPING)
-        context.control.send(Done({}), timeout_s=payload.basics.config.deadlines.stop_s)
+        tell(context.control, slot, Done({}), last=True)
 
 
 def served_folder(basics: Basics, published: PublishedWeights) -> Path:
@@ -200,7 +201,7 @@ class Keeper:
         await generator.label(self._published.version, self._config.deadlines.weights_s)
         await self._one_token(generator)
         facts = {"version": self._published.version, "endpoint": self._endpoint, "pid": self._tree.pid}
-        self._control.send(Ready(facts), timeout_s=start_s)
+        tell(self._control, self._slot, Ready(facts))
 
     async def _prove_alive(self, generator: VllmGenerator) -> None:
         await self._one_token(generator)
