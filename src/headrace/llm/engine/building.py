@@ -12,6 +12,7 @@ from headrace.core.errors import ComponentError, ConfigError, HeadraceError
 from headrace.llm.attending import TOLERATED, in_a_line
 from headrace.llm.config import RLConfig
 from headrace.llm.engine.engine import Engine, EngineCounts
+from headrace.llm.engine.sizes import keeps_sessions
 from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights
 
 _PROVED_COLUMNS = 288
@@ -45,7 +46,7 @@ def build_engine(config: RLConfig, model_folder: Path, published: PublishedWeigh
         slots=section.slots,
         context_tokens=config.model.context_tokens,
         max_waiting=section.max_waiting,
-        kv_reuse=section.kv_reuse,
+        kv_reuse=keeps_sessions(config),
     )
     engine.load(published)
     prove(engine)
