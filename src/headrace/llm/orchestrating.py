@@ -18,6 +18,7 @@ from headrace.llm.backends.choosing import open_generator
 from headrace.llm.config import RLConfig
 from headrace.llm.fitting import check_texts
 from headrace.llm.messages import Batch, PublishedWeights
+from headrace.llm.modelfiles import require_same_model
 from headrace.llm.orchestration.orchestrator import Orchestrator, Surroundings
 from headrace.llm.orchestration.presence import Presence
 from headrace.llm.payloads import INFERENCE, TRAINER, Basics, OrchestratorPayload
@@ -57,7 +58,7 @@ class Parts:
         ConfigError: Environment or tokenizer cannot be used, or they do not fit each other.
         EnvironmentFault: A dataset is none.
         EnvironmentNotBuilt: The environment's factory failed.
-        RunDirectoryError: The checkpoint is damaged or of another run.
+        RunDirectoryError: The checkpoint is damaged or of another run, or the model's files were changed.
     """
 
     def __init__(self, basics: Basics, resume: Path | None) -> None:
@@ -66,6 +67,7 @@ class Parts:
         self.environment = build_text_environment(
             section.name, section.factory, section.kwargs, component="orchestrator"
         )
+        weights.of_newest(basics.weights, lambda folder: require_same_model(basics.model, folder, basics.run_id))
         self.renderer = Renderer(load_tokenizer(basics.model))
         for split in get_args(Split):
             check_texts(self.renderer, problems_of(self.environment, split), basics.config.model.context_tokens)

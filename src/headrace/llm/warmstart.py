@@ -19,7 +19,7 @@ from headrace.envs.text.building import build_text_environment, close_environmen
 from headrace.envs.text.protocol import TextEnvironment
 from headrace.ipc.channel import Channel
 from headrace.ipc.child import ChildContext
-from headrace.llm import tiny, weights
+from headrace.llm import modelfiles, tiny, weights
 from headrace.llm.config import RLConfig
 from headrace.llm.demonstrations import Teaching, first_of, tokens_of
 from headrace.llm.fitting import check_texts
@@ -106,7 +106,7 @@ def publish_first(start: Start, basics: Basics) -> PublishedWeights:
         weights_dir=basics.weights,
         run_id=basics.run_id,
         probe=probe,
-        metadata={"sft_steps": basics.config.sft.steps_to_make},
+        metadata={"sft_steps": basics.config.sft.steps_to_make, modelfiles.KEY: modelfiles.sums_of(basics.model)},
     )
 
 
@@ -186,6 +186,7 @@ def _tuned(start: Start, config: RLConfig, telling: _Telling) -> bool:
 def _take_over(model: nn.Module, tokenizer: Any, source: Path) -> None:
     """Give the model the weights of a run directory's newest version, or of a Hugging Face folder."""
     run = (source / "weights").is_dir()
+    tensors = _newest_of_run(source) if run else tiny.load_model(source).state_dict()
     theirs = tiny.load_tokenizer(source / "model" if run else source)
     if theirs.get_vocab() != tokenizer.get_vocab():
         raise ConfigError(
@@ -195,7 +196,6 @@ def _take_over(model: nn.Module, tokenizer: Any, source: Path) -> None:
             tokens=len(tokenizer),
             fix="use the environment and the model that it was made with",
         )
-    tensors = _newest_of_run(source) if run else tiny.load_model(source).state_dict()
     tiny.fill(model, {name: tensor.float() for name, tensor in tensors.items()}, source)
 
 
@@ -203,6 +203,7 @@ def _newest_of_run(run: Path) -> Mapping[str, Tensor]:
     def tensors_of(folder: Path) -> Mapping[str, Tensor]:
         # Whose run it is does not matter here; that the tensors are those of their manifest does.
         run_id = json.loads((folder / weights.MANIFEST).read_bytes())["run_id"]
+        modelfiles.require_same_model(run / "model", folder, run_id)
         return weights.read(folder, run_id)[1]
 
     found = weights.of_newest(run / "weights", tensors_of)

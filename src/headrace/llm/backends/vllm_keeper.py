@@ -27,6 +27,7 @@ from headrace.llm.backends.vllm_client import VllmGenerator
 from headrace.llm.backends.vllm_command import vllm_command
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import GenerationRequest, PublishedWeights
+from headrace.llm.modelfiles import require_same_model
 from headrace.llm.payloads import Basics, InferencePayload
 from headrace.llm.serving import first_weights
 from headrace.supervision.messages import Done, Ready, Stop
@@ -75,6 +76,7 @@ def served_folder(basics: Basics, published: PublishedWeights) -> Path:
     """A folder as vLLM wants it, made anew: configuration and tokenizer of the run's model, weights of one version."""
     folder = basics.run / _SERVED
     shutil.rmtree(folder, ignore_errors=True)
+    require_same_model(basics.model, published.folder, basics.run_id)
     shutil.copytree(basics.model, folder, ignore=shutil.ignore_patterns(*_WEIGHT_FILES))
     # A copy: the version may be pruned before vLLM has read it.
     shutil.copyfile(published.folder / weights.MODEL, folder / weights.MODEL)

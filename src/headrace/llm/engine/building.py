@@ -33,13 +33,15 @@ def build_engine(config: RLConfig, model_folder: Path, published: PublishedWeigh
     Raises:
         ConfigError: The folder holds no model that can be served.
         ComponentError: It generates nothing.
-        HeadraceError: The weights cannot be read, or do not fit.
+        HeadraceError: The weights cannot be read, or do not fit; or files of the model were changed since the run began.
     """
+    from headrace.llm.modelfiles import require_same_model
     from headrace.llm.tiny import load_model
     from headrace.llm.weights import read
 
     section = config.inference
     _, tensors = read(published.folder, published.run_id)
+    require_same_model(model_folder, published.folder, published.run_id)
     model = load_model(model_folder, tensors, dtype=config.model.dtype).to(section.device)
     engine = Engine(
         model,
