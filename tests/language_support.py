@@ -71,6 +71,7 @@ class Listening:
 
     says: list[Any] = field(default_factory=list)
     heard: list[Any] = field(default_factory=list)
+    unsent_bytes = 0
 
     def __post_init__(self) -> None:
         self._ours, self._theirs = socket.socketpair()
@@ -82,7 +83,7 @@ class Listening:
         said, self.says = self.says, []
         return said
 
-    def send(self, message: Any, timeout_s: float) -> None:
+    def post(self, message: Any) -> None:
         self.heard.append(message)
 
     def reports(self, kind: str) -> list[dict[str, Any]]:

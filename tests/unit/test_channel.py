@@ -64,14 +64,14 @@ def test_a_message_larger_than_any_buffer_is_completed_by_later_calls(pair):
     ours, theirs = pair
     message = bytes(range(256)) * 20_000  # 5 MB
     assert ours.try_send(message)
-    assert ours.unsent
+    assert ours.unsent_bytes
     assert not ours.try_send("behind it")
     received = []
     while not received:
         received = theirs.receive_all()
         ours.flush()
     assert received == [message]
-    assert not ours.unsent
+    assert not ours.unsent_bytes
     assert ours.try_send("behind it")
     assert theirs.receive(LIMIT_S) == "behind it"
 

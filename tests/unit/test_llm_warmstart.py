@@ -138,7 +138,9 @@ def test_weights_are_taken_instead_of_a_warm_start_and_not_trained_on(tmp_path: 
     _, done = told_by(tmp_path / "b", sft=sft.model_copy(update={"checkpoint": str(tmp_path / "a")}))
     assert same(tensors(tmp_path / "a"), tensors(tmp_path / "b"))
     assert done.facts["sft_steps"] == 0
-    assert weights.metadata_of(tmp_path / "b" / "weights" / "0", "b") == {"sft_steps": 0}
+    metadata = weights.metadata_of(tmp_path / "b" / "weights" / "0", "b")
+    assert metadata["sft_steps"] == 0
+    assert metadata["model_files"].keys() == {path.name for path in (tmp_path / "b" / "model").iterdir()}
 
 
 def test_a_warm_start_alone_is_refused_where_weights_take_its_place(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import pickle
 import select
 import socket
 import struct
@@ -22,6 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from headrace.core.errors import ChannelClosed, ComponentError, ComponentStalled
+from headrace.ipc.pickling import decoded, encoded
 
 _LENGTH = struct.Struct("<Q")
 _MAX_MESSAGE_BYTES = 1 << 40  # a longer one is a damaged stream, not a message
@@ -104,7 +104,7 @@ class Channel:
 
     Not thread-safe, but one thread may `receive_all` without flushing while another one sends. Nothing blocks but `send` and
     `receive`, and those only until their deadline. A message that was begun is completed by later calls, so a slow reader
-    never sees half of one.
+    never sees half of one; so is what was posted.
 
     Args:
         sock: A connected stream socket; the channel owns it from now on.
@@ -116,6 +116,7 @@ class Channel:
         self._sock = sock
         self.peer = peer
         self._unsent = memoryview(b"")
+        self._backlog: deque[bytes] = deque()
         self._received = bytearray()
         self._messages: deque[bytes] = deque()
         self._no_more_input = False
@@ -138,9 +139,9 @@ class Channel:
         return self._no_more_input or self._no_more_output
 
     @property
-    def unsent(self) -> bool:
-        """Whether a message was begun and is not completely handed over yet."""
-        return len(self._unsent) > 0
+    def unsent_bytes(self) -> int:
+        """Of messages that were begun or posted, what is not handed over yet."""
+        return len(self._unsent) + sum(map(len, self._backlog))
 
     def fileno(self) -> int:
         """The descriptor, to wait on; -1 when closed.
@@ -160,7 +161,7 @@ class Channel:
             ChannelClosed: The other end is gone.
             ComponentError: ``obj`` cannot be pickled; nothing was sent.
         """
-        message = _encode(obj)
+        message = _framed(obj)
         if not self.flush():
             return False
         self._unsent = memoryview(message)
@@ -170,13 +171,25 @@ class Channel:
         self._unsent = memoryview(b"")
         return False
 
+    def post(self, obj: object) -> None:
+        """Hand ``obj`` over without waiting: what there is no room for is kept, and goes with later calls of anything.
+
+        Raises:
+            ChannelClosed: The other end is gone.
+            ComponentError: ``obj`` cannot be pickled; nothing was sent.
+        """
+        self._backlog.append(_framed(obj))
+        self.flush()
+
     def flush(self) -> bool:
-        """Go on with a message that was begun, without waiting; True when none is left.
+        """Go on with what was begun or posted, without waiting; True when none is left.
 
         Raises:
             ChannelClosed: The other end is gone.
         """
-        while self._unsent:
+        while self._unsent or self._backlog:
+            if not self._unsent:
+                self._unsent = memoryview(self._backlog.popleft())
             try:
                 written = self._write(self._unsent)
             except BlockingIOError:
@@ -184,7 +197,8 @@ class Channel:
             except (BrokenPipeError, ConnectionResetError) as error:
                 self._no_more_output = True
                 self._unsent = memoryview(b"")
-                raise self._closed("a message was being sent") from error
+                self._backlog.clear()
+                raise _closed(self.peer, "a message was being sent") from error
             self._unsent = self._unsent[written:]
         return True
 
@@ -221,10 +235,10 @@ class Channel:
         while True:
             self._fill()
             if self._messages:
-                return _decode(self._messages.popleft(), self.peer)
+                return decoded(self._messages.popleft(), self.peer)
             if self._no_more_input:
-                raise self._closed("a message was expected")
-            wanted = select.POLLIN | (select.POLLOUT if self.unsent else 0)
+                raise _closed(self.peer, "a message was expected")
+            wanted = select.POLLIN | (select.POLLOUT if self.unsent_bytes else 0)
             if not poll_fds({self.fileno(): wanted}, deadline.left_s()) and deadline.passed:
                 raise ComponentStalled(
                     f"{self.peer} sent no message within {timeout_s:g} s",
@@ -244,11 +258,11 @@ class Channel:
         """
         self._fill(flushes=flushes)
         if not self._messages and self._no_more_input:
-            raise self._closed("messages were looked for")
+            raise _closed(self.peer, "messages were looked for")
         messages: list[Any] = []
         while self._messages:
             try:
-                messages.append(_decode(self._messages[0], self.peer))
+                messages.append(decoded(self._messages[0], self.peer))
             except ComponentError:
                 if messages:
                     break  # these first; the unreadable one is reported by the next call
@@ -282,7 +296,7 @@ class Channel:
 
     def _fill(self, *, flushes: bool = True) -> None:
         """Take in what has arrived, and hand out what is waiting, without blocking."""
-        if flushes and self.unsent and not self._no_more_output:
+        if flushes and self.unsent_bytes and not self._no_more_output:
             with contextlib.suppress(ChannelClosed):  # noted; what the peer sent before it left is still to be read
                 self.flush()
         for _ in range(_READS_PER_CALL):
@@ -316,36 +330,16 @@ class Channel:
         if start:
             del self._received[:start]
 
-    def _closed(self, when: str) -> ChannelClosed:
-        return ChannelClosed(
-            f"{self.peer} closed its channel", when=when, fix="see how that component ended: its log has its last words"
-        )
+
+def _closed(peer: str, when: str) -> ChannelClosed:
+    return ChannelClosed(
+        f"{peer} closed its channel", when=when, fix="see how that component ended: its log has its last words"
+    )
 
 
-def _encode(obj: object) -> bytes:
-    try:
-        data = pickle.dumps(obj, protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception as error:
-        # Pickling runs the object's own code, which may raise anything.
-        raise ComponentError(
-            f"a message of type {type(obj).__name__} cannot be pickled",
-            error=f"{type(error).__name__}: {error}",
-            fix="send only plain data and objects of importable classes",
-        ) from error
+def _framed(obj: object) -> bytes:
+    data = encoded(obj)
     return _LENGTH.pack(len(data)) + data
-
-
-def _decode(message: bytes, peer: str) -> Any:
-    try:
-        return pickle.loads(message)
-    except Exception as error:
-        # Unpickling runs the message's own code, which may raise anything.
-        raise ComponentError(
-            f"a message from {peer} cannot be unpickled",
-            error=f"{type(error).__name__}: {error}",
-            bytes=len(message),
-            fix="send only objects whose classes the receiving process can import",
-        ) from error
 
 
 class MessagePipe:

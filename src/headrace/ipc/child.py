@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import importlib
 import os
+import select
 import signal
 import sys
 import traceback
@@ -28,11 +29,10 @@ from headrace.core.errors import (
 )
 from headrace.core.files import remedy
 from headrace.ipc import printing, stacks
-from headrace.ipc.channel import Channel
+from headrace.ipc.channel import LONGEST_S, Channel, poll_fds
 from headrace.ipc.copies import copies_ended, exit_code_of
 from headrace.ipc.shm import SharedBlock
 
-_LAST_WORDS_S = 5.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -113,6 +113,7 @@ def _work(bootstrap: Bootstrap, fds: list[int], server_pid: int) -> int:
             if not _by_us(request):  # an environment, say, for which it is the way to tell that something is missing
                 _report(control, bootstrap.id, request)  # first: the log may take nothing
                 printing.tell(traceback.format_exc())
+                _hand_over(control)
             return exit_code_of(request)
         except Exception as error:  # noqa: BLE001 - a process border: it goes into the log, and to the supervisor
             if isinstance(error, ChannelClosed) and not control.peer_alive():
@@ -123,6 +124,7 @@ def _work(bootstrap: Bootstrap, fds: list[int], server_pid: int) -> int:
             # Of some it says what to change, and where in our code it was found helps nobody.
             known = isinstance(error, (ConfigError, NothingToTrain))
             printing.tell(f"{error}\n" if known else traceback.format_exc())
+            _hand_over(control)
             return 1
     return 0
 
@@ -166,9 +168,16 @@ def _report(control: Channel, child_id: str, error: Exception | SystemExit) -> N
         ours.place(component=child_id)
     with contextlib.suppress(ComponentError):
         try:
-            control.send(Failed(ours), _LAST_WORDS_S)
+            control.post(Failed(ours))
         except ComponentError:
-            control.send(Failed(wrapped(child_id, error)), _LAST_WORDS_S)  # a subclass that cannot be pickled
+            control.post(Failed(wrapped(child_id, error)))  # a subclass that cannot be pickled
+
+
+def _hand_over(control: Channel) -> None:
+    """Whatever the supervisor has not taken yet, the last words too: it may be stopped (Ctrl-Z), as long as it lives."""
+    with contextlib.suppress(ChannelClosed):
+        while not control.flush():
+            poll_fds({control.fileno(): select.POLLOUT}, LONGEST_S)
 
 
 def wrapped(child_id: str, error: BaseException) -> ComponentDied:

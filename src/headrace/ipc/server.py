@@ -94,7 +94,7 @@ class Server:
         for request in self._link.receive_all():  # first: some may have arrived together with an earlier message
             self._spawn(request)
         self._send_reports()
-        wanted = select.POLLIN | (select.POLLOUT if self._reports or self._link.unsent else 0)
+        wanted = select.POLLIN | (select.POLLOUT if self._reports or self._link.unsent_bytes else 0)
         seen = poll_fds({self._link.fileno(): wanted, self._wake_reader: select.POLLIN}, _LOOK_S)
         if self._wake_reader in seen:
             _drain(self._wake_reader)

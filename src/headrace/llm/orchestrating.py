@@ -18,6 +18,7 @@ from headrace.llm.backends.choosing import open_generator
 from headrace.llm.config import RLConfig
 from headrace.llm.fitting import check_texts
 from headrace.llm.messages import Batch, PublishedWeights
+from headrace.llm.modelfiles import require_same_model
 from headrace.llm.orchestration.orchestrator import Orchestrator, Surroundings
 from headrace.llm.orchestration.presence import Presence
 from headrace.llm.payloads import INFERENCE, TRAINER, Basics, OrchestratorPayload
@@ -26,7 +27,8 @@ from headrace.llm.tiny import load_tokenizer
 from headrace.llm.training.checkpoints import read_checkpoint
 from headrace.llm.transport import FileSink, drained
 from headrace.supervision.messages import Done, Ready, Report, Stop
-from headrace.telemetry.board import Activity, Board, State
+from headrace.supervision.telling import tell
+from headrace.telemetry.board import Activity, Board, Slot, State
 
 _LAG_LOOK_S = 0.05  # between two looks by how much the event loop is late
 
@@ -42,7 +44,7 @@ def orchestrator(context: ChildContext) -> None:
         parts = Parts(payload.basics, payload.resume)
         stack.callback(close_environment, parts.environment)
         with asyncio.Runner() as runner:
-            runner.run(_work(context, payload, parts, presence, slot.set_state))
+            runner.run(_work(context, payload, parts, presence, slot))
 
 
 class Parts:
@@ -56,7 +58,7 @@ class Parts:
         ConfigError: Environment or tokenizer cannot be used, or they do not fit each other.
         EnvironmentFault: A dataset is none.
         EnvironmentNotBuilt: The environment's factory failed.
-        RunDirectoryError: The checkpoint is damaged or of another run.
+        RunDirectoryError: The checkpoint is damaged or of another run, or the model's files were changed.
     """
 
     def __init__(self, basics: Basics, resume: Path | None) -> None:
@@ -65,6 +67,7 @@ class Parts:
         self.environment = build_text_environment(
             section.name, section.factory, section.kwargs, component="orchestrator"
         )
+        weights.of_newest(basics.weights, lambda folder: require_same_model(basics.model, folder, basics.run_id))
         self.renderer = Renderer(load_tokenizer(basics.model))
         for split in get_args(Split):
             check_texts(self.renderer, problems_of(self.environment, split), basics.config.model.context_tokens)
@@ -100,20 +103,20 @@ class Teller:
 
     Args:
         context: Of the process.
-        timeout_s: In which the supervisor takes a message.
+        slot: Its place on the board.
         measure: Further metrics of a batch.
     """
 
-    def __init__(self, context: ChildContext, timeout_s: float, measure: Callable[[], Mapping[str, float]]) -> None:
+    def __init__(self, context: ChildContext, slot: Slot, measure: Callable[[], Mapping[str, float]]) -> None:
         self._control = context.control
-        self._timeout_s = timeout_s
+        self._slot = slot
         self._measure = measure
 
     def __call__(self, kind: str, facts: dict[str, Any]) -> None:
         """Send one."""
         if kind == "batch":
             facts = {**facts, "metrics": {**facts["metrics"], **self._measure()}}
-        self._control.send(Report(kind, facts), self._timeout_s)
+        tell(self._control, self._slot, Report(kind, facts))
 
 
 class LoopLag:
@@ -175,7 +178,7 @@ async def _work(
     payload: OrchestratorPayload,
     parts: Parts,
     presence: Presence,
-    show: Callable[[State], None],
+    slot: Slot,
 ) -> None:
     basics, config = payload.basics, payload.basics.config
     sink = FileSink(basics.rollouts, basics.run_id, context.fds.get("shipped"))
@@ -184,7 +187,6 @@ async def _work(
         sink.ship(batch)
 
     lag = LoopLag()
-    tell = Teller(context, config.deadlines.stop_s, lag.taken)
     async with open_generator(config, payload.endpoint, payload.basics.run_id) as generator:
         around = Surroundings(
             generator=generator,
@@ -193,15 +195,15 @@ async def _work(
             ship=ship,
             policies=parts,
             advantages=advantages_of(config),
-            tell=tell,
+            tell=Teller(context, slot, lag.taken),
             presence=presence,
             server=INFERENCE,
             trainer=TRAINER,
         )
         run = Orchestrator(config, basics.run_id, around, parts.carry)
         await generator.wait_ready(config.deadlines.start_s)
-        context.control.send(Ready({"step": run.step, "endpoint": payload.endpoint}), config.deadlines.start_s)
-        show(State.RUNNING)
+        tell(context.control, slot, Ready({"step": run.step, "endpoint": payload.endpoint}))
+        slot.set_state(State.RUNNING)
         watching = asyncio.create_task(lag.watch())
         try:
             async with listening(context, run):
@@ -209,5 +211,5 @@ async def _work(
         finally:
             watching.cancel()
             await asyncio.wait({watching}, timeout=1.0)
-    show(State.STOPPING)
-    context.control.send(Done({"step": run.step, "books": run.books.to_json()}), config.deadlines.stop_s)
+    slot.set_state(State.STOPPING)
+    tell(context.control, slot, Done({"step": run.step, "books": run.books.to_json()}), last=True)

@@ -19,7 +19,7 @@ from headrace.core.cores import usable_cores
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.files import write_whole
 from headrace.llm.config import RLConfig
-from headrace.llm.engine.sizes import BYTES_OF, ModelSize, cache_rows
+from headrace.llm.engine.sizes import BYTES_OF, ModelSize, cache_rows, keeps_sessions
 from headrace.llm.finding import Finding, Verdict
 from headrace.llm.guarding import IMPORT_S, found_dead, last_line, run_apart
 from headrace.llm.launch.children import Targets, listen
@@ -172,7 +172,7 @@ def memory_of(config: RLConfig, size: ModelSize) -> dict[str, float]:
         bytes_each = BYTES_OF[config.model.dtype]
         needs["inference"] = _PROCESS_BYTES + size.parameters * bytes_each
         if inference.device == "cpu":
-            rows = cache_rows(inference.slots, kv_reuse=inference.kv_reuse)
+            rows = cache_rows(inference.slots, kv_reuse=keeps_sessions(config))
             needs["inference"] += math.prod(size.cache.block(rows, config.model.context_tokens)) * bytes_each
     return needs
 
@@ -197,7 +197,8 @@ def check_memory(config: RLConfig, size: ModelSize, available_bytes: int) -> lis
         f"{available_bytes / 1e9:.1f} GB are free"
     )
     if total > available_bytes:
-        fix = "lower inference.slots, model.context_tokens or trainer.tokens_per_pass, set inference.kv_reuse = false, or take a smaller model"
+        fix = "lower inference.slots, model.context_tokens or trainer.tokens_per_pass"
+        fix += f"{', set inference.kv_reuse = false,' if keeps_sessions(config) else ','} or take a smaller model"
         return [Finding("memory", Verdict.WARNING, text, fix)]
     return [Finding("memory", Verdict.OK, text)]
 

@@ -24,6 +24,7 @@ from headrace.llm.server.driver import Driver
 from headrace.llm.server.texts import Texts
 from headrace.llm.weights import look, newest
 from headrace.supervision.messages import Done, Ready, Stop
+from headrace.supervision.telling import tell
 from headrace.telemetry.board import Activity, Board, Slot, State
 
 _LEAVE_S = 2
@@ -57,11 +58,11 @@ def inference(context: ChildContext) -> None:
             texts=Texts.load(payload.basics.model),
         )
         slot.waiting(Activity.WAIT_REQUESTS)  # before it is called ready, so that nobody is told that it generates
-        context.control.send(Ready({"version": published.version}), timeout_s=config.deadlines.start_s)
+        tell(context.control, slot, Ready({"version": published.version}))
         slot.set_state(State.RUNNING)
         asyncio.run(_serve(context, driver, application))
         slot.set_state(State.STOPPING)
-        context.control.send(Done({"completions": engine.counts.completed}), timeout_s=config.deadlines.stop_s)
+        tell(context.control, slot, Done({"completions": engine.counts.completed}), last=True)
 
 
 def build_driver(config: RLConfig, engine: Engine, slot: Slot | None) -> Driver:

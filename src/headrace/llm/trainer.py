@@ -12,6 +12,7 @@ from headrace.llm.training.building import build_trainer
 from headrace.llm.training.loop import Surroundings, TrainingLoop
 from headrace.llm.transport import FileSource, wake
 from headrace.supervision.messages import Done, Ready, Report, Stop
+from headrace.supervision.telling import tell as tell_supervisor
 from headrace.telemetry.board import Activity, Board, State
 
 
@@ -34,7 +35,7 @@ def trainer(context: ChildContext) -> None:
         published = context.fds.get("published")
 
         def tell(report: Report) -> None:
-            context.control.send(report, timeout_s=config.deadlines.stop_s)
+            tell_supervisor(context.control, slot, report)
 
         def announce() -> None:
             if published is not None:
@@ -46,14 +47,14 @@ def trainer(context: ChildContext) -> None:
         around = Surroundings(slot=slot, tell=tell, announce=announce, clock=clock)
         loop = TrainingLoop(model, basics, source, around, checkpoint)
         facts = {"version": model.version, "threads": config.trainer.threads, "device": config.trainer.device}
-        context.control.send(Ready(facts), timeout_s=config.deadlines.start_s)
+        tell_supervisor(context.control, slot, Ready(facts))
         slot.set_state(State.RUNNING)
         slot.enter(Activity.IDLE)
         with loop.saved():
             while not loop.complete and not _told_to_stop(context.control):
                 loop.once()
         facts = {"version": model.version, "weights_sha256": loop.published.sha256}
-        context.control.send(Done(facts), timeout_s=config.deadlines.stop_s)
+        tell_supervisor(context.control, slot, Done(facts), last=True)
 
 
 def _told_to_stop(control: Channel) -> bool:

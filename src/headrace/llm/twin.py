@@ -26,6 +26,7 @@ from headrace.llm.training.loop import Surroundings as TrainerSurroundings
 from headrace.llm.training.loop import TrainingLoop
 from headrace.llm.transport import MemoryTransport
 from headrace.supervision.messages import Done, Ready, Report
+from headrace.supervision.telling import tell as tell_supervisor
 from headrace.telemetry.board import Activity, Board, Slot, State
 
 
@@ -56,19 +57,19 @@ def twin(context: ChildContext) -> None:
             ship=ship,
             policies=parts,
             advantages=advantages_of(config),
-            tell=Teller(context, config.deadlines.stop_s, dict),
+            tell=Teller(context, slot, dict),
             presence=presence,
             server=context.id,
             trainer=context.id,
         )
         run = Orchestrator(config, basics.run_id, around, parts.carry)
-        context.control.send(Ready({"step": run.step, "version": training.trainer.version}), config.deadlines.start_s)
+        tell_supervisor(context.control, slot, Ready({"step": run.step, "version": training.trainer.version}))
         slot.set_state(State.RUNNING)
         with training.saved(), asyncio.Runner() as runner:
             runner.run(_work(context, run))
         facts = {"step": run.step, "books": run.books.to_json(), "version": training.trainer.version}
         facts["weights_sha256"] = training.published.sha256
-        context.control.send(Done(facts), timeout_s=config.deadlines.stop_s)
+        tell_supervisor(context.control, slot, Done(facts), last=True)
 
 
 class ShownEngine:
@@ -112,7 +113,7 @@ def _training(context: ChildContext, payload: TwinPayload, slot: Slot, transport
     trainer, checkpoint = build_trainer(payload.basics, clock, payload.resume)
 
     def tell(report: Report) -> None:
-        context.control.send(report, timeout_s=payload.basics.config.deadlines.stop_s)
+        tell_supervisor(context.control, slot, report)
 
     around = TrainerSurroundings(slot=slot, tell=tell, announce=lambda: None, clock=clock)
     return TrainingLoop(trainer, payload.basics, transport, around, checkpoint)

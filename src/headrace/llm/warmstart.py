@@ -19,7 +19,7 @@ from headrace.envs.text.building import build_text_environment, close_environmen
 from headrace.envs.text.protocol import TextEnvironment
 from headrace.ipc.channel import Channel
 from headrace.ipc.child import ChildContext
-from headrace.llm import tiny, weights
+from headrace.llm import modelfiles, tiny, weights
 from headrace.llm.config import RLConfig
 from headrace.llm.demonstrations import Teaching, first_of, tokens_of
 from headrace.llm.fitting import check_texts
@@ -28,12 +28,12 @@ from headrace.llm.payloads import Basics, WarmStartPayload
 from headrace.llm.rendering import Renderer
 from headrace.llm.tuning import TunedStep, tune
 from headrace.supervision.messages import Done, Ready, Report, Stop
+from headrace.supervision.telling import tell
 from headrace.telemetry.board import Activity, Board, Slot, State
 
 _REPORTS = 100
 """Of the loss, in a whole warm start at most."""
 _PROBE_TOKENS = 64
-_SEND_S = 30.0
 
 
 def warm_start(context: ChildContext) -> None:
@@ -49,18 +49,18 @@ def warm_start(context: ChildContext) -> None:
         slot.enter(Activity.WARM_START)
         start = begin(basics, context.id)
         stack.callback(close_environment, start.env)
-        context.control.send(Ready({"parameters": start.parameters}), _SEND_S)
+        tell(context.control, slot, Ready({"parameters": start.parameters}))
         slot.set_state(State.RUNNING)
         telling = _Telling(context.control, slot, MonotonicClock(), basics.config.sft.steps_to_make)
         if not _tuned(start, basics.config, telling):
-            context.control.send(Done({"stopped": True, "steps": telling.steps}), _SEND_S)
+            tell(context.control, slot, Done({"stopped": True, "steps": telling.steps}), last=True)
             return
         telling.tell_cut(basics.config.model.context_tokens)
         slot.enter(Activity.PUBLISH)
         published = publish_first(start, basics)
         slot.count("version", published.version)
         facts = {"version": published.version, "sha256": published.sha256, "parameters": start.parameters}
-        context.control.send(Done(facts | telling.summary()), _SEND_S)
+        tell(context.control, slot, Done(facts | telling.summary()), last=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def publish_first(start: Start, basics: Basics) -> PublishedWeights:
         weights_dir=basics.weights,
         run_id=basics.run_id,
         probe=probe,
-        metadata={"sft_steps": basics.config.sft.steps_to_make},
+        metadata={"sft_steps": basics.config.sft.steps_to_make, modelfiles.KEY: modelfiles.sums_of(basics.model)},
     )
 
 
@@ -146,7 +146,8 @@ class _Telling:
         self._cut += tuned.cut
         self._slot.count("updates", tuned.step)
         if tuned.step % self._every == 0:
-            self._control.send(Report("sft", {"step": tuned.step, "steps": self._of} | self._rates()), _SEND_S)
+            facts = {"step": tuned.step, "steps": self._of} | self._rates()
+            tell(self._control, self._slot, Report("sft", facts))
         return not any(isinstance(message, Stop) for message in self._control.receive_all())
 
     def tell_cut(self, context_tokens: int) -> None:
@@ -157,7 +158,7 @@ class _Telling:
                 "and were cut: nobody learns how they end"
             )
             facts = {"kind": "demonstrations_cut", "text": text, "cut": self._cut, "episodes": self._episodes}
-            self._control.send(Report("alarm", facts), _SEND_S)
+            tell(self._control, self._slot, Report("alarm", facts))
 
     def summary(self) -> dict[str, Any]:
         """Of all steps."""
@@ -185,6 +186,7 @@ def _tuned(start: Start, config: RLConfig, telling: _Telling) -> bool:
 def _take_over(model: nn.Module, tokenizer: Any, source: Path) -> None:
     """Give the model the weights of a run directory's newest version, or of a Hugging Face folder."""
     run = (source / "weights").is_dir()
+    tensors = _newest_of_run(source) if run else tiny.load_model(source).state_dict()
     theirs = tiny.load_tokenizer(source / "model" if run else source)
     if theirs.get_vocab() != tokenizer.get_vocab():
         raise ConfigError(
@@ -194,7 +196,6 @@ def _take_over(model: nn.Module, tokenizer: Any, source: Path) -> None:
             tokens=len(tokenizer),
             fix="use the environment and the model that it was made with",
         )
-    tensors = _newest_of_run(source) if run else tiny.load_model(source).state_dict()
     tiny.fill(model, {name: tensor.float() for name, tensor in tensors.items()}, source)
 
 
@@ -202,6 +203,7 @@ def _newest_of_run(run: Path) -> Mapping[str, Tensor]:
     def tensors_of(folder: Path) -> Mapping[str, Tensor]:
         # Whose run it is does not matter here; that the tensors are those of their manifest does.
         run_id = json.loads((folder / weights.MANIFEST).read_bytes())["run_id"]
+        modelfiles.require_same_model(run / "model", folder, run_id)
         return weights.read(folder, run_id)[1]
 
     found = weights.of_newest(run / "weights", tensors_of)

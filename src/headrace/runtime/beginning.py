@@ -31,6 +31,7 @@ from headrace.runtime.payloads import LearnerPayload, attach_lanes, attach_snaps
 from headrace.runtime.recording import TRACE_FILE, Inherited, header_facts, new_record, record_goes_on
 from headrace.runtime.refill import refill
 from headrace.supervision.messages import Report
+from headrace.supervision.telling import tell
 from headrace.telemetry.board import Activity, Slot
 from headrace.weights.snapshot import SnapshotLayout, Snapshots
 
@@ -258,4 +259,4 @@ class _Desk:
             ) from error
 
     def _record_lost(self, problem: str) -> None:
-        self._control.send(Report("record_lost", {"problem": problem}), timeout_s=self._config.deadlines.wait_s)
+        tell(self._control, self._slot, Report("record_lost", {"problem": problem}))

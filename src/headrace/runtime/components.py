@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -33,7 +34,8 @@ from headrace.runtime.payloads import (
     build_run_environment,
     group_lanes,
 )
-from headrace.supervision.messages import Done, Ready, Report
+from headrace.supervision.messages import Done, Ready
+from headrace.supervision.telling import tell
 from headrace.telemetry.board import Activity, Board, State
 from headrace.weights.snapshot import SnapshotReader
 
@@ -61,7 +63,7 @@ def probe(context: ChildContext) -> None:
             except UnsupportedSpace as error:
                 error.place(environment=environment_name(config.env, basics.env_factory))
                 raise
-            context.control.send(Ready({}), timeout_s=config.deadlines.start_s)
+            tell(context.control, slot, Ready({}))
             slot.enter(Activity.ENV_RESET, 0)
             name = environment_name(config.env, basics.env_factory)
             try:
@@ -70,11 +72,11 @@ def probe(context: ChildContext) -> None:
                 raise raised(error, "reset", name, 0, 0) from error
             check = ObservationCheck(
                 spaces.observation, name, cast=config.env.cast_observations,
-                on_cast=lambda text: context.control.send(cast(text), timeout_s=config.deadlines.start_s),
+                on_cast=lambda text: tell(context.control, slot, cast(text)),
             )  # fmt: skip
             _refuse_non_finite(spaces, check.check(first, 0, 0), name)
             slot.enter(Activity.ENV_CLOSE, 0)
-        context.control.send(Done({"spaces": spaces}), timeout_s=config.deadlines.start_s)
+        tell(context.control, slot, Done({"spaces": spaces}), last=True)
 
 
 def _first_observation(env: gymnasium.Env[Any, Any] | ParallelCopy, seed: int) -> Any:
@@ -115,18 +117,16 @@ def collector(context: ChildContext) -> None:
         )
         policy = payload.spaces.policy(config)
 
-        def tell(report: Report) -> None:
-            context.control.send(report, timeout_s=config.deadlines.wait_s)
-
+        report = partial(tell, context.control, slot)
         own = {group: payload.beginning(group) for group in payload.groups}
-        beginnings = stack.enter_context(lent_environments(payload.basics, payload.spaces, own, block, slot, tell))
+        beginnings = stack.enter_context(lent_environments(payload.basics, payload.spaces, own, block, slot, report))
         collectors = {
             group: stack.enter_context(
                 closing(build_collector(payload.basics, policy, group, block, SnapshotReader(snapshots), slot, begin))
             )
             for group, begin in beginnings.items()
         }
-        context.control.send(Ready({}), timeout_s=config.deadlines.start_s)
+        tell(context.control, slot, Ready({}))
         slot.set_state(State.RUNNING)
         lane = group_lanes(config, payload.groups[0])[0]
 
@@ -142,4 +142,4 @@ def collector(context: ChildContext) -> None:
         )
         worker.run(config.collect.chunk_steps, config.deadlines.credit_limit_s, stopping)
         slot.set_state(State.STOPPING)
-        context.control.send(Done({}), timeout_s=config.deadlines.stop_s)
+        tell(context.control, slot, Done({}), last=True)

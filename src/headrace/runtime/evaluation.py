@@ -36,6 +36,7 @@ from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.scores import Scores
 from headrace.runtime.team import TeamPlayer
 from headrace.supervision.messages import Command, Ready, Report, Stop
+from headrace.supervision.telling import tell
 from headrace.telemetry.board import Activity, Board, State
 from headrace.telemetry.waits import wait_readable
 from headrace.weights.policy_file import load_policy_arrays, policy_versions
@@ -175,7 +176,7 @@ def evaluator(context: ChildContext) -> None:
         with closing(build_judge(payload.basics, context.id)) as env:
             policy = payload.spaces.policy(config)
             actor = build_actor(policy)
-            context.control.send(Ready({}), timeout_s=config.deadlines.start_s)
+            tell(context.control, slot, Ready({}))
             slot.set_state(State.RUNNING)
             while True:
                 wait_readable(
@@ -195,9 +196,7 @@ def evaluator(context: ChildContext) -> None:
                         player = player_of(env, config, name, actor)
                     scores = player.play(config.evaluation.episodes)
                     slot.add("evaluations")
-                    context.control.send(
-                        Report("evaluated", {**message.facts, **scores.facts()}), timeout_s=config.deadlines.wait_s
-                    )
+                    tell(context.control, slot, Report("evaluated", {**message.facts, **scores.facts()}))
 
 
 def evaluate_run(

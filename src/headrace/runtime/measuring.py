@@ -35,6 +35,7 @@ from headrace.runtime.lockstep import run_rounds
 from headrace.runtime.payloads import BuiltEnv, LearnerPayload
 from headrace.runtime.training import Training, open_groups
 from headrace.supervision.messages import Ready
+from headrace.supervision.telling import tell
 from headrace.telemetry.board import Activity, Board, Slot, State
 
 TARGET = f"{__name__}:main"
@@ -271,7 +272,7 @@ def main(context: ChildContext) -> None:
                 "layout": begun.layout, "resumed": None, "streams": begun.streams,
                 "record_lost": begun.keeper.record_lost,
             }  # fmt: skip
-            context.control.send(Ready(facts), timeout_s=config.deadlines.start_s)
+            tell(context.control, slot, Ready(facts))
             slot.set_state(State.RUNNING)
             training = Training(begun.learner, groups, context.control, config, begun.keeper, slot, MonotonicClock())
             watch.warm_s = time.monotonic() + _WARM * (config.run.run_duration_s or 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 from headrace.collectors.collector import Collector
@@ -33,6 +34,7 @@ from headrace.runtime.payloads import (
 )
 from headrace.runtime.recording import failure
 from headrace.supervision.messages import Command, Done, Ready, Report, Stop
+from headrace.supervision.telling import tell
 from headrace.telemetry.board import Activity, Board, Slot, State
 from headrace.weights.snapshot import SnapshotReader
 
@@ -142,7 +144,7 @@ class Training:
                 case Command("joined", facts):
                     schedule.on_joined(self.groups.joined(facts["collector"], facts["incarnation"]))
         now = self._clock.now()
-        if now - self._reported_s >= _REPORT_EVERY_S and not self._control.unsent:
+        if now - self._reported_s >= _REPORT_EVERY_S and not self._control.unsent_bytes:
             self._reported_s = now
             self._control.try_send(Report("metrics", self.facts() | {"values": self._values()}))
             self._tell_suspicions()
@@ -285,10 +287,10 @@ class Training:
             "stop_reason": self.stop_reason,
         }
         self._tell_ledger(final=True)
-        self._say(Done(facts))
+        tell(self._control, self._slot, Done(facts), last=True)
 
     def _say(self, message: object) -> None:
-        self._control.send(message, timeout_s=self.config.deadlines.wait_s)
+        tell(self._control, self._slot, message)
 
 
 def _driver(config: ExperimentConfig) -> Callable[[Training], Schedule]:
@@ -325,7 +327,7 @@ def main(context: ChildContext) -> None:
             "layout": begun.layout, "resumed": begun.succeeded, "streams": begun.streams,
             "record_lost": begun.keeper.record_lost,
         }  # fmt: skip
-        context.control.send(Ready(facts), timeout_s=config.deadlines.start_s)
+        tell(context.control, slot, Ready(facts))
         slot.set_state(State.RUNNING)
         training = Training(begun.learner, groups, context.control, config, begun.keeper, slot, MonotonicClock())
         if payload.resume is not None and not payload.succeeds:
@@ -356,12 +358,11 @@ def open_groups(
         stopping = learner.replay.block.stopping
         anew = payload.incarnation if payload.succeeds else 0
 
-        def tell(report: Report) -> None:
-            control.send(report, timeout_s=config.deadlines.wait_s)
-
         own = {group: GroupBeginning(stream + anew, begun.resumed) for group, stream in enumerate(begun.streams)}
         block = learner.replay.block
-        with lent_environments(payload.basics, payload.spaces, own, block, slot, tell) as beginnings:
+        with lent_environments(
+            payload.basics, payload.spaces, own, block, slot, partial(tell, control, slot)
+        ) as beginnings:
             begins = list(beginnings.values())
             groups = inline(build, begins, config.collect.chunk_steps, lambda: bool(stopping[0]))
             yield groups

@@ -27,9 +27,11 @@ from headrace.llm.backends.vllm_client import VllmGenerator
 from headrace.llm.backends.vllm_command import vllm_command
 from headrace.llm.config import RLConfig
 from headrace.llm.messages import GenerationRequest, PublishedWeights
+from headrace.llm.modelfiles import require_same_model
 from headrace.llm.payloads import Basics, InferencePayload
 from headrace.llm.serving import first_weights
 from headrace.supervision.messages import Done, Ready, Stop
+from headrace.supervision.telling import tell
 from headrace.telemetry.board import Activity, Board, Slot, State
 
 KILL_S = 5.0
@@ -67,13 +69,14 @@ def inference(context: ChildContext) -> None:
         with Keeper(context, payload, published, slot) as keeper:
             asyncio.run(keeper.run())
         slot.set_state(State.STOPPING)
-        context.control.send(Done({}), timeout_s=payload.basics.config.deadlines.stop_s)
+        tell(context.control, slot, Done({}), last=True)
 
 
 def served_folder(basics: Basics, published: PublishedWeights) -> Path:
     """A folder as vLLM wants it, made anew: configuration and tokenizer of the run's model, weights of one version."""
     folder = basics.run / _SERVED
     shutil.rmtree(folder, ignore_errors=True)
+    require_same_model(basics.model, published.folder, basics.run_id)
     shutil.copytree(basics.model, folder, ignore=shutil.ignore_patterns(*_WEIGHT_FILES))
     # A copy: the version may be pruned before vLLM has read it.
     shutil.copyfile(published.folder / weights.MODEL, folder / weights.MODEL)
@@ -200,7 +203,7 @@ class Keeper:
         await generator.label(self._published.version, self._config.deadlines.weights_s)
         await self._one_token(generator)
         facts = {"version": self._published.version, "endpoint": self._endpoint, "pid": self._tree.pid}
-        self._control.send(Ready(facts), timeout_s=start_s)
+        tell(self._control, self._slot, Ready(facts))
 
     async def _prove_alive(self, generator: VllmGenerator) -> None:
         await self._one_token(generator)

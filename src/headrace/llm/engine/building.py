@@ -12,6 +12,7 @@ from headrace.core.errors import ComponentError, ConfigError, HeadraceError
 from headrace.llm.attending import TOLERATED, in_a_line
 from headrace.llm.config import RLConfig
 from headrace.llm.engine.engine import Engine, EngineCounts
+from headrace.llm.engine.sizes import keeps_sessions
 from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights
 
 _PROVED_COLUMNS = 288
@@ -32,20 +33,22 @@ def build_engine(config: RLConfig, model_folder: Path, published: PublishedWeigh
     Raises:
         ConfigError: The folder holds no model that can be served.
         ComponentError: It generates nothing.
-        HeadraceError: The weights cannot be read, or do not fit.
+        HeadraceError: The weights cannot be read, or do not fit; or files of the model were changed since the run began.
     """
+    from headrace.llm.modelfiles import require_same_model
     from headrace.llm.tiny import load_model
     from headrace.llm.weights import read
 
     section = config.inference
     _, tensors = read(published.folder, published.run_id)
+    require_same_model(model_folder, published.folder, published.run_id)
     model = load_model(model_folder, tensors, dtype=config.model.dtype).to(section.device)
     engine = Engine(
         model,
         slots=section.slots,
         context_tokens=config.model.context_tokens,
         max_waiting=section.max_waiting,
-        kv_reuse=section.kv_reuse,
+        kv_reuse=keeps_sessions(config),
     )
     engine.load(published)
     prove(engine)

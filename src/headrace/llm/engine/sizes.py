@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from headrace.core.errors import ConfigError
-from headrace.llm.config import ModelConfig
+from headrace.llm.config import ModelConfig, RLConfig
 
 BYTES_OF = {"float32": 4, "bfloat16": 2, "float16": 2}
 """A number takes."""
@@ -49,6 +49,15 @@ class CacheShape:
 def cache_rows(slots: int, *, kv_reuse: bool) -> int:
     """Rows of an engine's cache: those that are generated, those that are kept for sessions, one to score in."""
     return slots + (slots if kv_reuse else 0) + 1
+
+
+def keeps_sessions(config: RLConfig) -> bool:
+    """Whether an engine of this run keeps what it computed for a session.
+
+    Never without policy lag: a server that was started again between two turns keeps nothing, and whole texts passed anew come
+    to other last bits than their ends passed behind what was kept. There a completion follows from its call alone.
+    """
+    return config.inference.kv_reuse and config.orchestrator.max_policy_lag > 0
 
 
 @dataclass(frozen=True, slots=True)

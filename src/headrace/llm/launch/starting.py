@@ -19,6 +19,7 @@ from headrace.llm.launch.launcher import Launch
 from headrace.llm.launch.place import LanguageRun, new_run_id, read_endpoints
 from headrace.llm.launch.summary import Tally
 from headrace.llm.loading import differences
+from headrace.llm.modelfiles import require_same_model
 from headrace.llm.payloads import WARM_START
 from headrace.llm.training.checkpoints import RLCheckpoint, RLCheckpoints
 from headrace.telemetry.board import Board
@@ -81,7 +82,7 @@ def resume(path: Path, config: RLConfig | None) -> Launch:
 
     Raises:
         ConfigError: What is given would change what is learned, or there is nothing to do.
-        RunDirectoryError: It is alive, has left nothing to go on from, or cannot be written.
+        RunDirectoryError: It is alive, has left nothing to go on from, its model is another one, or it cannot be written.
     """
     place = LanguageRun.resume(path)
     try:
@@ -94,6 +95,7 @@ def resume(path: Path, config: RLConfig | None) -> Launch:
         _require_work(place, config, step)
         tally = history(read_events(place.events_file), read_metrics(place.metrics_file), step)
         unusable = unusable_weights(place, run_id, step)
+        require_same_model(place.model_dir, place.weights_dir / "0", run_id)
         aside = put_aside(place, config, step, unusable)
         began_s = max(
             (event["t_s"] for event in read_events(place.events_file) if is_number(event.get("t_s"))), default=0.0

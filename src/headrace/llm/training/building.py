@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headrace.core.clock import Clock
 from headrace.core.errors import RunDirectoryError
+from headrace.llm.modelfiles import require_same_model
 from headrace.llm.payloads import Basics
 from headrace.llm.tiny import load_model
 from headrace.llm.training.checkpoints import RLCheckpoint, read_checkpoint
@@ -26,11 +27,12 @@ def build_trainer(basics: Basics, clock: Clock, resume: Path | None) -> tuple[Tr
 
     Raises:
         SnapshotCorrupt: Version 0 is missing or damaged.
-        RunDirectoryError: Something is of another run, or the checkpoint is damaged.
+        RunDirectoryError: Something is of another run, the checkpoint is damaged, or the model's files were changed.
         ConfigError: The settings do not fit the model or the checkpoint.
     """
     config = basics.config
     _, first = read(basics.weights / "0", basics.run_id)
+    require_same_model(basics.model, basics.weights / "0", basics.run_id)
     initial = load_model(basics.model, first) if config.trainer.loss.kl_weight else None
     trainer = Trainer(load_model(basics.model, first), config, run_id=basics.run_id, clock=clock, initial=initial)
     if resume is None:
