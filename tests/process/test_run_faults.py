@@ -302,7 +302,7 @@ def test_whoever_follows_the_progress_raises(runs, tmp_path, monkeypatch):
 
     monkeypatch.setattr(
         "headrace.runtime.api.run_experiment",
-        lambda config, place, _, *rest: run_experiment(config, place, follow, *rest),
+        lambda config, place, _, *rest, **more: run_experiment(config, place, follow, *rest, **more),
     )
     with pytest.raises(LookupError, match="nobody is looking"):
         runs.train(ENV)

@@ -16,7 +16,7 @@ def started(monkeypatch):
     """What would have been run."""
     runs = []
 
-    def run_experiment(config, place, on_progress, env_factory, resume):
+    def run_experiment(config, place, on_progress, env_factory, resume, make_way):
         runs.append((config, on_progress, env_factory, resume))
         error = None if config.run.seed == 0 else "why"
         return {"outcome": "failed" if error else "completed", "error": error}

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from headrace.ipc.channel import Channel
 from headrace.ipc.shm import SharedBlock
 from headrace.learners.checkpoint import STATE_FILE
 from headrace.record.trace import Trace
+from headrace.runtime import beginning
 from headrace.runtime.beginning import Begun, begin
 from headrace.runtime.payloads import Basics, EnvSpaces, LearnerPayload
 from headrace.runtime.recording import TRACE_FILE
@@ -45,6 +47,11 @@ class Session:
         self._shared = [stack.enter_context(SharedBlock.create(size)) for size in sizes]
         self._streams: list[int] | None = None
         self._learners = 0
+
+    @property
+    def activity(self) -> Activity:
+        """What its learner is busy with, by the board."""
+        return self._slot.resume()[0]
 
     @contextmanager
     def learner(self) -> Iterator[Begun]:
@@ -116,3 +123,22 @@ def test_whoever_waits_sees_that_the_record_is_being_read(
     monkeypatch.setattr(Slot, "enter", entered)
     with session.learner():
         assert told.count(Activity.RESUME) >= recorded - 2  # without those behind the checkpoint
+
+
+def test_imports_and_networks_have_the_limit_of_the_start_also_where_a_run_goes_on(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+):
+    """First a learner that goes on from the checkpoint, then another one in its place."""
+    during: list[Activity] = []
+    build = beginning.build_learner
+
+    def built(*rest: Any) -> Any:
+        during.append(session.activity)
+        return build(*rest)
+
+    monkeypatch.setattr(beginning, "build_learner", built)
+    for learners in (1, 2):
+        with session.learner() as begun:
+            assert (begun.succeeded is not None) == (learners == 2)
+            assert during == [Activity.START] * learners
+            assert session.activity is Activity.START

@@ -68,7 +68,7 @@ class FakeRun:
         self.summary, self.error, self.writes, self.progress = summary or SUMMARY, error, writes, progress
         self.config = self.place = self.on_progress = self.resume = None
 
-    def run_experiment(self, config, run_dir, on_progress, env_factory=None, resume=None):
+    def run_experiment(self, config, run_dir, on_progress, env_factory=None, resume=None, make_way=None):
         self.config, self.place, self.on_progress, self.resume = config, run_dir, on_progress, resume
         assert run_dir.is_live()
         for progress in self.progress:
@@ -242,7 +242,7 @@ def test_nothing_before_the_learner_loads_torch(tmp_path):
     script = """
         import sys, types
         fake = types.ModuleType("headrace.runtime.experiment")
-        fake.run_experiment = lambda config, run_dir, on_progress, resume: {"outcome": "completed", "exit_code": 0}
+        fake.run_experiment = lambda config, run_dir, on_progress, **rest: {"outcome": "completed", "exit_code": 0}
         sys.modules["headrace.runtime.experiment"] = fake
         from headrace.cli.main import main
         import headrace.telemetry.events, headrace.telemetry.metrics, headrace.envs.contract, headrace.envs.toy

@@ -78,6 +78,7 @@ def test_a_live_run_is_looked_at_twice(run, board):
 
 def test_what_to_do_after_a_kill_names_the_run(run, board):
     another_process(board)
+    run.close()
     (run.checkpoint_dir(3)).mkdir()
     (run.checkpoint_dir(3) / "checkpoint.json").touch()
     found = diagnose(read_run(run.path, pause=lambda _: None))
@@ -154,6 +155,7 @@ def test_of_a_killed_run_the_last_sign_of_life_counts_and_nobody_waits(run, boar
     with EventLog(run.events_file, started_s=board.header.created_ns / 1e9 - 5.0) as events:
         events.emit("fault", "collector-0", "collector-0 had hiccups")
     another_process(board)
+    run.close()
 
     def pause(seconds: float) -> None:
         raise AssertionError("there is nothing to wait for")
@@ -169,6 +171,7 @@ def test_of_a_killed_run_the_last_sign_of_life_counts_and_nobody_waits(run, boar
 
 def test_a_copy_on_another_machine(run, board):
     rewritten(board, machine="another boot", host="fox")
+    run.close()
     found = read_run(run.path)
     assert (found.live, found.here, found.silent_s, found.looks[0].processes) == (False, False, None, {})
     verdict = diagnose(found)
@@ -178,6 +181,7 @@ def test_a_copy_on_another_machine(run, board):
 
 def test_this_machine_after_a_restart(run, board):
     rewritten(board, machine="another boot")
+    run.close()
     verdict = diagnose(read_run(run.path))
     assert verdict.state is Condition.DEAD
     assert verdict.verdict.startswith("the machine or container was restarted while the run went on, ")
@@ -251,6 +255,7 @@ def test_a_run_that_ends_while_it_is_looked_at_has_ended(run, board, monkeypatch
     def open_late(path):
         run.write_summary(done)
         another_process(board)
+        run.close()
         return opened(path)
 
     monkeypatch.setattr(reader.Board, "open", open_late)
@@ -395,3 +400,57 @@ def test_of_a_resumed_run_only_the_present_session_counts_and_its_clock(run, boa
     filler = json.dumps({"t_s": 904.0, "kind": "x", "component": "learner", "text": "y" * 300})
     run.events_file.write_text("\n".join([begins, *[filler] * 1000, lines[-1], ""]))
     assert read_run(run.path, between_s=0.0).events[-1]["t_s"] == 3.0
+
+
+COMPLETED = {"outcome": "completed", "error": None, "wall_s": 3.0, "env_steps": 5, "updates": 2}
+FAILED = {"outcome": "failed", "error": "[CFG-001] x\n  fix: y", "wall_s": 3.0}
+
+
+@pytest.mark.parametrize("summary", [None, COMPLETED, FAILED])
+@pytest.mark.parametrize("of", ["a process that is gone", "another start of the machine"])
+def test_a_run_that_somebody_goes_on_with_and_that_has_no_board_yet_is_starting(run, board, summary, of):
+    with EventLog(run.events_file) as events:
+        events.emit("fault", "collector-0", "collector-0 had hiccups")
+    if summary is not None:
+        run.write_summary(summary)
+    rewritten(board, machine="another boot") if of.startswith("another") else another_process(board)
+    found = diagnose(read_run(run.path, pause=lambda _: None))
+    assert (found.state, found.exit_code, found.evidence, found.remedy) == (Condition.STARTING, 0, (), "")
+    assert found.verdict.startswith("the run is starting (it goes on)")
+    run.close()  # it was ended before it had a board: what was true before is so again
+    expected = {None: Condition.DEAD, "completed": Condition.FINISHED, "failed": Condition.FAILED}
+    assert diagnose(read_run(run.path)).state is expected[summary and summary["outcome"]]
+
+
+def test_a_session_that_has_its_board_has_nothing_to_do_with_an_earlier_summary(run, board):
+    run.write_summary(FAILED)
+    found = read_run(run.path, pause=lambda _: None)
+    assert (found.summary, found.live, len(found.looks)) == (None, True, 2)
+    board.slot("supervisor").set_state(State.ENDED)  # now it is its own
+    assert diagnose(read_run(run.path, pause=lambda _: None)).state is Condition.FAILED
+
+
+def test_a_session_that_is_killed_before_its_first_event_has_none(run):
+    with EventLog(run.events_file, started_s=time.monotonic() - 30.0) as events:
+        events.emit("resumed", "supervisor", "an earlier session goes on")
+        events.emit("fault", "collector-0", "collector-0 had hiccups")
+    with Board.create(run.board_file, COMPONENTS, events_file=run.events_file) as board:
+        another_process(board)
+    run.close()
+    found = read_run(run.path)
+    assert found.events == ()
+    assert 0.0 <= found.run_s < 1.0
+    assert found.silent_s >= 0.0
+    verdict = diagnose(found)
+    assert (verdict.state, verdict.evidence) == (Condition.DEAD, ())
+    assert "-" not in verdict.verdict.partition(": ")[0]
+
+
+def test_events_of_a_session_count_from_its_first_one_also_where_the_beginning_was_lost(run):
+    with EventLog(run.events_file, started_s=time.monotonic() - 30.0) as events:
+        events.emit("fault", "collector-0", "collector-0 had hiccups")
+        with Board.create(run.board_file, COMPONENTS, events_file=run.events_file) as board:
+            board.slot("supervisor").set_state(State.RUNNING)
+        events.emit("started", "supervisor", "begins")
+    (event,) = read_run(run.path, pause=lambda _: None).events
+    assert (event["kind"], event["t_s"]) == ("started", 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,15 @@ def past(tmp_path):
     made.checkpoint()
     made.learn(2)
     return made
+
+
+@contextmanager
+def begun(path, overrides):
+    """A session that goes on, once it has made its board."""
+    with resume_or_begin(path, None, overrides) as session:
+        with session.make_way():
+            Board.create(path / "board", [("supervisor", "supervisor")]).close()
+        yield session
 
 
 def plain_copy(run):
@@ -240,15 +250,15 @@ def test_environment_that_cannot_be_built_again_is_told_before_anything_starts(t
 def test_configuration_is_replaced_only_by_another_one_and_the_old_one_is_kept(past):
     path = past.end("interrupted")
     before = (path / "config.toml").read_text()
-    with resume_or_begin(path, None, {"run.steps": past.config.run.steps}):
+    with begun(path, {"run.steps": past.config.run.steps}):
         assert not (path / "config-1.toml").exists()
         assert (path / "config.toml").read_text() == before
-    with resume_or_begin(path, None, {"run.steps": 77_000, "evaluation.episodes": 3}) as session:
+    with begun(path, {"run.steps": 77_000, "evaluation.episodes": 3}) as session:
         assert RunDirectory(path).read_config() == session.config
     (kept,) = path.glob("config-*.toml")
     assert kept.read_text() == before
     second = (path / "config.toml").read_text()
-    with resume_or_begin(path, None, {"run.steps": 78_000}):
+    with begun(path, {"run.steps": 78_000}):
         newest = max(path.glob("config-*.toml"))
         assert newest != kept
         assert newest.read_text() == second
@@ -260,13 +270,13 @@ def test_configuration_that_was_edited_is_taken_and_told(past):
     text = file.read_text()
     assert "steps = 15000\n" in text
     file.write_text(text.replace("steps = 15000\n", "steps = 16000\n"))
-    with resume_or_begin(path, None, {}) as session:
+    with begun(path, {}) as session:
         assert session.config.run.steps == 16_000
         assert str(session.resume).endswith(
             "; config.toml was edited since it was written, and whether that changes what is learned is not known"
         )
     file.write_text(text)
-    with resume_or_begin(path, None, {}) as session:
+    with begun(path, {}) as session:
         assert session.resume.problems == ()
 
 
@@ -291,7 +301,7 @@ def test_what_is_of_the_past_is_put_aside_and_what_stands_stays(past):
     past.place.log_file("learner").write_text("hello")
     path = past.end("failed")
     summary, before = (path / "summary.json").read_bytes(), files(path)
-    with resume_or_begin(path, None, {}):
+    with begun(path, {}):
         now = files(path)
     assert {name: data for name, data in now.items() if "earlier" in name} == {
         "earlier/summary-1.json": summary,
@@ -306,13 +316,13 @@ def test_what_is_of_the_past_is_put_aside_and_what_stands_stays(past):
             f"checkpoints/{STATE_FILE}", "stacks/collector-0.0.txt", "reproducers/collector-0-lane-0-0.json"}  # fmt: skip
     assert set(before) - set(now) == gone
     changed = {name for name in before.keys() & now.keys() if before[name] != now[name]}
-    assert changed == {"metrics.jsonl"}
+    assert changed == {"metrics.jsonl", "board"}
     assert (path / "stacks").is_dir()
 
 
 def test_lines_of_metrics_beyond_the_checkpoint_are_kept_elsewhere(past):
     path = past.end(None)
-    with resume_or_begin(path, None, {}) as session:
+    with begun(path, {}) as session:
         assert session.resume.env_steps == 3 * CHUNK_STEPS
     assert [line["step"] for line in lines(path / "metrics.jsonl")] == [30]
     assert [line["step"] for line in lines(path / "earlier" / "metrics-1.jsonl")] == [50]
@@ -324,7 +334,7 @@ def test_evaluations_of_policies_that_will_not_be_do_not_decide_which_is_the_bes
     past.store.note_evaluation(2, 9.0)
     (past.place.checkpoint_dir(2) / "state-2.safetensors").unlink()
     path = past.end(None)
-    with resume_or_begin(path, None, {}):
+    with begun(path, {}):
         assert past.store.best_version() == 1
     assert (path / "earlier" / "checkpoints-1" / "2" / "checkpoint.json").is_file()
 
@@ -332,11 +342,45 @@ def test_evaluations_of_policies_that_will_not_be_do_not_decide_which_is_the_bes
 def test_every_resume_has_a_number_of_its_own(past):
     path = past.end("interrupted")
     for number in (1, 2, 3):
-        with resume_or_begin(path, None, {}) as session:
+        with begun(path, {}) as session:
             session.place.write_summary({"outcome": "interrupted", "number": number})
     assert sorted(found.name for found in (path / "earlier").glob("summary-*")) == [
         "summary-1.json", "summary-2.json", "summary-3.json",
     ]  # fmt: skip
+
+
+# Until its board is made
+
+
+class Ended(BaseException):
+    """The session is ended here."""
+
+
+@pytest.mark.parametrize("where", ["_prepare", "_cut_metrics", "_change_config", "block", "asked"])
+def test_whoever_ends_it_before_finds_everything_as_it_was(past, monkeypatch, where):
+    (past.place.stacks_dir / "collector-0.0.txt").write_text("stacks")
+    past.policy(2)
+    path = past.end("completed")
+    before = plain_copy(path)
+
+    def end(*rest):
+        if where != "asked":
+            raise Ended
+        return True
+
+    def board():
+        Board.create(path / "board", [("supervisor", "supervisor")]).close()
+        assert (path / "summary.json").is_file()
+        if where == "block":
+            raise Ended
+
+    with monkeypatch.context() as patch, resume_or_begin(path, None, {"run.steps": 77_000}) as session:
+        assert plain_copy(path) == before
+        if where != "block":
+            patch.setattr(sessions, where, end)
+        with pytest.raises(KeyboardInterrupt if where == "asked" else Ended), session.make_way():
+            board()
+    assert plain_copy(path) == before
 
 
 # A disk that does not take it
@@ -368,6 +412,8 @@ def refuse(patch, owner, name, text=None):
         (sessions.CheckpointStore, "forget_newer", None),
         (metrics, "write_whole", "metrics-1"),
         (metrics, "write_whole", "metrics.jsonl"),
+        (sessions, "write_whole", "metrics-1.whole"),
+        (sessions, "write_whole", "board-1"),
     ],
 )
 def test_whatever_fails_the_run_is_as_it_was(past, monkeypatch, owner, name, text):
@@ -382,7 +428,7 @@ def test_whatever_fails_the_run_is_as_it_was(past, monkeypatch, owner, name, tex
         with pytest.raises(
             RunDirectoryError, match=r"cannot be written\n  problem: OSError: .*No space left on device"
         ):
-            resume_or_begin(path, None, {"run.steps": 77_000})
+            begun(path, {"run.steps": 77_000}).__enter__()
     assert plain_copy(path) == before
     assert not RunDirectory(path).is_live()
     with resume_or_begin(path, None, {"run.steps": 77_000}) as session:

@@ -123,22 +123,27 @@ def _resumed(config: str | None, run_dir: Path | None, overrides: dict[str, obje
 
 
 def _run(session: Session, *, quiet: bool) -> dict[str, Any]:
-    place = session.place
+    place, before = session.place, _left(session.place)
     try:
         from headrace.runtime.experiment import run_experiment
 
         with contextlib.ExitStack() as stack:
             show: Callable[[Progress], None] = stack.enter_context(showing()) if not quiet else lambda _: pass_on()
-            return dict(run_experiment(session.config, place, show, resume=session.resume))
+            return dict(run_experiment(session.config, place, show, resume=session.resume, make_way=session.make_way))
     except BaseException:  # passed on; but what the run has left is told first
-        summary = None
-        with contextlib.suppress(HeadraceError):  # a file that cannot be read hides nothing
-            summary = place.read_summary()
-        if summary is not None:
+        summary = _left(place)
+        if summary is not None and summary != before:  # or it is that of an earlier session
             going_on(click.echo)(ending(summary, place.path))
         if session.resume is None:
             place.discard_if_empty()
         raise
+
+
+def _left(place: RunDirectory) -> dict[str, Any] | None:
+    """The summary that lies there; a file that cannot be read hides nothing."""
+    with contextlib.suppress(HeadraceError):
+        return place.read_summary()
+    return None
 
 
 def overrides_of(settings: Sequence[str], given: dict[str, Any]) -> dict[str, object]:

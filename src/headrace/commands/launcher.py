@@ -86,7 +86,10 @@ def supervise(
     """
     names = list(config.process)
     components = [("supervisor", "supervisor"), *((name, "command") for name in names)]
-    with Board.create(places.board, components) as board, EventLog(places.events, clock) as events:
+    with (
+        Board.create(places.board, components, events_file=places.events) as board,
+        EventLog(places.events, clock) as events,
+    ):
         board.slot("supervisor").set_state(State.RUNNING)
         launch = Launch(config, places, board, Chronicle(events, onlooker, clock), clock)
         try:

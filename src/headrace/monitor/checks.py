@@ -70,6 +70,8 @@ def no_board(snapshot: Snapshot) -> Blame | None:
     """There is nothing to look at but the configuration."""
     if snapshot.looks:
         return None
+    if snapshot.goes_on:
+        return Blame(Condition.STARTING, "the run is starting (it goes on): what it loads takes a moment")
     if snapshot.live:
         return Blame(Condition.STARTING, "the run is starting: it has no board yet")
     return Blame(

@@ -24,7 +24,7 @@ from headrace.algorithms.on_policy_configs import ON_POLICY
 from headrace.core.errors import RunDirectoryError
 from headrace.core.toml import read_table
 from headrace.ipc.channel import poll_fds
-from headrace.monitor.snapshot import Disk, Memory, Snapshot
+from headrace.monitor.snapshot import OVER, Disk, Memory, Snapshot
 from headrace.runtime.remains import way_on
 from headrace.runtime.rundir import RunDirectory
 from headrace.telemetry.blame import PATIENCE_S
@@ -109,24 +109,30 @@ def read_run(path: str | Path, *, between_s: float = BETWEEN_S, pause: Callable[
     found = Snapshot(
         plan=read_plan(run.config_file),
         summary=summary,
-        events=_tail(run.events_file),
         this_host=socket.gethostname()[:63],
         disk=_disk(run.path) if summary is None else None,
         beside=tuple(str(place) for place in apart[1:]),
     )
     with ExitStack() as stack:
+        events_from = 0
         try:
             board = stack.enter_context(Board.open(run.board_file))
         except RunDirectoryError:
-            found = replace(found, live=_locked(run.lock_file))
+            found = replace(found, events=_tail(run.events_file), live=_locked(run.lock_file))
         else:
+            if _is_of_before(board, run):
+                return replace(found, summary=None, goes_on=True, disk=_disk(run.path))
+            events_from = board.header.events_from
+            if summary is not None and _has_begun(board, run):
+                found = replace(found, summary=None, disk=_disk(run.path))
+            found = replace(found, events=_tail(run.events_file, events_from))
             found = _look_at(found, board, run, between_s, pause)
     if found.summary is not None:
         return found
     if found.live:  # perhaps only the program that had begun it
         return replace(found, go_on=way_on(run)) if found.ended_by_itself else found
     # It may have ended in order since the summary was looked for.
-    return replace(found, summary=run.read_summary(), events=_tail(run.events_file), go_on=way_on(run))
+    return replace(found, summary=run.read_summary(), events=_tail(run.events_file, events_from), go_on=way_on(run))
 
 
 def places(path: str | Path) -> list[Path]:
@@ -173,9 +179,26 @@ def _look_at(
         look = Look(last_ns, board.read_all(), processes(header, board.read_all()) if header.here else {})
         return replace(found, looks=(look,), header=header, here=header.here, live=False, silent_s=silent_s)
     return replace(
-        found, looks=looks, header=header, here=header.here, events=_tail(run.events_file),
-        summary=run.read_summary(), memory=machine_memory(),
+        found, looks=looks, header=header, here=header.here, events=_tail(run.events_file, header.events_from),
+        summary=None if _has_begun(board, run) else run.read_summary(), memory=machine_memory(),
     )  # fmt: skip
+
+
+def _is_of_before(board: Board, run: RunDirectory) -> bool:
+    """Whether the board is that of an earlier session, and somebody who goes on with the run has not made a new one yet."""
+    header = board.header
+    elsewhere = (
+        header.machine.partition(" ")[0] != this_machine().partition(" ")[0]
+    )  # on this machine, but not here: who knows
+    gone = not header.supervisor_alive() if header.here else elsewhere
+    return gone and _locked(run.lock_file)  # in this order: whoever ends gives the lock back before it is gone
+
+
+def _has_begun(board: Board, run: RunDirectory) -> bool:
+    """Whether the board is that of a session that has not come to its end, so that a summary is of an earlier one."""
+    header = board.header
+    over = any(view.kind == "supervisor" and view.state in OVER for view in board.read_all())
+    return not over and header.here and header.supervisor_alive() and _locked(run.lock_file)
 
 
 def _moves(first: Look, second: Look) -> bool:
@@ -282,20 +305,25 @@ def _last_sign_ns(header: Header, views: list[SlotView], events: Any) -> int:
     return max(signs)
 
 
-def _tail(path: Path) -> tuple[dict[str, Any], ...]:
-    """The last events, and of the earlier ones those that hold for good; of a file of any length."""
+def _tail(path: Path, begin: int = 0) -> tuple[dict[str, Any], ...]:
+    """The last events, and of the earlier ones those that hold for good; of a file of any length.
+
+    Args:
+        path: The file.
+        begin: Where the session begins in it.
+    """
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            start = max(0, size - _TAIL_BYTES)
-            earlier = _lasting(file, max(0, start - _MOST_BYTES), start)
+            start = max(begin, size - _TAIL_BYTES)
+            earlier = _lasting(file, max(begin, start - _MOST_BYTES), start)
             file.seek(start)
             lines = file.read().split(b"\n")
     except OSError:
         return ()
     # A first half and an unfinished last one are left out.
-    found = (_event(line) for line in (*earlier, *lines[1 if start else 0 : -1]))
-    return _this_session([event for event in found if event is not None])
+    found = (_event(line) for line in (*earlier, *lines[1 if start > begin else 0 : -1]))
+    return _this_session([event for event in found if event is not None], begin)
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -310,11 +338,13 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return [row for row in found if row is not None]
 
 
-def _this_session(events: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+def _this_session(events: list[dict[str, Any]], begin: int) -> tuple[dict[str, Any], ...]:
     """Events since the run was resumed last, their time counted from there as the board counts it."""
     begins = [
         event["t_s"] for event in events if (event.get("kind"), event.get("component")) == ("resumed", "supervisor")
     ]
+    if begin and not begins:  # it is told first, but a full disk may have lost it
+        begins = [event["t_s"] for event in events[:1]]
     if not begins:
         return tuple(events)
     return tuple(event | {"t_s": event["t_s"] - begins[-1]} for event in events if event["t_s"] >= begins[-1])

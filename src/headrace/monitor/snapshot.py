@@ -11,7 +11,8 @@ from headrace.telemetry.board import SlotView, State
 from headrace.telemetry.header import Header
 from headrace.telemetry.looks import Look, Plan
 
-_OVER = frozenset({State.ENDED, State.FAILED})
+OVER = frozenset({State.ENDED, State.FAILED})
+"""How the supervisor's board shows that the run has ended by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Snapshot:
     this_host: str = ""
     live: bool = True
     """Whether its supervisor runs, as far as can be seen from here."""
+    goes_on: bool = False
+    """Whether somebody goes on with the run, and has made no board yet; then there is no look either."""
     silent_s: float | None = None
     """Seconds since the last sign of life of a run that is not live; None where clocks cannot be compared."""
     disk: Disk | None = None
@@ -70,7 +73,7 @@ class Snapshot:
 
         Its process may live on, where a program has started the run.
         """
-        return bool(self.supervisors) and all(view.state in _OVER for view in self.supervisors)
+        return bool(self.supervisors) and all(view.state in OVER for view in self.supervisors)
 
     @property
     def run_s(self) -> float:

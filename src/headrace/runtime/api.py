@@ -85,9 +85,10 @@ def train(
     if algorithm is not None:
         overrides["algorithm"] = algorithm.model_dump()
     with _session(config, {**overrides, **(settings or {})}, run_dir, resume, factory is not None) as session:
-        run = Run(
-            session.place.path, run_experiment(session.config, session.place, on_progress, factory, session.resume)
+        summary = run_experiment(
+            session.config, session.place, on_progress, factory, session.resume, make_way=session.make_way
         )
+    run = Run(session.place.path, summary)
     if run.summary["error"] is not None:
         _LOG.error("the run failed: %s\n  see: headrace doctor %s", run.summary["error"], shlex.quote(str(run.path)))
     if "unwritten" in run.summary:

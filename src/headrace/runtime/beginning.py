@@ -116,32 +116,27 @@ class _Desk:
 
     def go_on(self) -> Begun:
         """From a checkpoint."""
-        point, config = self._payload.resume, self._config
+        point = self._payload.resume
         assert point is not None, "there is a checkpoint to go on from"
-        self._reads()
-        checkpoint = Checkpoint.read(point.folder)
-        state = checkpoint.load()
-        facts = point.facts
-        with (
-            RowReader(self._payload.record) as reader,
-            Trace.open(self._payload.record / TRACE_FILE) as trace,
-        ):
-            wanted = config.checkpoint.restore_episodes
-            refilled = refill(self._block, self._groups, trace, reader, facts, self._reads, episodes=wanted)
-        place = RowPlace(*facts["rows"])
-        recorder = self._opened(
-            lambda: record_goes_on(
-                self._payload.record, config.record, facts["trace_bytes"], place, self._record_lost, self._block,
-                self._groups,
-            )
-        )  # fmt: skip
+        with self._reading():
+            checkpoint = Checkpoint.read(point.folder)
+            state = checkpoint.load()
+            facts = point.facts
+            with (
+                RowReader(self._payload.record) as reader,
+                Trace.open(self._payload.record / TRACE_FILE) as trace,
+            ):
+                wanted = self._config.checkpoint.restore_episodes
+                refilled = refill(self._block, self._groups, trace, reader, facts, self._reads, episodes=wanted)
+            recorder = self._goes_on(facts["trace_bytes"], RowPlace(*facts["rows"]))
         learner, layout = self._learner(Replay(self._block, resume=True), recorder)
-        learner.restore(state, checkpoint.policy()[0], facts["running_from"])
+        with self._reading():
+            learner.restore(state, checkpoint.policy()[0], facts["running_from"])
         if recorder is not None:
             recorder.contents, recorder.saves = refilled.contents, facts["saves"]
             again = {"session": point.session, "machine": self._header()["machine"]}
             recorder.note(learner.updates, "resumed", again)
-        if not config.checkpoint.restore_episodes:
+        if not wanted:
             for group in range(len(self._groups)):
                 learner.salvage(group)
             return self._begun(learner, layout, recorder, list(learner.incarnations))
@@ -153,28 +148,25 @@ class _Desk:
     def succeed(self) -> Begun:
         """In the place of a learner that died: its newest saved state, and every row there is."""
         payload = self._payload
-        self._reads()
-        replay = Replay(self._block, resume=True)
-        inherited = self._inherited(replay)
-        state, save = self._newest_state()
-        recorder = None
-        if inherited is not None:
-            rows_at = None if self._config.record.rows == "none" else inherited.rows_at or RowPlace(0, 0)
-            recorder = self._opened(
-                lambda: record_goes_on(
-                    payload.record, self._config.record, inherited.trace_bytes, rows_at, self._record_lost,
-                    self._block, self._groups,
-                )
-            )  # fmt: skip
+        with self._reading():
+            replay = Replay(self._block, resume=True)
+            inherited = self._inherited(replay)
+            state, save = self._newest_state()
+            recorder = None
+            if inherited is not None:
+                kept = self._config.record.rows != "none"
+                rows_at = inherited.rows_at or RowPlace(0, 0) if kept else None
+                recorder = self._goes_on(inherited.trace_bytes, rows_at)
         learner, layout = self._learner(replay, recorder, inherited.version if inherited is not None else 0)
-        if recorder is not None and inherited is not None:
-            recorder.contents, recorder.saves = inherited.contents, inherited.saves
-            inherited.write_missing(recorder)
-            recorder.succeeded(inherited.updates, save)
-        missed = learner.resume(state)
-        for group, lanes in enumerate(self._groups):
-            while (commit := next_unread(replay, group, lanes)) is not None:
-                learner.commit(commit)
+        with self._reading():
+            if recorder is not None and inherited is not None:
+                recorder.contents, recorder.saves = inherited.contents, inherited.saves
+                inherited.write_missing(recorder)
+                recorder.succeeded(inherited.updates, save)
+            missed = learner.resume(state)
+            for group, lanes in enumerate(self._groups):
+                while (commit := next_unread(replay, group, lanes)) is not None:
+                    learner.commit(commit)
         salvaged = sum(learner.salvage(group) for group in range(len(self._groups)))
         told = {
             "updates": learner.updates, "env_steps": learner.env_steps, "salvaged": salvaged, "missed_rows": missed,
@@ -233,6 +225,13 @@ class _Desk:
         """Tell that what an earlier learner left is being read; its limit counts from the last time this was told."""
         self._slot.enter(Activity.RESUME)
 
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """While that is read. What follows is the start again: imports, and networks that are built, have its limit."""
+        self._reads()
+        yield
+        self._slot.enter(Activity.START)
+
     def _inherited(self, replay: Replay) -> Inherited | None:
         file = self._payload.record / TRACE_FILE
         if self._payload.record_lost is not None:
@@ -240,6 +239,15 @@ class _Desk:
         if not self._config.record.enabled or not file.exists():
             return None
         return Inherited(self._payload.record, replay, self._groups, self._reads)
+
+    def _goes_on(self, trace_bytes: int, rows_at: RowPlace | None) -> Recorder | None:
+        """The record from a place on, see `record_goes_on`; unless it is not wanted."""
+        return self._opened(
+            lambda: record_goes_on(
+                self._payload.record, self._config.record, trace_bytes, rows_at, self._record_lost, self._block,
+                self._groups,
+            )
+        )  # fmt: skip
 
     def _opened(self, make: Callable[[], Recorder]) -> Recorder | None:
         """The record, unless it is not wanted.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from typing import Any
 
 from headrace.algorithms.registry import acts_in_torch
@@ -67,6 +67,7 @@ def run_experiment(
     env_factory: EnvFactory | None = None,
     resume: ResumePoint | None = None,
     learner_target: str = LEARNER,
+    make_way: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Summary:
     """Run it to its end, whatever the end.
 
@@ -77,6 +78,7 @@ def run_experiment(
         env_factory: A callable that builds one environment, instead of ``env.id`` and ``env.factory``.
         resume: Where the run goes on; None: it is a new one.
         learner_target: ``module:function`` that its learner's process calls.
+        make_way: Around what makes the board, see `headrace.runtime.sessions.Session.make_way`.
 
     Returns:
         What ``summary.json`` holds, which is written as well (``unwritten``: why it could not be); ``exit_code`` says how the
@@ -84,14 +86,12 @@ def run_experiment(
     """
     if resume is None:
         beginning_of(config)  # or a learner would find out that there is none
-    clock = MonotonicClock()
-    history = history_for(run_dir.events_file, resume)
+    clock, history = MonotonicClock(), history_for(run_dir.events_file, resume)
     with Interrupts() as interrupts, ExitStack() as stack:  # until all is written: whoever asks once more loses nothing
-        board = stack.enter_context(Board.create(run_dir.board_file, components(config)))
-        board.slot("supervisor").set_state(State.RUNNING)
+        with make_way():
+            board = stack.enter_context(_board(config, run_dir))
         events = stack.enter_context(EventLog(run_dir.events_file, clock, clock.now() - history.last_s))
-        at = resume.env_steps if resume is not None else None
-        metrics = stack.enter_context(MetricsSink(run_dir.metrics_file, run_dir.tensorboard_dir, resumed_at=at))
+        metrics = stack.enter_context(_metrics(run_dir, resume))
         resources = stack.enter_context(closing(Resources(config)))
         resources.resume = resume
         evaluations = EvaluationQueue(
@@ -110,6 +110,17 @@ def run_experiment(
         summary = left(summary, run_dir.write_summary)
         observer.show(at_once=True)
         return summary
+
+
+def _board(config: ExperimentConfig, run_dir: RunDirectory) -> Board:
+    board = Board.create(run_dir.board_file, components(config), events_file=run_dir.events_file)
+    board.slot("supervisor").set_state(State.RUNNING)
+    return board
+
+
+def _metrics(run_dir: RunDirectory, resume: ResumePoint | None) -> MetricsSink:
+    at = resume.env_steps if resume is not None else None
+    return MetricsSink(run_dir.metrics_file, run_dir.tensorboard_dir, resumed_at=at)
 
 
 def _supervise(

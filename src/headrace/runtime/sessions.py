@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +20,7 @@ from headrace.record.trace import Trace
 from headrace.runtime.belonging import same_streams, was_edited
 from headrace.runtime.changes import changes, next_config
 from headrace.runtime.config import ExperimentConfig, dump_toml, load_config
+from headrace.runtime.interrupts import asked
 from headrace.runtime.recording import TRACE_FILE
 from headrace.runtime.remains import holds_only_a_configuration, never_began, why_new
 from headrace.runtime.resume import ResumePoint
@@ -40,6 +41,8 @@ class Session:
     """None: the run is a new one."""
     note: str | None = None
     """What a user who asked for a resume has to know, in a sentence; None: nothing."""
+    before: ExperimentConfig | None = None
+    """The configuration that the run had until now; None: the run is a new one."""
 
     def __enter__(self) -> Self:
         return self
@@ -48,6 +51,38 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.place.close()
+
+    @contextmanager
+    def make_way(self) -> Iterator[None]:
+        """Put the new configuration in place, and aside what is of the past or would be written over; then the block.
+
+        The block makes the session's board, and after it the old summary goes, last of all: until then the directory
+        tells what was true before, also where this process is killed. If the block raises, or somebody has asked to end
+        the session meanwhile, everything is as it was. Nothing is done for a new run.
+
+        Raises:
+            RunDirectoryError: It cannot be written; everything is as it was.
+            KeyboardInterrupt: `headrace.runtime.interrupts.asked`; everything is as it was.
+        """
+        if self.resume is None or self.before is None:
+            yield
+            return
+        run, number = self.place, _next_number(self.place)
+        earlier = run.path / "earlier"
+        with ExitStack() as done, ExitStack() as undo:
+            with _told(run):
+                _prepare(run, self.resume, self.config, number, undo)
+                _keep(run.metrics_file, earlier / f"metrics-{number}.whole", undo, done)
+                _cut_metrics(run.metrics_file, self.resume.env_steps, earlier / f"metrics-{number}.jsonl", undo)
+                if changes(self.before, self.config):
+                    _change_config(run, self.config, run.path / f"config-{number}.toml", undo)
+                _keep(run.board_file, earlier / f"board-{number}", undo, done)
+            yield
+            if asked():
+                raise KeyboardInterrupt
+            with _told(run):
+                _set_aside(run.summary_file, earlier / f"summary-{number}.json", undo)
+            undo.pop_all()
 
 
 def resume_or_begin(
@@ -59,7 +94,8 @@ def resume_or_begin(
 ) -> Session:
     """Go on with the run in a directory; where there is none yet, begin it.
 
-    Everything that may be refused is refused before anything is changed.
+    Everything that may be refused is refused before anything is changed; of a run that goes on nothing is changed before
+    `Session.make_way`.
 
     Args:
         path: The run directory.
@@ -93,9 +129,8 @@ def _go_on(path: Path, source: Source, overrides: Mapping[str, object], has_fact
         point = find_resume_point(place, config)
         point = replace(point, problems=(*point.problems, *_edited(place, before), *_other_streams(place)))
         _require_work(place, config, point)
-        _prepare(place, before, config, point)
         stack.pop_all()
-    return Session(place, config, point)
+    return Session(place, config, point, before=before)
 
 
 def _free(run: RunDirectory) -> None:
@@ -157,36 +192,44 @@ def _require_work(run: RunDirectory, config: ExperimentConfig, point: ResumePoin
         )
 
 
-def _prepare(run: RunDirectory, before: ExperimentConfig, config: ExperimentConfig, point: ResumePoint) -> None:
-    """Put the new configuration in place, and aside what is of the past or would be written over.
-
-    Raises:
-        RunDirectoryError: It cannot be written; everything is as it was.
-    """
-    number = _next_number(run)
-    earlier = run.path / "earlier"
+@contextmanager
+def _told(run: RunDirectory) -> Iterator[None]:
+    """An OSError in the words of whoever resumes."""
     try:
-        with ExitStack() as undo:
-            if not earlier.exists():
-                earlier.mkdir()
-                undo.callback(earlier.rmdir)
-            if changes(before, config):
-                _change_config(run, config, run.path / f"config-{number}.toml", undo)
-            _set_aside(run.summary_file, earlier / f"summary-{number}.json", undo)
-            for folder in (run.stacks_dir, run.reproducers_dir):  # this session may give files the same names
-                if any(path.stat().st_size for path in folder.glob("*")):
-                    _set_aside(folder, earlier / f"{folder.name}-{number}", undo)
-                    folder.mkdir()  # empty, so that the old one can be renamed over it again
-            _set_aside_checkpoints(run, point, earlier / f"checkpoints-{number}", undo)
-            CheckpointStore(run.checkpoints_dir, config.checkpoint.keep).forget_newer(Checkpoint.read(point.folder))
-            cut_metrics(run.metrics_file, point.env_steps, earlier / f"metrics-{number}.jsonl")
-            undo.pop_all()
+        yield
     except OSError as error:
         raise RunDirectoryError(
             f"the run directory {run.path} cannot be written",
             problem=f"{type(error).__name__}: {error}",
             fix="make room on its disk, or make it writable; nothing in it has changed",
         ) from None
+
+
+def _prepare(run: RunDirectory, point: ResumePoint, config: ExperimentConfig, number: int, undo: ExitStack) -> None:
+    """Put aside what files of this session would be taken for, or written over."""
+    earlier = run.path / "earlier"
+    if not earlier.exists():
+        earlier.mkdir()
+        undo.callback(earlier.rmdir)
+    for folder in (run.stacks_dir, run.reproducers_dir):  # this session may give files the same names
+        if any(path.stat().st_size for path in folder.glob("*")):
+            _set_aside(folder, earlier / f"{folder.name}-{number}", undo)
+            folder.mkdir()  # empty, so that the old one can be renamed over it again
+    _set_aside_checkpoints(run, point, earlier / f"checkpoints-{number}", undo)
+    CheckpointStore(run.checkpoints_dir, config.checkpoint.keep).forget_newer(Checkpoint.read(point.folder))
+
+
+def _keep(path: Path, copy: Path, undo: ExitStack, done: ExitStack) -> None:
+    """Let a file be replaced: until then a copy is kept, so that taking it back needs no room on the disk."""
+    if path.exists():
+        write_whole(copy, [path.read_bytes()])
+        done.callback(copy.unlink, missing_ok=True)
+        undo.callback(copy.replace, path)
+
+
+def _cut_metrics(path: Path, env_steps: int, beyond: Path, undo: ExitStack) -> None:
+    undo.callback(beyond.unlink, missing_ok=True)
+    cut_metrics(path, env_steps, beyond)
 
 
 def _change_config(run: RunDirectory, config: ExperimentConfig, kept: Path, undo: ExitStack) -> None:

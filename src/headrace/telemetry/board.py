@@ -281,13 +281,20 @@ class Board:
         self._index = {name: index for index, name in enumerate(self.ids)}
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], components: Sequence[tuple[str, str]], run_id: str = "") -> Self:
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        components: Sequence[tuple[str, str]],
+        run_id: str = "",
+        events_file: Path | None = None,
+    ) -> Self:
         """Make the file, replacing an older one, and attach to it.
 
         Args:
             path: Of the file.
             components: (id, kind) of each, in the order of their slots; ids of at most 63 bytes.
             run_id: At most 31 bytes; a fresh one if empty.
+            events_file: Where events will be told; what it holds already is of earlier sessions. None: nowhere.
 
         Raises:
             ConfigError: Ids that are not unique or too long.
@@ -296,7 +303,8 @@ class Board:
         _check(components)
         size = _slot_at(len(components))
         data = bytearray(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE)
-        header = new_header(run_id or uuid.uuid4().hex[:16], len(components))
+        events_from = events_file.stat().st_size if events_file is not None and events_file.exists() else 0
+        header = new_header(run_id or uuid.uuid4().hex[:16], len(components), events_from)
         pack_header(header, data)
         for index, (component, kind) in enumerate(components):
             _NAMES.pack_into(data, _slot_at(index), component.encode(), kind.encode()[:31])

@@ -20,8 +20,8 @@ HEADER_BYTES = 4096
 SLOT_BYTES = 512
 
 _MAGIC = b"HRBOARD\0"
-# magic, layout, slots, slot bytes, pid, pid's start, created, created by the calendar, run id, machine, host
-_HEADER = struct.Struct("@8sqqqqqqq32s64s64s")
+# magic, layout, slots, slot bytes, pid, pid's start, created, created by the calendar, run id, machine, host, events from
+_HEADER = struct.Struct("@8sqqqqqqq32s64s64sq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,8 @@ class Header:
     """`this_machine` of the process that made it: elsewhere, monotonic times and process numbers mean nothing."""
     host: str
     """The machine's name, for messages."""
+    events_from: int = 0
+    """Bytes of ``events.jsonl`` that were there when it was made: what stands before is of earlier sessions."""
 
     @property
     def here(self) -> bool:
@@ -69,7 +71,7 @@ def process_start(pid: int) -> int:
     return int(fields[STARTED]) if fields and fields[STATE] not in {"Z", "X"} else 0
 
 
-def new_header(run_id: str, slots: int) -> Header:
+def new_header(run_id: str, slots: int, events_from: int) -> Header:
     """The header of a board that this process makes now."""
     pid = os.getpid()
     return Header(
@@ -81,6 +83,7 @@ def new_header(run_id: str, slots: int) -> Header:
         created_unix_s=int(datetime.now(tz=UTC).timestamp()),
         machine=this_machine(),
         host=socket.gethostname()[:63],
+        events_from=events_from,
     )
 
 
@@ -89,7 +92,7 @@ def pack_header(header: Header, data: bytearray) -> None:
     numbers = (LAYOUT_VERSION, header.slots, SLOT_BYTES, header.supervisor_pid, header.supervisor_start)
     times = (header.created_ns, header.created_unix_s)
     texts = (header.run_id.encode()[:31], header.machine.encode()[:63], header.host.encode()[:63])
-    _HEADER.pack_into(data, 0, _MAGIC, *numbers, *times, *texts)
+    _HEADER.pack_into(data, 0, _MAGIC, *numbers, *times, *texts, header.events_from)
 
 
 def read_header(path: Path, memory: mmap.mmap) -> Header:
@@ -107,8 +110,8 @@ def read_header(path: Path, memory: mmap.mmap) -> Header:
             problem=problem,
             fix="read the run with the version of Headrace that wrote it; if that is this one, the file is damaged",
         )
-    _, _, slots, _, pid, start, created_ns, unix_s, run_id, machine, host = _HEADER.unpack_from(memory, 0)
-    return Header(text(run_id), slots, pid, start, created_ns, unix_s, text(machine), text(host))
+    _, _, slots, _, pid, start, created_ns, unix_s, run_id, machine, host, begin = _HEADER.unpack_from(memory, 0)
+    return Header(text(run_id), slots, pid, start, created_ns, unix_s, text(machine), text(host), begin)
 
 
 def text(raw: bytes) -> str:

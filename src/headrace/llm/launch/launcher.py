@@ -141,7 +141,8 @@ def _launch(
         shared.endpoint = what.endpoint or shared.endpoint
         if serves:
             stack.enter_context(_told_where(what, shared.endpoint))
-        board = stack.enter_context(Board.create(place.board_file, components(what.cast), what.run_id))
+        parts = components(what.cast)
+        board = stack.enter_context(Board.create(place.board_file, parts, what.run_id, place.events_file))
         board.slot("supervisor").set_state(State.RUNNING)
         events = stack.enter_context(EventLog(place.events_file, clock, clock.now() - what.began_s))
         resumed_at = what.tally.steps if what.resume is not None else None
