@@ -112,7 +112,8 @@ def test_nothing_is_promised_of_several_threads(measured):
 
 
 def test_where_processor_time_is_unknown_nothing_is_said_of_it():
-    ours, zoo, plain = learners.sides_of("ppo")
+    ours, compiled, zoo, plain = learners.sides_of("ppo")
+    assert compiled.name == learners.COMPILED
     assert learners.AHEAD in [side.name for side in learners.sides_of("ppo", threads=2)]
     found = {ours: [{"rate": 400.0, "cpu_rate": None}], zoo: rates(100.0), plain: rates(100.0)}
     row = next(learners.rows("ppo", 1, found, {ZOO: "1", PLAIN: "1"}))
