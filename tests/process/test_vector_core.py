@@ -33,6 +33,7 @@ from headrace.core.errors import (
     VectorMisused,
 )
 from headrace.ipc.channel import Deadline, poll_fds
+from headrace.ipc.processes import wait_for_end
 from headrace.testing.leaks import SETTLE_S, Holdings, settled
 from headrace.vector import crew, opening
 from headrace.vector import env as env_module
@@ -685,6 +686,83 @@ def test_it_is_neither_copied_nor_pickled(backend: str, copies: Callable[[Any], 
         with pytest.raises(VectorMisused, match="a vector environment cannot be copied or pickled"):
             copies(envs)
         assert envs.step(actions())[0][:, 0].tolist() == [0, 1, 2, 3]
+
+
+class Restated(headrace.VectorEnv):
+    """Says itself how it is made again."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        super().__init__([Failing(env) for env in range(count)], workers=0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Restated.__init__(self, state["count"])
+
+
+class Reduced(Restated):
+    __getstate__ = headrace.VectorEnv.__getstate__
+
+    def __reduce__(self) -> Any:
+        return Reduced, (self.count,)
+
+
+@pytest.mark.parametrize("kind", [Restated, Reduced])
+def test_one_that_says_how_it_is_made_again_is_copied(kind: type[Restated]) -> None:
+    with kind(2) as envs, copy.deepcopy(envs) as copied, pickle.loads(pickle.dumps(envs)) as read:
+        for one in (copied, read):
+            assert type(one) is kind
+            assert one is not envs
+            one.reset(seed=1)
+        copied.close()
+        envs.reset(seed=1)
+        assert envs.step([0, 0])[0][:, 0].tolist() == [0, 1]
+
+
+def test_a_worker_that_takes_no_message_is_not_told_as_a_step_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.vector.pool.TELL_S", 0.3)
+    factories = [Failing(0, how="hang", at=1), Failing(1)]
+    with headrace.VectorEnv(factories, workers=1, threads_per_worker=1, step_timeout_s=600.0) as envs:
+        envs.reset(seed=1)
+        envs.send(np.zeros(1, np.int64), [0])
+        (worker,) = envs._opened.backend.crew.handles.values()
+        deadline = Deadline(60.0)
+        while not worker.seats.inside(lambda _env: True) and not deadline.passed:
+            poll_fds({}, 0.001)
+        envs.send_reset([1], [None], {"map": np.zeros(20_000_000, np.uint8)})  # more than there is room for
+        envs.receive(min_envs=2)
+        told = next(fault for fault in envs.faults if fault.env == 0)
+    assert told.kind == "died"
+    assert "made no room for a message for 0.3 s while it was inside step() of environment 0" in told.message
+    assert not {"limit", "interrupted", "time-out"} & set(told.message.split())
+
+
+def test_nobody_is_left_of_a_worn_out_worker_that_ends() -> None:
+    """Its heir was started already, and those who were to move there have to be parted."""
+    budget = FaultBudget(per_env=50, total=500, backoff_s=0.0)
+    factories = [Failing(0, how="stubborn", at=1), Failing(1, how="stubborn", at=1), Failing(2)]
+    with headrace.VectorEnv(factories, workers=1, threads_per_worker=3, step_timeout_s=0.3, budget=budget) as envs:
+        envs.reset(seed=1)
+        envs.send(np.zeros(2, np.int64), [0, 1])
+        envs.receive(min_envs=2)  # both threads are left alone, and a worker is started that is to take their place
+        crew = envs._opened.backend.crew
+        old = next(handle for handle in crew.handles.values() if handle.successor is not None)
+        os.kill(old.child.pid, signal.SIGKILL)
+        assert wait_for_end(old.child.pid, old.child.pidfd, 30.0)
+        for _ in range(2):
+            envs.send(np.zeros(1, np.int64), [2])
+            envs.receive(min_envs=1)
+        envs.send(np.zeros(2, np.int64), [0, 1])
+        envs.receive(min_envs=2)
+        deadline = Deadline(30.0)
+        while not all(len(crew.housed(handle)) for handle in crew.handles.values()) and not deadline.passed:
+            envs.send(np.zeros(1, np.int64), [2])  # whoever waits for an answer sees who has ended
+            envs.receive(min_envs=1)
+            poll_fds({}, 0.01)
+        assert all(len(crew.housed(handle)) for handle in crew.handles.values())
+        assert len(envs.worker_pids()) <= 3
 
 
 @pytest.mark.own_server

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -509,5 +510,15 @@ def test_actions_come_in_the_dtype_of_their_space(space: Any, actions: Any) -> N
                     envs.step(wrong)
         envs.step(actions)
         assert envs.valid.all()
+    finally:
+        envs.close()
+
+
+def test_it_is_not_copied_either():
+    envs = SB3VecEnv([lambda: gymnasium.make("CartPole-v1")] * 2, workers=0)
+    try:
+        with pytest.raises(VectorMisused, match="cannot be copied or pickled"):
+            copy.copy(envs)
+        assert envs.reset().shape == (2, 4)
     finally:
         envs.close()

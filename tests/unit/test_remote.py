@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from headrace.lanes.layout import FINAL, LOST, STEP, Geometry
 from headrace.lanes.replay import Replay
 from headrace.lanes.unread import next_unread
 from headrace.telemetry.board import Activity, Board
+from headrace.vector import losses
 from headrace.vector.faults import Fault, FaultKind
 from headrace.weights.snapshot import SnapshotLayout, SnapshotReader, Snapshots
 from remote_support import FakeActor, FakeVector
@@ -327,3 +329,16 @@ def test_every_fault_of_one_process_is_told_once(tmp_path):
     for env, kind in zip(envs, kinds, strict=True):
         with pytest.raises(EnvironmentLost, match=f"kind: {kind}"):
             env.reset()
+
+
+def test_every_number_of_an_environment_is_told_as_that_of_a_lane():
+    remote = RemoteEnvs(None, (4, 5, 6, 7), Follower().observation_space, Follower().action_space, None)  # type: ignore[arg-type]
+    end = losses.End("worker-0", 77, -9)
+    for suspects, told in (({0, 1}, "one of the environments of lanes 4, 5 "), ({3}, "the environment of lane 7 ")):
+        error = losses.lost_with(end, suspects).error
+        error.place(also_lost="environments 1, 2")
+        text = str(remote.env(6).lost(Fault(2, FaultKind.LOST_WITH_WORKER, "step", 3, error)))
+        assert told in text
+        assert "the environments of lanes 5, 6" in text
+        assert not re.findall(r"environments? \d", text)
+    assert remote.in_lanes("environments 0 to 3") == "the environments of lanes 4 to 7"

@@ -27,6 +27,7 @@ from headrace.vector.messages import Abandon, Built, Extras, LeftAlone, Returned
 from headrace.vector.pending import Pending
 from headrace.vector.pool import Pool, _end, _suspects
 from headrace.vector.probes import Stamped
+from headrace.vector.renewal import Renewal
 from headrace.vector.rows import Rows
 from headrace.vector.seats import Late, Seats
 from headrace.vector.signals import Signal
@@ -488,6 +489,17 @@ def test_who_sends_in_a_worker_with_threads_is_the_only_one() -> None:
     box.close()
 
 
+def test_what_cut_an_episode_is_told_and_not_what_met_its_replacement() -> None:
+    renewal = Renewal(2)
+    first, second = problem(FaultKind.DIED, pid=8), problem(FaultKind.DIED, pid=9)
+    renewal.gone(0, first, asked=False)
+    renewal.gone(0, second, asked=False)
+    assert [fault.error for fault in renewal.late(0)] == [first.error]
+    assert renewal.late(0) == []
+    renewal.gone(0, second, asked=False)  # the first one has been told
+    assert [fault.error for fault in renewal.late(0)] == [second.error]
+
+
 def test_one_exception_per_incident() -> None:
     complaints = Complaints()
     guilty = problem(FaultKind.DIED, pid=8).of(1, 3)
@@ -811,7 +823,7 @@ def test_of_a_worker_that_we_ended_it_is_told_why_and_where_its_threads_were() -
     for env, number in ((None, 0), (1, -4)):  # in no call, or waiting for its thread to begin
         late = Late(env, Phase.STEP, 2.0, 1.0, number)
         handle = SimpleNamespace(
-            name="worker-1", child=SimpleNamespace(pid=77), culprit=late, dump=dump, was_stopped=False,
+            name="worker-1", child=SimpleNamespace(pid=77), culprit=late, dump=dump, was_stopped=False, unheard=False,
             seats=SimpleNamespace(inside=lambda _busy: [(0, Phase.STEP)]),
         )  # fmt: skip
         end = _end(handle, -9, None)  # type: ignore[arg-type]

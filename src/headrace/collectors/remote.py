@@ -132,12 +132,14 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
     def lost(self, fault: Fault) -> EnvironmentLost:
         """The error that says what became of the call that was sent."""
         facts = {name: value for name, value in fault.error.facts.items() if name not in _TOLD_HERE}
+        if "also_lost" in facts:
+            facts["also_lost"] = self.owner.in_lanes(str(facts["also_lost"]))
         return EnvironmentLost(
             f"the environment of lane {self.lane} {_HOW.get(fault.kind, fault.kind)} in {self._call}()",
             kind=str(fault.kind),
             problem=self.owner.in_lanes(fault.error.what),
             **facts,
-            fix=fault.error.fix,
+            fix=self.owner.in_lanes(fault.error.fix),
         )
 
     def _send(self, call: str, at_step: int) -> None:
@@ -171,7 +173,7 @@ _HOW = {
 }
 _TOLD_HERE = frozenset({"env", "step", "phase", "kind", "problem"})
 """Facts of a fault that count as the vector environment does, and are told in lanes here; or that are told otherwise."""
-_NUMBERED = re.compile(r"\benvironment (\d+)\b")
+_NUMBERED = re.compile(r"\benvironments? (\d+(?:(?:, | to )\d+)*)")
 
 
 def _illegal(lane: int, problem: str) -> ComponentError:
@@ -213,7 +215,12 @@ class RemoteEnvs:
 
     def in_lanes(self, text: str) -> str:
         """A text of the vector environment, which numbers its environments, in the run's lanes."""
-        return _NUMBERED.sub(lambda match: f"the environment of lane {self._envs[int(match[1])].lane}", text)
+
+        def told(match: re.Match[str]) -> str:
+            lanes = re.sub(r"\d+", lambda number: str(self._envs[int(number[0])].lane), match[1])
+            return f"the environment of lane {lanes}" if lanes.isdigit() else f"the environments of lanes {lanes}"
+
+        return _NUMBERED.sub(told, text)
 
     def flush(self) -> None:
         """Send what is to be sent: one message costs about as much for many environments as for one."""

@@ -27,7 +27,8 @@ class Complaints:
         if last is None or not with_another or last.facts.get("pid") != fault.error.facts.get("pid"):
             self._errors.append(fault.error)
         else:
-            last.facts["also_lost"] = f"{last.facts.get('also_lost', 'environment')} {fault.env}"
+            others = str(last.facts.get("also_lost", "")).partition(" ")[2]
+            last.facts["also_lost"] = f"environments {others}, {fault.env}" if others else f"environment {fault.env}"
 
     def next(self) -> HeadraceError | None:
         """The oldest, once."""

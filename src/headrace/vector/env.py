@@ -49,7 +49,7 @@ class VectorEnv(gymnasium.vector.VectorEnv[Any, Any, Any]):
         ComponentStalled: They were not built within ``start_timeout_s``; nothing is left behind.
     """
 
-    __reduce_ex__ = refuse_copies
+    __getstate__ = refuse_copies
 
     def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env[Any, Any]]], **options: Any) -> None:
         self.closed = True  # there is nothing to close yet; older versions of Gymnasium close what was not built, too

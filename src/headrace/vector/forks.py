@@ -34,8 +34,10 @@ def shut_in_forks(holder: Shuttable) -> None:
     _HOLDERS.add(holder)
 
 
-def refuse_copies(_holder: object, _protocol: object) -> NoReturn:
-    """``__reduce_ex__`` of what is there once: `copy.copy`, `copy.deepcopy` and `pickle` ask for it.
+def refuse_copies(_holder: object) -> NoReturn:
+    """``__getstate__`` of what is there once: `copy.copy`, `copy.deepcopy` and `pickle` ask for it.
+
+    Unless a class derived from it says how it is made again (``__reduce__``, or a ``__getstate__`` of its own).
 
     Raises:
         VectorMisused: Always.

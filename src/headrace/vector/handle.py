@@ -76,6 +76,8 @@ class Handle:
         """Why it is being ended."""
         self.dump: StackDump | None = None
         self.was_stopped = False
+        self.unheard = False
+        """Whether it was ended because it made no room for a message."""
         """Whether its process was found stopped by a signal."""
         self._abandons = 0
         """How often it was told to leave a thread alone."""
@@ -194,6 +196,7 @@ class Handle:
             self.read()
             if deadline.passed:
                 self.culprit, self.was_stopped = _silent(self.seats, timeout_s), is_stopped(self.child.pid)
+                self.unheard = True
                 self.child.kill()
                 return
             accepted = accepted or control.try_send(message)

@@ -34,6 +34,8 @@ class End:
     """Its last words."""
     late: Late | None = None
     """Why we ended it; None: we did not, and the exit code is its own."""
+    unheard: bool = False
+    """Whether that is a message that it made no room for."""
     held: dict[str, object] = field(default_factory=dict)
     """Facts about what held it up, if we ended it."""
 
@@ -46,6 +48,8 @@ class End:
     def silence(self) -> str:
         """For how long it had not moved when we ended it."""
         assert self.late is not None
+        if self.unheard:
+            return f"no room for a message for {self.late.for_s:.3g} s"
         return f"no sign of life for {self.late.for_s:.3g} s (limit {self.late.limit_s:g} s)"
 
 
@@ -79,6 +83,19 @@ def culprit_ended(env: int, end: End, late: Late) -> Problem:
     done = "it did not stop when it was interrupted, so its process was ended; it gets one of its own"
     error = late_error(env, end.worker, end.pid, late, **end.facts, done=done)
     return Problem(FaultKind.HUNG, late.phase.label, error)
+
+
+def made_no_room(env: int, end: End, late: Late) -> Problem:
+    """The problem of the environment that its process was in, all the time that it took no message to another one."""
+    error = ComponentDied(
+        f"{end.worker} made no room for a message for {late.for_s:.3g} s while it was inside {late.phase.label}() of "
+        f"environment {env}, and was ended",
+        worker=end.worker,
+        pid=end.pid,
+        **end.facts,
+        fix="hand over smaller options and actions, or house fewer environments in a worker: what is sent waits until it is read",
+    )
+    return Problem(FaultKind.DIED, late.phase.label, error)
 
 
 def died(env: int, end: End, phase: str) -> Problem:

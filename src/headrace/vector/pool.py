@@ -308,6 +308,8 @@ class Pool:
         self.crew.bury(handle, list(suspects))
         if heir is not None:
             heir.succeeds, together = True, []  # these have moved to it
+            if not self.crew.housed(heir):
+                heir.child.kill()  # nobody has
         # If one cannot be started, each gets one when it is asked, and whoever asks is told why that fails.
         with contextlib.suppress(HeadraceError, OSError):
             for group in together + apart:
@@ -353,7 +355,7 @@ def _end(handle: Handle, exit_code: int, said: HeadraceError | None) -> losses.E
         held |= {"stuck_in": stuck_in} if stuck_in else {}
     if handle.was_stopped:
         held["stopped"] = "its process had been stopped by a signal"
-    return losses.End(handle.name, handle.child.pid, exit_code, said, late, held)
+    return losses.End(handle.name, handle.child.pid, exit_code, said, late, handle.unheard, held)
 
 
 def _is_named(late: Late) -> bool:
@@ -368,7 +370,8 @@ def _suspects(handle: Handle, housed: list[int], end: losses.End, busy: Callable
     """
     late = end.late
     if late is not None and late.env is not None and _is_named(late) and late.env in housed:
-        return {late.env: losses.culprit_ended(late.env, end, late)}
+        told = losses.made_no_room if end.unheard else losses.culprit_ended
+        return {late.env: told(late.env, end, late)}
     # In what it is when we end it for something else, it may have come only since.
     found = handle.seats.inside(busy) if late is None else []
     inside = {env: Phase(phase).label for env, phase in found if env in housed}

@@ -56,6 +56,8 @@ class Renewal:
 
     def gone(self, env: int, problem: Problem, *, asked: bool) -> None:
         """An environment is to be renewed before anything else; unless it was ``asked`` for something, `late` tells of it."""
+        if not asked and env in self.untold:
+            return  # that has cut its episode; what was to stand in its place has met nothing of it
         self.broken[env] = problem
         self.untold.pop(env, None)
         if not asked:

@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 from headrace.core.errors import ConfigError, HeadraceError, VectorMisused
 from headrace.vector import questions
 from headrace.vector.env import VectorEnv
+from headrace.vector.forks import refuse_copies
 from headrace.vector.infos import AsTheyAre
 from headrace.vector.questions import Environment
 from headrace.vector.spaces import kept_in
@@ -39,6 +40,8 @@ class SB3VecEnv(VecEnv):
         ConfigError: The `VectorEnv` resets in another way than SB3, or comes with options.
         HeadraceError: As from `VectorEnv`. What was made of factories is closed, whatever is raised.
     """
+
+    __getstate__ = refuse_copies
 
     def __init__(self, envs: VectorEnv | Sequence[Callable[[], Environment]], **options: Any) -> None:
         if not isinstance(envs, VectorEnv):
