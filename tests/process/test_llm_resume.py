@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click import Abort
 from click.testing import CliRunner
 
 from headrace.cli.main import main
@@ -93,6 +94,12 @@ def kept(run):
     return files, sorted((run / "metrics.jsonl").read_bytes().splitlines())
 
 
+def tree(run):
+    """All that is there; of files also what they hold, but for the number in the lock."""
+    found = {path.relative_to(run): path.read_bytes() if path.is_file() else None for path in run.rglob("*")}
+    return {path: data for path, data in found.items() if path.name != "lock"}
+
+
 def completed(run):
     """A run with a result; whoever goes on with it meets a fault before anything is learned."""
     config = load_rl_config([], {"run.steps": 2, "env.kwargs": {"who": "orchestrator", "fault": "none", "at": 77}})
@@ -119,7 +126,7 @@ def test_a_result_stays_where_a_run_is_gone_on_with_and_learns_nothing(stand_ins
 
     lines = []
     what = resume(run, load_rl_config([Source(str(run / "config.toml"))], {"run.steps": 79}))
-    assert not (run / "weights" / "7").exists()
+    assert (kept(run), (run / "config.toml").read_bytes()) == (before, config)
     told = go(what, lambda line: (lines.append(line), interrupt(line)))
     assert told["outcome"] == ("failed" if fault == "fail" else "interrupted")
     assert kept(run) == before
@@ -140,6 +147,33 @@ def test_a_result_stays_where_a_run_is_gone_on_with_and_its_port_is_taken(stand_
         with pytest.raises(ConfigError, match="is taken"):
             CliRunner().invoke(main, words, standalone_mode=False, catch_exceptions=False)
     assert kept(run) == before
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("where", ["a session before", "the first resume"])
+def test_whoever_ends_it_before_it_has_its_board_finds_everything_as_it_was(
+    stand_ins, tmp_path, monkeypatch, error, where
+):
+    run = tmp_path / "run"
+    completed(run)
+    (run / "rollouts" / "on their way").write_text("a batch")
+    if where == "a session before":
+        (run / "earlier").mkdir()
+        (run / "earlier" / "config-1.toml").write_text("of the first session")
+    before = tree(run)
+    aside = []
+
+    def end(*_):
+        aside.append(sorted(path.name for path in (run / "earlier").iterdir()))
+        assert (run / "summary.json").exists()
+        raise error
+
+    monkeypatch.setattr(Board, "create", end)
+    words = ["rl", "--resume", "--run-dir", str(run), "--steps", "79"]
+    with pytest.raises(Abort if error is KeyboardInterrupt else error):
+        CliRunner().invoke(main, words, standalone_mode=False, catch_exceptions=False)
+    assert {name.partition("-")[0] for name in aside[0]} == {"beyond", "config", "metrics"}
+    assert tree(run) == before
 
 
 def test_a_failure_tells_how_it_failed_last(stand_ins, tmp_path):

@@ -76,6 +76,37 @@ def test_a_message_larger_than_any_buffer_is_completed_by_later_calls(pair):
     assert theirs.receive(LIMIT_S) == "behind it"
 
 
+class Uncounted(deque[bytes]):
+    """Nobody goes through all of it."""
+
+    def __iter__(self):
+        raise AssertionError("a long backlog would be gone through at every look")
+
+
+def test_what_is_unsent_is_known_without_going_through_it(pair):
+    ours, theirs = pair
+    ours._backlog = Uncounted()
+    big = bytes(300_000)
+    sizes = []
+    for _ in range(20):
+        ours.post(big)
+        sizes.append(ours.unsent_bytes)
+    framed = 8 + len(pickle.dumps(big, pickle.HIGHEST_PROTOCOL))
+    assert sizes[-1] - sizes[-2] == framed
+    assert 18 * framed < sizes[-1] < 20 * framed
+    received = []
+    while len(received) < 20:
+        received += theirs.receive_all()
+        assert ours.receive_all() == []
+    assert (received, ours.unsent_bytes) == ([big] * 20, 0)
+    for _ in range(20):
+        ours.post(big)
+    theirs.close()
+    with pytest.raises(ChannelClosed):
+        ours.flush()
+    assert ours.unsent_bytes == 0
+
+
 def test_two_ends_that_only_receive_still_complete_what_they_began(pair):
     ours, theirs = pair
     big = bytes(3_000_000)

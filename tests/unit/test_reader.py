@@ -454,3 +454,21 @@ def test_events_of_a_session_count_from_its_first_one_also_where_the_beginning_w
         events.emit("started", "supervisor", "begins")
     (event,) = read_run(run.path, pause=lambda _: None).events
     assert (event["kind"], event["t_s"]) == ("started", 0.0)
+
+
+@pytest.mark.parametrize("left", [0, 0.5])
+def test_events_of_a_session_are_seen_also_where_the_file_was_cut_under_it(run, left):
+    with EventLog(run.events_file, started_s=time.monotonic() - 900.0) as events:
+        for number in range(200):
+            events.emit("note", "learner", f"old {number}")
+        with Board.create(run.board_file, COMPONENTS, events_file=run.events_file) as board:
+            board.slot("supervisor").set_state(State.RUNNING)
+            events.emit("resumed", "supervisor", "goes on")
+            os.truncate(run.events_file, int(board.header.events_from * left))
+            events.emit("cut", "learner", "ends the line that was cut")
+            events.emit("fault", "collector-0", "collector-0 had hiccups")
+            found = read_run(run.path, pause=lambda _: None)
+            assert (found.live, found.events[-1]["kind"]) == (True, "fault")
+            another_process(board)
+    run.close()
+    assert read_run(run.path).silent_s >= 0.0

@@ -96,20 +96,22 @@ def test_what_whoever_names_the_folder_is_told_can_be_done(kind, left, tmp_path)
     assert can_be_done(run).startswith(f"headrace {kind} ")
 
 
-def test_what_whoever_names_the_folder_of_a_finished_run_is_told_can_be_done(kind, tmp_path):
-    run = tmp_path / "run"
+@pytest.mark.parametrize("has_its_steps", [True, False])
+def test_what_whoever_names_the_folder_of_a_finished_run_is_told_can_be_done(kind, has_its_steps, tmp_path):
+    """Of one that ``run_duration_s`` or ``evaluation.target`` completed, no more steps than it was to have are asked."""
+    run, steps = tmp_path / "run", 30 if has_its_steps else 40
     if kind == "train":
-        past = PastRun(
-            run,
-            load_config("pendulum-td3", {"run.steps": 30, "replay.learning_starts": 10, "collect.random_steps": 10}),
-        )
+        given = {"run.steps": steps, "replay.learning_starts": 10, "collect.random_steps": 10}
+        past = PastRun(run, load_config("pendulum-td3", given))
         past.learn(3)
         past.checkpoint()
         past.end("completed")
     else:
         killed_language_model(run, "one there")
-        RunDirectory(run).write_summary(DONE)
-    assert can_be_done(run) == f"headrace {kind} --resume --run-dir {run} --steps N"
+        steps = tiny_config().run.steps
+        RunDirectory(run).write_summary(DONE | {"steps": steps if has_its_steps else steps - 1})
+    more = " --steps N" if has_its_steps else ""
+    assert can_be_done(run) == f"headrace {kind} --resume --run-dir {run}{more}"
 
 
 @pytest.mark.usefixtures("kind")

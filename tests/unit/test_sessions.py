@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -381,6 +382,32 @@ def test_whoever_ends_it_before_finds_everything_as_it_was(past, monkeypatch, wh
         with pytest.raises(KeyboardInterrupt if where == "asked" else Ended), session.make_way():
             board()
     assert plain_copy(path) == before
+
+
+def test_metrics_are_copied_only_where_some_are_cut(past):
+    past.checkpoint()
+    path = past.end("completed")
+    copies = set()
+    with resume_or_begin(path, None, {"run.steps": 77_000}) as session, session.make_way():
+        copies = {found.name for found in (path / "earlier").iterdir()}
+    assert copies == {"board-1"}
+
+
+def test_copies_that_somebody_who_was_killed_has_left_are_removed_by_the_next_who_goes_on(past):
+    path = past.end("completed")
+    child = os.fork()
+    if child == 0:
+        try:
+            with resume_or_begin(path, None, {"run.steps": 77_000}) as session, session.make_way():
+                os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    left = {found.name for found in (path / "earlier").iterdir()}
+    assert left == {"metrics-1.whole", "metrics-1.jsonl", "board-1"}
+    with begun(path, {"run.steps": 78_000}):
+        now = {found.name for found in (path / "earlier").iterdir()}
+    assert now == {"metrics-1.jsonl", "summary-2.json"}
 
 
 # A disk that does not take it

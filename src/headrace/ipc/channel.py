@@ -117,6 +117,7 @@ class Channel:
         self.peer = peer
         self._unsent = memoryview(b"")
         self._backlog: deque[bytes] = deque()
+        self._backlog_bytes = 0  # counted, as a sum would be made anew at every look of whoever has a long backlog
         self._received = bytearray()
         self._messages: deque[bytes] = deque()
         self._no_more_input = False
@@ -141,7 +142,7 @@ class Channel:
     @property
     def unsent_bytes(self) -> int:
         """Of messages that were begun or posted, what is not handed over yet."""
-        return len(self._unsent) + sum(map(len, self._backlog))
+        return len(self._unsent) + self._backlog_bytes
 
     def fileno(self) -> int:
         """The descriptor, to wait on; -1 when closed.
@@ -178,7 +179,9 @@ class Channel:
             ChannelClosed: The other end is gone.
             ComponentError: ``obj`` cannot be pickled; nothing was sent.
         """
-        self._backlog.append(_framed(obj))
+        message = _framed(obj)
+        self._backlog.append(message)
+        self._backlog_bytes += len(message)
         self.flush()
 
     def flush(self) -> bool:
@@ -190,6 +193,7 @@ class Channel:
         while self._unsent or self._backlog:
             if not self._unsent:
                 self._unsent = memoryview(self._backlog.popleft())
+                self._backlog_bytes -= len(self._unsent)
             try:
                 written = self._write(self._unsent)
             except BlockingIOError:
@@ -198,6 +202,7 @@ class Channel:
                 self._no_more_output = True
                 self._unsent = memoryview(b"")
                 self._backlog.clear()
+                self._backlog_bytes = 0
                 raise _closed(self.peer, "a message was being sent") from error
             self._unsent = self._unsent[written:]
         return True
@@ -296,7 +301,7 @@ class Channel:
 
     def _fill(self, *, flushes: bool = True) -> None:
         """Take in what has arrived, and hand out what is waiting, without blocking."""
-        if flushes and self.unsent_bytes and not self._no_more_output:
+        if flushes and (self._unsent or self._backlog) and not self._no_more_output:
             with contextlib.suppress(ChannelClosed):  # noted; what the peer sent before it left is still to be read
                 self.flush()
         for _ in range(_READS_PER_CALL):

@@ -175,7 +175,8 @@ def _look_at(
         looks = (first, take_look(board))
     if not may_live or not (header.here or _locked(run.lock_file) or _moves(*looks)):
         last_ns = _last_sign_ns(header, board.read_all(), found.events)
-        silent_s = (time.monotonic_ns() - last_ns) / 1e9 if same_boot else None
+        # Not negative: events of a file that was cut bear a clock that began with the run.
+        silent_s = max(0.0, (time.monotonic_ns() - last_ns) / 1e9) if same_boot else None
         look = Look(last_ns, board.read_all(), processes(header, board.read_all()) if header.here else {})
         return replace(found, looks=(look,), header=header, here=header.here, live=False, silent_s=silent_s)
     return replace(
@@ -315,6 +316,8 @@ def _tail(path: Path, begin: int = 0) -> tuple[dict[str, Any], ...]:
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
+            if begin > size:  # somebody has cut it since: all that it holds is looked at, by the times it bears
+                begin = 0
             start = max(begin, size - _TAIL_BYTES)
             earlier = _lasting(file, max(begin, start - _MOST_BYTES), start)
             file.seek(start)

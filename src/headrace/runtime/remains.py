@@ -7,14 +7,16 @@ a run of another version too. Whether a checkpoint is sound is found out by whoe
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.core.errors import RunDirectoryError
 from headrace.core.toml import read_table
 from headrace.learners.manifest import MANIFEST, Checkpoint
 from headrace.telemetry.board import Board
+from headrace.telemetry.events import is_number
 from headrace.weights.policy_file import policy_versions
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ def way_on(run: RunDirectory) -> str:
     match onward(run):
         case Onward.RESUME:
             command = f"headrace {'rl' if is_language else 'train'} --resume --run-dir {own}"
-            if (run.read_summary() or {}).get("outcome") == "completed":
+            if _has_its_steps(run.read_summary() or {}, table, "steps" if is_language else "env_steps"):
                 return f"go on from its newest checkpoint, with more steps than it had: {command} --steps N"
             return f"go on from its newest checkpoint: {command}"
         case Onward.ANEW:
@@ -76,6 +78,14 @@ def way_on(run: RunDirectory) -> str:
             return f"it left nothing to go on from; begin it again in its directory: headrace train --resume --run-dir {own}"
         case Onward.ELSEWHERE:
             return f"it left no checkpoint to go on from; begin another like it in a directory of its own: {again}{learned}"
+
+
+def _has_its_steps(summary: Mapping[str, Any], table: Mapping[str, Any], counter: str) -> bool:
+    """Whether a run has all it was to have, so that a resume is refused; a limit or a target may have completed it before."""
+    section = table.get("run")
+    had = summary.get(counter)
+    steps: Any = section.get("steps") if isinstance(section, dict) else None
+    return summary.get("outcome") == "completed" and is_number(had) and is_number(steps) and bool(had >= steps)
 
 
 def why_new(run: RunDirectory) -> str | None:

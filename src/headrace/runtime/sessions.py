@@ -26,7 +26,7 @@ from headrace.runtime.remains import holds_only_a_configuration, never_began, wh
 from headrace.runtime.resume import ResumePoint
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.survey import find_resume_point
-from headrace.telemetry.metrics import cut_metrics
+from headrace.telemetry.metrics import cut_metrics, reaches_beyond
 
 Source = str | Path | ExperimentConfig | None
 
@@ -71,9 +71,11 @@ class Session:
         earlier = run.path / "earlier"
         with ExitStack() as done, ExitStack() as undo:
             with _told(run):
+                _sweep(earlier)
                 _prepare(run, self.resume, self.config, number, undo)
-                _keep(run.metrics_file, earlier / f"metrics-{number}.whole", undo, done)
-                _cut_metrics(run.metrics_file, self.resume.env_steps, earlier / f"metrics-{number}.jsonl", undo)
+                if reaches_beyond(run.metrics_file, self.resume.env_steps):
+                    _keep(run.metrics_file, earlier / f"metrics-{number}.whole", undo, done)
+                    _cut_metrics(run.metrics_file, self.resume.env_steps, earlier / f"metrics-{number}.jsonl", undo)
                 if changes(self.before, self.config):
                     _change_config(run, self.config, run.path / f"config-{number}.toml", undo)
                 _keep(run.board_file, earlier / f"board-{number}", undo, done)
@@ -217,6 +219,12 @@ def _prepare(run: RunDirectory, point: ResumePoint, config: ExperimentConfig, nu
             folder.mkdir()  # empty, so that the old one can be renamed over it again
     _set_aside_checkpoints(run, point, earlier / f"checkpoints-{number}", undo)
     CheckpointStore(run.checkpoints_dir, config.checkpoint.keep).forget_newer(Checkpoint.read(point.folder))
+
+
+def _sweep(earlier: Path) -> None:
+    """Remove the copies of `_keep` that somebody who was killed has left."""
+    for path in (*earlier.glob("metrics-*.whole"), *earlier.glob("board-*")):
+        path.unlink()
 
 
 def _keep(path: Path, copy: Path, undo: ExitStack, done: ExitStack) -> None:

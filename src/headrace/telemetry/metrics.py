@@ -120,6 +120,19 @@ def cut_metrics(path: Path, step: int, kept: Path) -> int:
     return len(beyond)
 
 
+def reaches_beyond(path: Path, step: int) -> bool:
+    """Whether `cut_metrics` takes anything out.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return any(not _is_up_to(line, step) for line in file)
+    except FileNotFoundError:
+        return False
+
+
 def wall_s_at(path: Path, step: int) -> float | None:
     """How long a run had lasted at ``step``: by the last report of the learner up to it; None if there is none."""
     try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from headrace.core.errors import RunDirectoryError
 from headrace.core.files import write_whole
@@ -20,7 +20,7 @@ from headrace.telemetry.metrics import cut_metrics
 
 @dataclass(slots=True)
 class Aside:
-    """What was put aside for one session."""
+    """What is put aside for one session; nothing is before `making_way`."""
 
     place: LanguageRun
     step: int
@@ -29,12 +29,33 @@ class Aside:
     """In the names of what was put aside."""
     config: bytes
     """The configuration before."""
+    new_config: RLConfig
+    """Of this session."""
+    unusable: tuple[int, ...]
+    """Versions of the weights that are damaged."""
     moved: list[tuple[Path, Path]] = field(default_factory=list)
     """Weights and checkpoints: where they were, where they are."""
     metrics_bytes: int = 0
     """Of the metrics that stayed."""
-    is_back: bool = False
-    """Whether `settle` has put it back."""
+    is_back: bool = True
+    """Whether the run is as the session before left it: nothing was put aside yet, or `settle` has put it back."""
+
+    @classmethod
+    def of(cls, place: LanguageRun, config: RLConfig, step: int, unusable: Iterable[int]) -> Self:
+        """What a session has to put aside; changes nothing.
+
+        Args:
+            place: The run's; its lock is held.
+            config: Of this session.
+            step: Of the checkpoint that is gone on from.
+            unusable: Versions of the weights that are damaged.
+
+        Raises:
+            RunDirectoryError: It cannot be read.
+        """
+        with _told(place):
+            number = 1 + max((_number(path) for path in (place.path / "earlier").glob("*")), default=0)
+            return cls(place, step, number, place.config_file.read_bytes(), config, tuple(unusable))
 
     @property
     def summary_file(self) -> Path:
@@ -45,6 +66,57 @@ class Aside:
     def metrics_file(self) -> Path:
         """Where the metrics beyond the checkpoint are, if there were any."""
         return self.place.path / "earlier" / f"metrics-{self.number}.jsonl"
+
+    @contextmanager
+    def making_way(self) -> Iterator[None]:
+        """Put aside what is of the past, or would be taken for the future; then the block, which makes the session's board.
+
+        The old summary goes after it, last of all: until then the directory tells what was true before. If anything raises,
+        everything is as it was.
+
+        Raises:
+            RunDirectoryError: It cannot be written.
+        """
+        with ExitStack() as undo:
+            undo.callback(self.moved.clear)
+            with _told(self.place):
+                self._put(undo)
+            yield
+            with _told(self.place):
+                if self.place.summary_file.exists():
+                    _move(self.place.summary_file, self.summary_file, undo)
+            undo.pop_all()
+        self.is_back = False
+
+    def _put(self, undo: ExitStack) -> None:
+        place, earlier = self.place, self.place.path / "earlier"
+        _make(earlier, undo)
+        kept = earlier / f"config-{self.number}.toml"
+        undo.callback(kept.unlink, missing_ok=True)
+        write_whole(kept, [self.config])
+        undo.callback(write_whole, place.config_file, [self.config])
+        write_whole(place.config_file, [dump_toml(self.new_config).encode()])
+        folder = earlier / f"beyond-{self.number}"
+        # Batches on their way too: they were made by policies that are forgotten, and bear this run's id.
+        on_their_way = list(place.rollouts_dir.iterdir()) if place.rollouts_dir.is_dir() else []
+        damaged = [place.weights_dir / str(version) for version in self.unusable]
+        further = [*beyond(place.checkpoints_dir, self.step), *beyond(place.weights_dir, self.step)]
+        for path in [*further, *damaged, *on_their_way]:
+            target = folder / path.parent.name / path.name
+            _make(folder, undo)
+            _make(target.parent, undo)
+            _move(path, target, undo)
+            if path.parent != place.rollouts_dir:
+                self.moved.append((path, target))
+        self._cut_metrics(undo)
+
+    def _cut_metrics(self, undo: ExitStack) -> None:
+        file = self.place.metrics_file
+        whole = file.read_bytes() if file.exists() else b""
+        if cut_metrics(file, self.step, self.metrics_file):
+            undo.callback(self.metrics_file.unlink, missing_ok=True)
+            undo.callback(write_whole, file, [whole])
+        self.metrics_bytes = file.stat().st_size if file.exists() else 0
 
     def in_vain(self, summary: Mapping[str, Any] | None) -> bool:
         """Whether a session has ended before it learned anything, while the summary of the one before tells of a result.
@@ -97,47 +169,28 @@ class Aside:
         self.metrics_file.unlink(missing_ok=True)
 
 
-def put_aside(place: LanguageRun, config: RLConfig, step: int, unusable: Iterable[int]) -> Aside:
-    """Put aside what is of the past, or would be taken for the future.
-
-    Args:
-        place: The run's; its lock is held.
-        config: Of this session.
-        step: Of the checkpoint that is gone on from.
-        unusable: Versions of the weights that are damaged.
-
-    Raises:
-        RunDirectoryError: It cannot be written.
-    """
-    earlier = place.path / "earlier"
+@contextmanager
+def _told(place: LanguageRun) -> Iterator[None]:
+    """An OSError in the words of whoever resumes."""
     try:
-        earlier.mkdir(exist_ok=True)
-        number = 1 + max((_number(path) for path in earlier.iterdir()), default=0)
-        put = Aside(place, step, number, place.config_file.read_bytes())
-        write_whole(earlier / f"config-{number}.toml", [put.config])
-        write_whole(place.config_file, [dump_toml(config).encode()])
-        if place.summary_file.exists():
-            place.summary_file.rename(put.summary_file)
-        folder = earlier / f"beyond-{number}"
-        # Batches on their way too: they were made by policies that are forgotten, and bear this run's id.
-        on_their_way = list(place.rollouts_dir.iterdir()) if place.rollouts_dir.is_dir() else []
-        damaged = [place.weights_dir / str(version) for version in unusable]
-        further = [*beyond(place.checkpoints_dir, step), *beyond(place.weights_dir, step)]
-        for path in [*further, *damaged, *on_their_way]:
-            target = folder / path.parent.name / path.name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            path.rename(target)
-            if path.parent != place.rollouts_dir:
-                put.moved.append((path, target))
-        cut_metrics(place.metrics_file, step, put.metrics_file)
-        put.metrics_bytes = place.metrics_file.stat().st_size if place.metrics_file.exists() else 0
+        yield
     except OSError as error:
         raise RunDirectoryError(
             f"the run directory {place.path} cannot be written",
             problem=f"{type(error).__name__}: {error}",
             fix="make room on its disk, or make it writable",
         ) from None
-    return put
+
+
+def _make(folder: Path, undo: ExitStack) -> None:
+    if not folder.exists():
+        folder.mkdir()
+        undo.callback(folder.rmdir)
+
+
+def _move(path: Path, target: Path, undo: ExitStack) -> None:
+    path.rename(target)
+    undo.callback(target.rename, path)
 
 
 def beyond(folder: Path, step: int) -> list[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ class Launch:
     notes: tuple[str, ...] = ()
     """What was found damaged when it was made ready to go on, and what follows from that."""
     aside: Aside | None = None
-    """What was put aside so that it can go on."""
+    """What is put aside so that it can go on."""
 
     @property
     def endpoints_file(self) -> Path:
@@ -119,6 +119,7 @@ def launch(what: Launch, on_line: OnLine | None = None, on_turn: Callable[[], No
 
     Raises:
         ConfigError: The server's port is taken.
+        RunDirectoryError: It goes on, and its directory cannot be written.
     """
     with Interrupts() as interrupts:  # until all is written: whoever asks once more does not lose how the run ended
         try:
@@ -142,7 +143,8 @@ def _launch(
         if serves:
             stack.enter_context(_told_where(what, shared.endpoint))
         parts = components(what.cast)
-        board = stack.enter_context(Board.create(place.board_file, parts, what.run_id, place.events_file))
+        with what.aside.making_way() if what.aside is not None else nullcontext():
+            board = stack.enter_context(Board.create(place.board_file, parts, what.run_id, place.events_file))
         board.slot("supervisor").set_state(State.RUNNING)
         events = stack.enter_context(EventLog(place.events_file, clock, clock.now() - what.began_s))
         resumed_at = what.tally.steps if what.resume is not None else None

@@ -12,7 +12,7 @@ from typing import Any
 from headrace.core.errors import ConfigError, HeadraceError, RunDirectoryError
 from headrace.llm import weights
 from headrace.llm.config import RLConfig, RLDeadlinesConfig, RLSupervisionConfig
-from headrace.llm.launch.aside import put_aside
+from headrace.llm.launch.aside import Aside
 from headrace.llm.launch.chronicle import alarm_of
 from headrace.llm.launch.deciding import Cast, full_cast, single_cast
 from headrace.llm.launch.launcher import Launch
@@ -74,7 +74,7 @@ def cast_of(config: RLConfig, *, warm_start: bool) -> Cast:
 
 
 def resume(path: Path, config: RLConfig | None) -> Launch:
-    """Go on with the run in a directory, from its newest checkpoint.
+    """Go on with the run in a directory, from its newest checkpoint; nothing in it is changed before `launch`.
 
     Args:
         path: The run directory.
@@ -96,7 +96,7 @@ def resume(path: Path, config: RLConfig | None) -> Launch:
         tally = history(read_events(place.events_file), read_metrics(place.metrics_file), step)
         unusable = unusable_weights(place, run_id, step)
         require_same_model(place.model_dir, place.weights_dir / "0", run_id)
-        aside = put_aside(place, config, step, unusable)
+        aside = Aside.of(place, config, step, unusable)
         began_s = max(
             (event["t_s"] for event in read_events(place.events_file) if is_number(event.get("t_s"))), default=0.0
         )
