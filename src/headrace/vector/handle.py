@@ -75,10 +75,8 @@ class Handle:
         self.culprit: Late | None = None
         """Why it is being ended."""
         self.dump: StackDump | None = None
-        self.was_stopped = False
-        self.unheard = False
-        """Whether it was ended because it made no room for a message."""
-        """Whether its process was found stopped by a signal."""
+        self.was_stopped = self.unheard = False
+        """Whether its process was found stopped by a signal; and whether it is ended because it made no room for a message."""
         self._abandons = 0
         """How often it was told to leave a thread alone."""
         self.giving_up: dict[int, Late] = {}

@@ -307,9 +307,7 @@ class Pool:
         heir = handle.successor
         self.crew.bury(handle, list(suspects))
         if heir is not None:
-            heir.succeeds, together = True, []  # these have moved to it
-            if not self.crew.housed(heir):
-                heir.child.kill()  # nobody has
+            together = _inherited(heir, self.crew)
         # If one cannot be started, each gets one when it is asked, and whoever asks is told why that fails.
         with contextlib.suppress(HeadraceError, OSError):
             for group in together + apart:
@@ -343,6 +341,14 @@ class Pool:
 def _given(crew: Crew) -> int:
     """How many answers are there. Until there are enough they are left lying: to take them in costs."""
     return sum(handle.given for handle in crew.handles.values())
+
+
+def _inherited(heir: Handle, crew: Crew) -> list[list[int]]:
+    """Whoever is no suspect has moved to it, so nobody else has to house them; where all were, it has nothing to do, and ends."""
+    heir.succeeds = True
+    if not crew.housed(heir):
+        heir.child.kill()
+    return []
 
 
 def _end(handle: Handle, exit_code: int, said: HeadraceError | None) -> losses.End:
