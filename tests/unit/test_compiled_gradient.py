@@ -10,10 +10,13 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from headrace.algorithms.configs import DQNConfig
 from headrace.algorithms.on_policy import OnPolicy
 from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
 from headrace.algorithms.ppo import build_ppo
+from headrace.algorithms.registry import build_algorithm
 from headrace.algorithms.vtrace import build_vtrace
+from headrace.core.config import LearnConfig
 from headrace.core.errors import ConfigError, NonFiniteValue
 from headrace.runtime.config import load_config
 from on_policy_support import BOX, DISCRETE, OBS, learn, one_thread, rollout
@@ -82,6 +85,36 @@ def test_what_is_no_number_is_refused(network):
     with pytest.raises(NonFiniteValue, match="actor or critic"):
         algorithm.update()
     np.testing.assert_array_equal(algorithm._flat.numpy(), before)
+
+
+@pytest.mark.table
+@pytest.mark.parametrize("far", [9.0, 1e4, 1.7e9])
+def test_an_input_that_is_far_off_has_no_slope(far):
+    """A tanh of 0.9999998 has one of 5e-7, and times a Unix time that was a hundred times the gradient."""
+    plain, compiled = (made(DISCRETE, compiled=way) for way in (False, True))
+    told = rollout(plain, steps=40)
+    told.obs["obs"][:, 1] += far
+    told.told["logprob"][:] = -np.log(4.0)
+    for algorithm in (plain, compiled):
+        algorithm.begin(told)
+        algorithm.update()
+    own, other = (algorithm._flat.grad.numpy() for algorithm in (plain, compiled))
+    assert np.linalg.norm(own - other) < 1e-4 * np.linalg.norm(own)
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        (PPOConfig(actions={"mask_leaf": "obs"}), "algorithm.actions.mask_leaf = obs"),
+        (PPOConfig(network={"actor": {"layer_norm": True}}), "algorithm.network.actor"),
+        (VTraceConfig(network={"critic": {"activation": "silu"}}), "algorithm.network.critic"),
+        (DQNConfig(), "algorithm.name = dqn"),
+    ],
+)
+def test_what_has_no_loops_is_refused_whoever_builds_it(config, found):
+    with pytest.raises(ConfigError, match="no compiled loops") as caught:
+        build_algorithm(config, spaces.Box(0, 1, (4,), np.float32), DISCRETE, 0, LearnConfig(compiled=True))
+    assert caught.value.facts["found"] == found
 
 
 @pytest.mark.table

@@ -359,6 +359,9 @@ def test_a_run_that_is_gone_on_with_knows_what_its_earlier_sessions_told(tmp_pat
         told.done("warm-start", {"sft_steps": 5, "loss": 0.5, "cut": 1})
         tell(told, (1, 2))
         known = copy.deepcopy(told.tally)
+        told.report(
+            "orchestrator", "alarm", {"kind": "filtered", "text": "all of 3", "step": 2}
+        )  # 2 are made: of the third
         tell(told, (3,))
     found = history(read_events(tmp_path / "events.jsonl"), read_metrics(tmp_path / "metrics.jsonl"), 2)
     for name in ("alarms", "sft_steps", "sft_loss", "lag_sum", "lag_max", "tokens"):

@@ -181,6 +181,8 @@ def test_no_false_alarm(name, push):
         (1e7, 2, np.int64, None),  # the same in float32
         (1.0, 1e-15, np.float64, None),  # how a constant comes out of a simulation
         (1.7e9, 50, np.float32, None),  # lost before it came
+        (1.0 - 5e-8, 5e-8, np.float64, None),  # the cosine of a small angle: the sine beside it says all
+        (2**40, 2, np.int64, "1 is left"),  # a share of 1e-12, but these are numbers that somebody counted
     ],
 )
 def test_what_float32_cannot_tell_apart_is_named(centre, move, dtype, told):

@@ -31,8 +31,10 @@ _DEPTH = 64
 _FLOAT = 4
 _HALF_LOG_TWO_PI = np.float32(0.5 * math.log(2.0 * math.pi))
 _ZERO, _HALF, _ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
-_FLAT_FROM = np.float32(7.90531110763549805)
-"""Where a tanh is 1 in float32."""
+_MOST = np.float32(7.90531110763549805)
+"""To where the quotient is a tanh."""
+_FLAT_FROM = np.float32(9.0)
+"""Where a tanh is 1 in float32, and has no slope: one of 5e-7 would let an input of a billion outweigh all others."""
 
 # Not "nnan" and "ninf": what is no number has to be seen to be none.
 _compiled: Any = functools.partial(numba.njit, fastmath={"reassoc", "contract", "arcp", "nsz"}, error_model="numpy")
@@ -187,9 +189,9 @@ def _activate(values: Float32, tanh: bool) -> None:
             flat[n] = _ZERO if flat[n] < _ZERO else flat[n]
         return
     for n in range(flat.size):
-        x = flat[n]
-        x = _FLAT_FROM if x > _FLAT_FROM else x
-        x = -_FLAT_FROM if x < -_FLAT_FROM else x
+        given = flat[n]
+        x = _MOST if given > _MOST else given
+        x = -_MOST if x < -_MOST else x
         s = x * x
         above = np.float32(-2.76076847742355e-16)
         above = above * s + np.float32(2.00018790482477e-13)
@@ -202,7 +204,9 @@ def _activate(values: Float32, tanh: bool) -> None:
         below = below * s + np.float32(1.18534705686654e-04)
         below = below * s + np.float32(2.26843463243900e-03)
         below = below * s + np.float32(4.89352518554385e-03)
-        flat[n] = x * above / below
+        bent = x * above / below
+        bent = _ONE if given > _FLAT_FROM else bent
+        flat[n] = -_ONE if given < -_FLAT_FROM else bent
 
 
 @_compiled(f"void({_M}, {_M}, boolean)")

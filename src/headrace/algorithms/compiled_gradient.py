@@ -13,7 +13,7 @@ from headrace.algorithms.encoding import Float32
 from headrace.algorithms.flat import FlatParameters
 from headrace.algorithms.heads import CategoricalHead, Head
 from headrace.algorithms.networks import Perceptron
-from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
+from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig, refuse_loops, without_loops
 from headrace.algorithms.rollouts import Batch
 from headrace.core.errors import ConfigError
 
@@ -26,14 +26,18 @@ def compiled_gradient(
     """What computes the gradient in a few compiled calls instead of a hundred.
 
     Args:
-        config: The algorithm's section; its networks have loops (`PolicyNetworkConfig.has_loops`), and it reads no mask.
-        network: Actor and critic, on the CPU; their parameters lie in ``flat``.
+        config: The algorithm's section.
+        network: Actor and critic; their parameters lie in ``flat``.
         head: Of the action space.
         flat: See ``network``.
 
     Raises:
-        ConfigError: Numba cannot be imported, or there are no loops for several choices at once.
+        ConfigError: Numba cannot be imported, or there are no loops for this.
     """
+    device = flat.value.device.type
+    found = without_loops(config) if device == "cpu" else f"learn.device = {device}"
+    if found is not None:
+        refuse_loops(found)
     if isinstance(head, CategoricalHead) and head.components > 1:
         raise ConfigError(
             "there are no compiled loops for several choices at once",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal, NoReturn, Self
 
 from pydantic import Field, model_validator
 
@@ -236,5 +236,30 @@ def _refuse_cells(actions: ActionsConfig) -> None:
 
 PPO = PPOConfig
 VTrace = VTraceConfig
+
+
+def without_loops(config: PPOConfig | VTraceConfig) -> str | None:
+    """What there are no compiled loops for (`headrace.algorithms.compiled`), as a key and its value; None: there are for all."""
+    if config.actions.mask_leaf is not None:
+        return f"algorithm.actions.mask_leaf = {config.actions.mask_leaf}"
+    networks = {"actor": config.network.actor, "critic": config.network.critic}
+    return next((f"algorithm.network.{name}" for name, of in networks.items() if not of.has_loops), None)
+
+
+def refuse_loops(found: str) -> NoReturn:
+    """Refuse ``learn.compiled``.
+
+    Raises:
+        ConfigError: Always.
+    """
+    raise ConfigError(
+        "there are no compiled loops for what is to be learned",
+        found=found,
+        expected="PPO or V-trace on the CPU without a mask, and networks without factory and layer norm, with tanh or relu "
+        f"and layers of at most {WIDEST} units",
+        fix="set learn.compiled = false",
+    )
+
+
 ON_POLICY = frozenset({PPOConfig().name, VTraceConfig().name})
 """What ``algorithm.name`` is where nothing is learned from a replay."""

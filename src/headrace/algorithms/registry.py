@@ -22,7 +22,7 @@ from headrace.algorithms.encoding import ActionBox, ObservationEncoder, map_plac
 from headrace.algorithms.exploration import carried_floats as carried_by_noise
 from headrace.algorithms.heads import CategoricalHead, head_of
 from headrace.algorithms.many_actors import ManyActors
-from headrace.algorithms.on_policy_configs import ActorCriticConfig, PPOConfig, VTraceConfig
+from headrace.algorithms.on_policy_configs import ActorCriticConfig, PPOConfig, VTraceConfig, refuse_loops
 from headrace.algorithms.quantile_acting import QuantileForward
 from headrace.algorithms.sampling import SamplingActor, UniformActor, action_mask
 from headrace.algorithms.squashed import SquashedActor
@@ -190,18 +190,11 @@ def build_algorithm(
             found=policies,
             fix="let the agents share a policy, or choose an algorithm that learns several",
         )
-    learn, build = learn or LearnConfig(), entry.build_algorithm
-    device, precision = learn.device, learn.precision
-    if precision != "float32":
-        if not entry.rounds:
-            raise ConfigError(
-                f"{entry.name} is not learned in {precision}", expected="float32", fix='set learn.precision = "float32"'
-            )
-        build = functools.partial(build, precision=precision)
-    if learn.compiled:
-        build = functools.partial(build, compiled=True)
+    learn = learn or LearnConfig()
+    build, device = _builder(entry, learn), learn.device
     if policies == 1:
-        return build(config, observation_space, action_space, seed, device)
+        built: Algorithm | OnPolicyAlgorithm = build(config, observation_space, action_space, seed, device)
+        return built
     if entry.build_batched is not None:
         return entry.build_batched(config, observation_space, action_space, seed, device, policies)
     from headrace.algorithms.several import Several
@@ -209,6 +202,22 @@ def build_algorithm(
     seeds = [seed, *(seeding.integer(seed, "policy", policy) for policy in range(1, policies))]
     members = [build(config, observation_space, action_space, member, device) for member in seeds]
     return Several(cast("list[Algorithm]", members))
+
+
+def _builder(entry: Entry, learn: LearnConfig) -> Callable[..., Any]:
+    """Of one policy, in the precision and by the loops that are asked for."""
+    if learn.compiled and entry.told is None:
+        refuse_loops(f"algorithm.name = {entry.name}")
+    further: dict[str, Any] = {"compiled": True} if learn.compiled else {}
+    if learn.precision != "float32":
+        if not entry.rounds:
+            raise ConfigError(
+                f"{entry.name} is not learned in {learn.precision}",
+                expected="float32",
+                fix='set learn.precision = "float32"',
+            )
+        further["precision"] = learn.precision
+    return functools.partial(entry.build_algorithm, **further)
 
 
 def _entry(config: Section) -> Entry:

@@ -10,7 +10,13 @@ from typing import Any
 
 import gymnasium
 from gymnasium import spaces
-from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, RecordEpisodeStatistics, TimeLimit
+from gymnasium.wrappers import (
+    FrameStackObservation,
+    OrderEnforcing,
+    PassiveEnvChecker,
+    RecordEpisodeStatistics,
+    TimeLimit,
+)
 
 from headrace.core.config import EnvConfig, factory_name
 from headrace.core.errors import ConfigError, EnvironmentNotBuilt, HeadraceError
@@ -31,6 +37,7 @@ _STEPPING_ONCE = frozenset(
         OrderEnforcing,
         PassiveEnvChecker,
         RecordEpisodeStatistics,
+        FrameStackObservation,
         TimeLimit,
     )
 )

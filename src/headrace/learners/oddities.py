@@ -30,6 +30,8 @@ FEW_SPACINGS = 4.0
 """Distances of neighbouring float32 numbers; what deviates from its mean by less is hardly seen to move."""
 LEAST_MOVE = 1e-11
 """Share of its mean by which a number has to deviate: less is how constants come out of a simulation."""
+FAR = 1e3
+"""Means from which on an offset may be what hides a number. What comes close to 1, as a cosine does, loses nothing by it."""
 LATE_STEPS = 10_000
 """Steps after learning began from which saturated actions are looked at."""
 
@@ -94,7 +96,8 @@ def lost_in_float32(w: Window, _: History, __: Expected) -> Iterator[Finding]:
         seen = values.astype(np.float32)
         spacing = np.spacing(np.abs(mean).astype(np.float32)).astype(np.float64)
     # Integers below 2^24 are the same in float32, however little they move.
-    lost = (seen != values).any(axis=0) & (moved > LEAST_MOVE * np.abs(mean)) & (moved < FEW_SPACINGS * spacing)
+    lost = (seen != values).any(axis=0) & (moved > 0.0) & (moved < FEW_SPACINGS * spacing) & (np.abs(mean) >= FAR)
+    lost &= (values == np.rint(values)).all(axis=0) | (moved > LEAST_MOVE * np.abs(mean))
     told = []
     for at in np.flatnonzero(lost):
         around, left = values[:, at] - mean[at], len(np.unique(seen[:, at]))

@@ -170,7 +170,7 @@ class InferenceConfig(Section):
     max_waiting: int = Field(default=4096, ge=0)
     """Requests that may wait; more are answered 503. Without policy lag a whole batch of rollouts asks at once."""
     kv_reuse: bool = True
-    """Keep what was computed for a session's tokens until its next request; without policy lag nothing is kept."""
+    """Keep what was computed for a session's tokens until its next request; without policy lag our own engine keeps nothing."""
     threads: int = Field(default=1, ge=1, le=256)
     device: str = "cpu"
     command: list[str] = Field(default_factory=list)

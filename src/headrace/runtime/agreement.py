@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from headrace.algorithms.configs import DQNConfig, ExplorationConfig, IQNConfig, SACConfig, TD3Config
 from headrace.algorithms.exploration import decay_of
-from headrace.algorithms.on_policy_configs import WIDEST, PPOConfig, VTraceConfig
+from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig, refuse_loops, without_loops
 from headrace.core.config import CollectConfig, LearnConfig, ReplayConfig, RolloutConfig
 from headrace.core.errors import ConfigError
 from headrace.learners.intervals import round_steps
@@ -312,26 +312,14 @@ def _check_precision(config: ExperimentConfig) -> None:
 
 
 def _check_compiled(config: ExperimentConfig) -> None:
-    if not config.learn.compiled:
+    algorithm, learn = config.algorithm, config.learn
+    if not learn.compiled:
         return
-    algorithm, found = config.algorithm, None
     if not isinstance(algorithm, PPOConfig | VTraceConfig):
-        found = f"algorithm.name = {algorithm.name}"
-    elif config.learn.device != "cpu":
-        found = f"learn.device = {config.learn.device}"
-    elif algorithm.actions.mask_leaf is not None:
-        found = f"algorithm.actions.mask_leaf = {algorithm.actions.mask_leaf}"
-    else:
-        networks = {"actor": algorithm.network.actor, "critic": algorithm.network.critic}
-        found = next((f"algorithm.network.{name}" for name, of in networks.items() if not of.has_loops), None)
+        refuse_loops(f"algorithm.name = {algorithm.name}")
+    found = without_loops(algorithm) if learn.device == "cpu" else f"learn.device = {learn.device}"
     if found is not None:
-        raise ConfigError(
-            "there are no compiled loops for what is to be learned",
-            found=found,
-            expected=f"PPO or V-trace on the CPU without a mask, and networks without factory and layer norm, with tanh or relu "
-            f"and layers of at most {WIDEST} units",
-            fix="set learn.compiled = false",
-        )
+        refuse_loops(found)
 
 
 _CHECKS: tuple[Callable[[ExperimentConfig], None], ...] = (

@@ -77,7 +77,7 @@ class Tally:
     def go_back(self, step: int) -> None:
         """A session goes on from the checkpoint of this step: what came after it is of a past that is forgotten."""
         self.evaluations = [one for one in self.evaluations if total(one.get("step")) <= step]
-        self.alarms = [one for one in self.alarms if total(one.get("step")) <= step]
+        self.alarms = [one for one in self.alarms if _step_of(one) <= step]
 
     def note_step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """The trainer has made a step."""
@@ -169,6 +169,11 @@ def summarize(
         "lost_lines": {name: count for name, count in facts["lost_lines"].items() if count},
         "sessions": facts.get("sessions", 1),
     }
+
+
+def _step_of(alarm: Mapping[str, object]) -> int:
+    """The step that it belongs to: who collects speaks of steps that are made, and the alarm is of the one to come."""
+    return total(alarm.get("step")) + (alarm.get("component") == "orchestrator")
 
 
 def total(value: object) -> int:
