@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -66,11 +67,25 @@ def small(**settings: Any) -> dict[str, object]:
     return {key: value for key, value in SMALL.items() if not key.startswith(tuple(without))} | dotted
 
 
-def another_run_in(place: Path, *folders: str) -> None:
-    """Make a directory that another run might hold, with these folders."""
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+
+
+def replace_run(place: Path, elsewhere: Path, *folders: str) -> None:
+    """Move a run away, and put a directory in its place that another run might hold, with these folders.
+
+    It is made beforehand, and where the system can both change places in one step: a component of the run that looks in between
+    would find, and tell, that there is less of it.
+    """
+    other = elsewhere.with_name("another")
     for name in folders:
-        (place / name).mkdir(parents=True)
-    (place / "lock").touch()
+        (other / name).mkdir(parents=True)
+    (other / "lock").touch()
+    exchange = getattr(ctypes.CDLL(None), "renameat2", None)
+    if exchange is not None and exchange(_HERE, bytes(place), _HERE, bytes(other), _EXCHANGE) == 0:
+        other.rename(elsewhere)
+        return
+    place.rename(elsewhere)
+    other.rename(place)
 
 
 def dawdling(gate: Path, inner: str, slow_from: int, **kwargs: object) -> dict[str, Any]:

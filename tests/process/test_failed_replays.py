@@ -37,6 +37,7 @@ RAISES: dict[str, Any] = {
 """A network of the user's own that raises in an update."""
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     ("settings", "code", "summary"),
     [

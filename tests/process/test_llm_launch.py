@@ -23,7 +23,7 @@ from headrace.runtime.rundir import RunDirectory
 from headrace.supervision.supervisor import Supervisor
 from llm_launch_support import Launches, launches, llm_server
 from llm_stand_ins import SAVING, TARGETS
-from run_support import another_run_in, events
+from run_support import events, replace_run
 
 __all__ = ["launches", "llm_server"]
 
@@ -314,8 +314,7 @@ def test_a_run_is_watched_from_outside_while_it_goes_on_and_after_its_end(launch
 def test_a_run_whose_directory_is_replaced_leaves_no_summary_in_the_other_one(launches, tmp_path):
     def move(line):
         if "Step 1/" in line.text and not (tmp_path / "elsewhere").exists():
-            launches.path.rename(tmp_path / "elsewhere")
-            another_run_in(launches.path, "checkpoints", "weights", "rollouts")
+            replace_run(launches.path, tmp_path / "elsewhere", "checkpoints", "weights", "rollouts")
 
     summary = launches.run(steps=10_000, on_line=move)
     assert (summary["outcome"], summary["exit_code"]) == ("failed", 1)

@@ -95,6 +95,7 @@ def test_a_reset_that_fails_is_kept(runs: Runs, capfd):
     assert "(in reset())\nreproduced\n" in capfd.readouterr().out
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("at", "call"), [(3, "step"), (0, "reset")])
 def test_what_an_environment_raised_comes_again_wherever_it_was_stepped(runs: Runs, capfd, workers, at, call):

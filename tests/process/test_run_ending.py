@@ -25,7 +25,7 @@ from headrace.runtime.rundir import RunDirectory
 from headrace.supervision.spec import BecameReady, Event, Exited, Reported, Started
 from headrace.supervision.supervisor import Supervisor
 from headrace.telemetry.blame import Condition
-from run_support import another_run_in, assert_books, assert_gapless, events, summary
+from run_support import assert_books, assert_gapless, events, replace_run, summary
 from session_support import go_on
 
 pytestmark = [pytest.mark.process, pytest.mark.thin(3)]
@@ -327,9 +327,10 @@ def test_a_run_whose_directory_is_removed_ends_and_says_so(schedule: str, replac
 
     def look(progress: Progress) -> None:
         if progress.env_steps and not (tmp_path / "elsewhere").exists():
-            place.rename(tmp_path / "elsewhere")
             if replaced:
-                another_run_in(place, "record", "checkpoints")
+                replace_run(place, tmp_path / "elsewhere", "record", "checkpoints")
+            else:
+                place.rename(tmp_path / "elsewhere")
 
     settings = {"env.id": "Pendulum-v1", "run.schedule": schedule, "run.steps": 10_000_000, "evaluation.episodes": 0}
     run = headrace.train(run_dir=place, settings=settings, on_progress=look)

@@ -20,6 +20,7 @@ EVALUATED = {"evaluation__every_steps": 200, "evaluation__episodes": 2}
 """The evaluator's environment forks as well."""
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize(
     "fault", ["fork", "fork_exit", "fork_exit_large", "fork_fail", "fork_fail_mute", "help_itself"]
 )

@@ -21,7 +21,7 @@ from headrace.supervision.spec import BecameReady, Exited
 from headrace.supervision.supervisor import Supervisor
 from headrace.telemetry.board import Board, State
 from headrace.telemetry.events import read_events
-from run_support import another_run_in
+from run_support import replace_run
 from supervise_support import (
     Command,
     Watched,
@@ -530,9 +530,10 @@ def test_a_run_whose_directory_is_moved_ends_and_says_so(tmp_path, replaced):
     text += "[process.first]\ncommand = ['sh', '-c', 'until [ -e moved ]; do sleep 0.05; done']\nlifetime = \"until-done\"\n"
     with Command(tmp_path, text.replace('needs = ["user"]', 'needs = ["user", "first"]'), "--quiet") as command:
         command.until("ready", "user")
-        command.run_dir.rename(tmp_path / "elsewhere")
         if replaced:
-            another_run_in(command.run_dir, "logs")
+            replace_run(command.run_dir, tmp_path / "elsewhere", "logs")
+        else:
+            command.run_dir.rename(tmp_path / "elsewhere")
         (tmp_path / "moved").touch()
         assert command.ended() == 1
     said = command.output()

@@ -11,12 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from headrace.core.errors import ConfigError, RunDirectoryError
+from headrace.core.errors import ConfigError
 from headrace.core.files import write_whole
 from headrace.learners.checkpoint import STATE_FILE
 from headrace.learners.checkpoints import CheckpointStore
 from headrace.learners.manifest import Checkpoint
 from headrace.record.trace import Trace
+from headrace.runtime.aside import made, moved, told
 from headrace.runtime.belonging import same_streams, was_edited
 from headrace.runtime.changes import changes, next_config
 from headrace.runtime.config import ExperimentConfig, dump_toml, load_config
@@ -70,7 +71,7 @@ class Session:
         run, number = self.place, _next_number(self.place)
         earlier = run.path / "earlier"
         with ExitStack() as done, ExitStack() as undo:
-            with _told(run):
+            with told(run.path):
                 _sweep(earlier)
                 _prepare(run, self.resume, self.config, number, undo)
                 if reaches_beyond(run.metrics_file, self.resume.env_steps):
@@ -82,7 +83,7 @@ class Session:
             yield
             if asked():
                 raise KeyboardInterrupt
-            with _told(run):
+            with told(run.path):
                 _set_aside(run.summary_file, earlier / f"summary-{number}.json", undo)
             undo.pop_all()
 
@@ -194,25 +195,10 @@ def _require_work(run: RunDirectory, config: ExperimentConfig, point: ResumePoin
         )
 
 
-@contextmanager
-def _told(run: RunDirectory) -> Iterator[None]:
-    """An OSError in the words of whoever resumes."""
-    try:
-        yield
-    except OSError as error:
-        raise RunDirectoryError(
-            f"the run directory {run.path} cannot be written",
-            problem=f"{type(error).__name__}: {error}",
-            fix="make room on its disk, or make it writable; nothing in it has changed",
-        ) from None
-
-
 def _prepare(run: RunDirectory, point: ResumePoint, config: ExperimentConfig, number: int, undo: ExitStack) -> None:
     """Put aside what files of this session would be taken for, or written over."""
     earlier = run.path / "earlier"
-    if not earlier.exists():
-        earlier.mkdir()
-        undo.callback(earlier.rmdir)
+    made(earlier, undo)
     for folder in (run.stacks_dir, run.reproducers_dir):  # this session may give files the same names
         if any(path.stat().st_size for path in folder.glob("*")):
             _set_aside(folder, earlier / f"{folder.name}-{number}", undo)
@@ -249,8 +235,7 @@ def _change_config(run: RunDirectory, config: ExperimentConfig, kept: Path, undo
 
 def _set_aside(path: Path, place: Path, undo: ExitStack) -> None:
     if path.exists():
-        path.rename(place)
-        undo.callback(place.rename, path)
+        moved(path, place, undo)
 
 
 def _set_aside_checkpoints(run: RunDirectory, point: ResumePoint, place: Path, undo: ExitStack) -> None:
@@ -260,8 +245,7 @@ def _set_aside_checkpoints(run: RunDirectory, point: ResumePoint, place: Path, u
     ]
     found = [*versions, *run.checkpoints_dir.glob(STATE_FILE)]
     if found:
-        place.mkdir()
-        undo.callback(place.rmdir)
+        made(place, undo)
     for path in found:
         _set_aside(path, place / path.name, undo)
 

@@ -14,6 +14,7 @@ from headrace.core.errors import RunDirectoryError
 from headrace.core.files import write_whole
 from headrace.llm.config import RLConfig
 from headrace.llm.launch.place import LanguageRun
+from headrace.runtime.aside import made, moved, told
 from headrace.runtime.config import dump_toml
 from headrace.telemetry.metrics import cut_metrics
 
@@ -53,7 +54,7 @@ class Aside:
         Raises:
             RunDirectoryError: It cannot be read.
         """
-        with _told(place):
+        with told(place.path):
             number = 1 + max((_number(path) for path in (place.path / "earlier").glob("*")), default=0)
             return cls(place, step, number, place.config_file.read_bytes(), config, tuple(unusable))
 
@@ -79,18 +80,18 @@ class Aside:
         """
         with ExitStack() as undo:
             undo.callback(self.moved.clear)
-            with _told(self.place):
+            with told(self.place.path):
                 self._put(undo)
             yield
-            with _told(self.place):
+            with told(self.place.path):
                 if self.place.summary_file.exists():
-                    _move(self.place.summary_file, self.summary_file, undo)
+                    moved(self.place.summary_file, self.summary_file, undo)
             undo.pop_all()
         self.is_back = False
 
     def _put(self, undo: ExitStack) -> None:
         place, earlier = self.place, self.place.path / "earlier"
-        _make(earlier, undo)
+        made(earlier, undo)
         kept = earlier / f"config-{self.number}.toml"
         undo.callback(kept.unlink, missing_ok=True)
         write_whole(kept, [self.config])
@@ -103,9 +104,9 @@ class Aside:
         further = [*beyond(place.checkpoints_dir, self.step), *beyond(place.weights_dir, self.step)]
         for path in [*further, *damaged, *on_their_way]:
             target = folder / path.parent.name / path.name
-            _make(folder, undo)
-            _make(target.parent, undo)
-            _move(path, target, undo)
+            made(folder, undo)
+            made(target.parent, undo)
+            moved(path, target, undo)
             if path.parent != place.rollouts_dir:
                 self.moved.append((path, target))
         self._cut_metrics(undo)
@@ -126,8 +127,8 @@ class Aside:
         Args:
             summary: Of the session; None: it has none.
         """
-        told = summary or {}
-        if told.get("outcome") == "completed" or int(told.get("steps") or 0) > self.step:
+        found = summary or {}
+        if found.get("outcome") == "completed" or int(found.get("steps") or 0) > self.step:
             return False
         place = self.place
         new = [*beyond(place.weights_dir, self.step), *beyond(place.checkpoints_dir, self.step)]
@@ -167,30 +168,6 @@ class Aside:
         cut = self.metrics_file.read_bytes() if self.metrics_file.exists() else b""
         write_whole(file, [file.read_bytes()[: self.metrics_bytes], cut])
         self.metrics_file.unlink(missing_ok=True)
-
-
-@contextmanager
-def _told(place: LanguageRun) -> Iterator[None]:
-    """An OSError in the words of whoever resumes."""
-    try:
-        yield
-    except OSError as error:
-        raise RunDirectoryError(
-            f"the run directory {place.path} cannot be written",
-            problem=f"{type(error).__name__}: {error}",
-            fix="make room on its disk, or make it writable",
-        ) from None
-
-
-def _make(folder: Path, undo: ExitStack) -> None:
-    if not folder.exists():
-        folder.mkdir()
-        undo.callback(folder.rmdir)
-
-
-def _move(path: Path, target: Path, undo: ExitStack) -> None:
-    path.rename(target)
-    undo.callback(target.rename, path)
 
 
 def beyond(folder: Path, step: int) -> list[Path]:
