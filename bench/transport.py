@@ -113,7 +113,7 @@ class Lanes:
 
     def episode(self, steps: Iterator[Any], writer: LaneWriter, check: ObservationCheck) -> None:
         """One episode is one chunk. Its loop is all the benchmark adds to the product's own calls."""
-        transition, write, intend = check.transition, writer.step_arrays, writer.intend
+        transition, write, intend = check.transition, writer.step_array, writer.intend
         if not self.steps:
             for t, (action, seen) in enumerate(steps, 1):
                 write((action,), 1.0, GOES_ON if t < self.chunk else TRUNCATED, seen, 0)

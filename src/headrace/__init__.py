@@ -66,7 +66,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'headrace' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    from headrace.core.garbage import uncollected
+
+    with uncollected():
+        return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

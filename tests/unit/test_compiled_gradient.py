@@ -102,6 +102,46 @@ def test_an_input_that_is_far_off_has_no_slope(far):
     assert np.linalg.norm(own - other) < 1e-4 * np.linalg.norm(own)
 
 
+@pytest.mark.table
+def test_the_optimiser_is_torchs_within_rounding():
+    """Over the steps in which small moments are swept away, with another rate later on, and with gradients of nothing."""
+    plain, compiled = (made(BOX, compiled=way) for way in (False, True))
+    generator = np.random.default_rng(0)
+    for step in range(300):
+        given = generator.normal(size=len(plain._flat)).astype(np.float32) * generator.choice([0.0, 1e-4, 1.0, 30.0])
+        given[:7] = 0.0
+        norms = []
+        for algorithm, clipped in ((plain, plain._flat), (compiled, compiled._compiled)):
+            algorithm._flat.grad.numpy()[:] = given
+            algorithm._adam.lr = 1e-2 if step < 200 else 1e-4
+            norms.append(clipped.clip(None if step % 3 else 0.5))
+            algorithm._adam.step()
+        assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+    assert compiled._adam.steps == plain._adam.steps == 300
+    np.testing.assert_allclose(compiled._flat.numpy(), plain._flat.numpy(), rtol=1e-4, atol=1e-5)
+    for name, moment in plain._adam.moments().items():
+        np.testing.assert_allclose(compiled._adam.moments()[name], moment, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.table
+@pytest.mark.parametrize("norm", [np.nan, np.inf, 1e30])
+def test_the_norm_of_a_gradient_that_is_no_number_is_none(norm):
+    algorithm = made(DISCRETE, compiled=True)
+    algorithm._flat.grad[3] = norm  # the square of the last one is infinite in float32
+    assert not np.isfinite(algorithm._compiled.clip(0.5))
+
+
+@pytest.mark.table
+@pytest.mark.parametrize("rows", [1, 37, 8192 + 5])
+def test_what_networks_say_of_any_number_of_rows_is_what_torch_says(rows):
+    algorithm = made(BOX, compiled=True, **UNEVEN)
+    obs = torch.randn(rows, algorithm._inputs.encoder.size, generator=torch.Generator().manual_seed(0))
+    network, compiled = algorithm._network, algorithm._compiled
+    assert compiled.values(obs).dtype == network.values(obs).dtype
+    np.testing.assert_allclose(compiled.values(obs), network.values(obs), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(compiled.outputs(obs), network.outputs(obs), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("config", "found"),
     [

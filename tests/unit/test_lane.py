@@ -9,18 +9,21 @@ import pytest
 from gymnasium import spaces
 
 from headrace.core.errors import DataLossError, ObservationMismatch
-from headrace.core.specs import leaves
+from headrace.core.specs import Leaf, leaves
 from headrace.lanes.lane import LaneBlock, LaneWriter
 from headrace.lanes.layout import FINAL, LOST, STEP, Geometry, row_dtype
 
 OBS = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+LOGPROB = Leaf("logprob", np.dtype(np.float32), ())
 RUNNING = (False, False)
 ENDED = (True, False)
 
 
-def block(*, lanes: int = 1, obs: spaces.Space[Any] = OBS, frame_stack: int = 1, n_step: int = 1) -> LaneBlock:
+def block(
+    *, lanes: int = 1, obs: spaces.Space[Any] = OBS, frame_stack: int = 1, n_step: int = 1, told: tuple[Leaf, ...] = ()
+) -> LaneBlock:
     action = leaves(spaces.Discrete(9), "action")
-    geometry = Geometry(lanes, 6, leaves(obs, "obs"), action, 2, 1, frame_stack, n_step)
+    geometry = Geometry(lanes, 6, leaves(obs, "obs"), action, 2, 1, frame_stack, n_step, told=told)
     made = LaneBlock(geometry, memoryview(bytearray(geometry.nbytes)))
     made.begin()
     return made
@@ -171,7 +174,7 @@ def test_an_action_that_would_be_cut_is_refused() -> None:
 def test_a_missing_part_of_an_observation_is_refused() -> None:
     writer = LaneWriter(block(obs=spaces.Tuple((OBS, OBS))), 0)
     writer.begin_episode(value(0) * 2)
-    with pytest.raises(ObservationMismatch, match=r"expected: action, obs.0, obs.1\n  found: 2 parts"):
+    with pytest.raises(ObservationMismatch, match=r"expected: obs.0, obs.1\n  found: 1 parts"):
         writer.step([np.int64(1)], 1.0, RUNNING, value(1), 0)
 
 
@@ -245,22 +248,28 @@ def test_rows_that_somebody_holds_keep_the_memory() -> None:
     ]
 
 
+@pytest.mark.parametrize("told", [(), (LOGPROB,)], ids=["alone", "told"])
 @pytest.mark.parametrize("frame_stack", [1, 3])
-def test_the_short_way_for_single_arrays_stores_the_same_bytes(frame_stack: int) -> None:
+def test_the_short_way_for_an_observation_of_one_array_stores_the_same_bytes(
+    frame_stack: int, told: tuple[Leaf, ...]
+) -> None:
     """Over wraps of the ring, mirrored rows and ends of episodes."""
     stored = []
     for short in (True, False):
-        lanes = block(frame_stack=frame_stack)
+        lanes = block(frame_stack=frame_stack, told=told)
         writer = LaneWriter(lanes, 0)
-        assert writer.one_array_each
+        assert writer.one_array
         for number in range(4 * lanes.geometry.ring_rows):
             if number % 4 == 0:
                 writer.begin_episode(value(-number))
             ended = (number % 8 == 3, number % 8 == 7)
+            did = [np.int64(number % 3), *(np.float32(-number) for _ in told)]
+            if number % 3:
+                writer.intend(did)
             if short:
-                writer.step_arrays([np.int64(number % 3)], 0.5 * number, ended, value(number)[0], number)
+                writer.step_array(did, 0.5 * number, ended, value(number)[0], number)
             else:
-                writer.step([np.int64(number % 3)], 0.5 * number, ended, value(number), number)
+                writer.step(did, 0.5 * number, ended, value(number), number)
         stored.append((bytes(lanes.buffer), writer.row, writer.transitions, writer.t, writer.episode))
     assert stored[0] == stored[1]
 
@@ -270,11 +279,21 @@ def test_the_short_way_refuses_a_wrong_size_too() -> None:
     writer.begin_episode(value(0))
     for steps in range(3):  # the first one goes the long way, because its row is mirrored
         with pytest.raises(ObservationMismatch, match="obs has not the size"):
-            writer.step_arrays([np.int64(1)], 0.0, RUNNING, np.zeros(3, np.float32), 0)
+            writer.step_array([np.int64(1)], 0.0, RUNNING, np.zeros(3, np.float32), 0)
         with pytest.raises(ObservationMismatch, match="action has not the size"):
-            writer.step_arrays([np.int32(1)], 0.0, RUNNING, value(1)[0], 0)
+            writer.step_array([np.int32(1)], 0.0, RUNNING, value(1)[0], 0)
         assert writer.transitions == steps
-        writer.step_arrays([np.int64(1)], 0.0, RUNNING, value(1)[0], 0)
+        writer.step_array([np.int64(1)], 0.0, RUNNING, value(1)[0], 0)
+
+
+def test_what_is_told_of_an_action_is_refused_where_it_has_another_size() -> None:
+    writer = LaneWriter(block(told=(LOGPROB,)), 0)
+    writer.begin_episode(value(0))
+    for did, found in (([np.int64(1), np.float64(0)], "8 bytes"), ([np.int64(1)], "1 parts")):
+        for write_it in (writer.intend, lambda did: writer.step_array(did, 0.0, RUNNING, value(1)[0], 0)):
+            with pytest.raises(ObservationMismatch, match=f"found: {found}"):
+                write_it(did)
+    assert writer.transitions == 0
 
 
 class Watched:
@@ -309,7 +328,7 @@ def test_the_row_number_moves_last(frame_stack: int, *, short: bool) -> None:
         if number % 16 == 15:
             writer.lose(number)
         elif short:
-            writer.step_arrays([np.int64(number % 3)], 0.5 * number, ended, value(number)[0], number)
+            writer.step_array([np.int64(number % 3)], 0.5 * number, ended, value(number)[0], number)
         else:
             writer.step([np.int64(number % 3)], 0.5 * number, ended, value(number), number)
         whole = [lanes.rows[0].tobytes()]
@@ -351,7 +370,7 @@ def test_what_is_stored_is_what_was_intended_whatever_is_made_of_it_since(space:
         does[0].fill(1)
         ended = (number % 8 == 3, number % 8 == 7)
         if short:
-            writer.step_arrays(does, 0.0, ended, value(number)[0], 0)
+            writer.step_array(does, 0.0, ended, value(number)[0], 0)
         else:
             writer.step(does, 0.0, ended, value(number), 0)
         assert lanes.rows[0, row % geometry.ring_rows][action[0].path].tolist() == [number % 9] * 2

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from headrace.algorithms.base import Actor, PolicySpec
 from headrace.algorithms.distributions import likelihood
-from headrace.algorithms.heads import CategoricalHead, Draws, GaussianHead, across, head_of
+from headrace.algorithms.heads import CategoricalHead, Draws, GaussianHead, across, head_of, sums_so_far
 from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig
 from headrace.algorithms.registry import (
     acts_in_torch,
@@ -44,6 +44,9 @@ def test_functions_across_columns_are_numpys_reductions(width):
     before = values.copy()
     np.testing.assert_array_equal(across(np.maximum, values), values.max(axis=-1))
     np.testing.assert_allclose(across(np.add, values), values.sum(axis=-1), rtol=1e-6, atol=1e-6)
+    sums = sums_so_far(values)
+    assert sums.dtype == np.float64
+    np.testing.assert_array_equal(sums, np.add.accumulate(values, axis=-1, dtype=np.float64))
     np.testing.assert_array_equal(values, before)
 
 
@@ -151,6 +154,19 @@ def test_choices_are_drawn_as_often_as_their_probability_says():
     assert both == pytest.approx(0.05, abs=0.01)  # components are independent
 
 
+@pytest.mark.parametrize("space", [spaces.Discrete(2), CELLS, spaces.Discrete(5)], ids=str)
+def test_one_of_two_is_drawn_as_one_of_many(space):
+    """The first whose sum of probabilities lies above the lane's number."""
+    head = CategoricalHead(space)
+    raw = outputs(head, 300)
+    acted, numbers = head.act(raw, None, draws(300)), draws(300)
+    shares = np.exp(head.log_probabilities(raw, None)).astype(np.float64)  # [N, k, w]
+    for row, lane in enumerate(numbers):
+        for component, uniform in enumerate(np.atleast_1d(lane.uniform(head.components))):
+            sums = shares[row, component].cumsum()
+            assert head.places(acted["action"])[row, component] == np.flatnonzero(sums > uniform * sums[-1])[0]
+
+
 @pytest.mark.parametrize("value", [0.0, 0.5, float(np.nextafter(1.0, 0.0))])
 def test_what_cannot_be_chosen_is_never_drawn_however_unlikely_the_draw(value):
     head = CategoricalHead(spaces.Discrete(40))
@@ -178,10 +194,13 @@ def test_greedy_is_the_likeliest(space):
     raw = outputs(head, 30)
     if isinstance(head, GaussianHead):
         acted = head.act(raw, np.zeros(head.outputs, np.float32), None)
-        np.testing.assert_array_equal(acted["raw_action"], raw)
-        np.testing.assert_allclose(acted["logprob"], -head.outputs * 0.5 * np.log(2 * np.pi), rtol=1e-6)
+        np.testing.assert_array_equal(acted["action"], np.clip(raw.reshape(-1, *space.shape), space.low, space.high))
+        assert set(acted) == {"action"}
         return
-    places = head.places(head.act(raw, None, None)["action"])
+    acted, told = head.act(raw, None, None), head.act(raw, np.ones(raw.shape, bool), None)
+    np.testing.assert_array_equal(acted["action"], told["action"])
+    assert set(acted) == set(told) == {"action"}
+    places = head.places(acted["action"])
     expected, place = [], 0
     for count in counts_of(head):
         expected.append(raw[:, place : place + count].argmax(axis=1))

@@ -483,8 +483,8 @@ def test_row_that_names_another_policy_than_its_event_is_found(small):
     run.publish()
 
     def stale(collector):
-        write = collector._lanes[0].writer.step_arrays
-        collector._lanes[0].writer.step_arrays = lambda *args: write(*args[:-1], 1)
+        write = collector._lanes[0].writer.step_array
+        collector._lanes[0].writer.step_array = lambda *args: write(*args[:-1], 1)
 
     run.collect(0, steps=3, before=stale)
     error = differs(run)

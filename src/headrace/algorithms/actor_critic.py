@@ -16,7 +16,7 @@ _HIDDEN_GAIN = math.sqrt(2.0)
 _POLICY_GAIN = 0.01
 """Small, so that at first no action is preferred."""
 _VALUE_GAIN = 1.0
-_AT_ONCE = 8192
+AT_ONCE = 8192
 """Observations that go through a network at once where nothing is learned."""
 
 
@@ -59,12 +59,12 @@ class ActorCritic(nn.Module):
     @torch.no_grad()
     def values(self, obs: Tensor) -> Float64:
         """[R] of any number of observations [R, O]; nothing can be learned from it."""
-        return torch.cat([self.value(part) for part in obs.split(_AT_ONCE)]).double().cpu().numpy()
+        return torch.cat([self.value(part) for part in obs.split(AT_ONCE)]).double().cpu().numpy()
 
     @torch.no_grad()
     def outputs(self, obs: Tensor) -> Float32:
         """[R, n] of the actor, in the same way."""
-        return torch.cat([self.actor(part) for part in obs.split(_AT_ONCE)]).cpu().numpy()
+        return torch.cat([self.actor(part) for part in obs.split(AT_ONCE)]).cpu().numpy()
 
     def actor_scalars(self) -> int:
         """Parameters of the actor's network."""

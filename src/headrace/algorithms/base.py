@@ -106,8 +106,8 @@ class Actor(Protocol):
             noise: One per lane, in the same order; None acts greedily.
 
         Returns:
-            Actions of the action space's own dtype and range, [N, ...] per leaf, and beside them what the policy has to
-            tell of them; see `headrace.algorithms.registry.told_leaves`.
+            Actions of the action space's own dtype and range, [N, ...] per leaf, and beside them, unless it acts greedily,
+            what the policy has to tell of them; see `headrace.algorithms.registry.told_leaves`.
 
         Raises:
             ObservationMismatch: An observation leaves nothing to choose; its fact ``row`` says which of the N it is.

@@ -138,9 +138,13 @@ class _Tile:
 def _add_rest(left: Float32, right: Float32, out: Float32, row: int, column: int) -> None:
     """As `_add_product`, from ``row`` of the left factor and ``column`` of the right one on."""
     for r in range(row, len(left)):
-        for k in range(len(right) if column < out.shape[1] else 0):
-            for c in range(column, out.shape[1]):
-                out[r, c] += left[r, k] * right[k, c]
+        sums = out[r, column:]
+        for k in range(len(right) if len(sums) else 0):
+            factor, factors = left[r, k], right[k, column:]
+            for c in range(
+                len(sums)
+            ):  # from 0: of places that might be negative no loop is made that takes eight at once
+                sums[c] += factor * factors[c]
 
 
 @_compiled(f"void({_TURNED}, {_M}, {_M})")
@@ -306,12 +310,13 @@ def _surrogate(logprob: float, before: float, advantage: float, clip: float) -> 
     return -least, -pulls, further - log_ratio, _ONE if abs(further) > clip else _ZERO
 
 
-@_in_order(f"UniTuple(float64, 4)({_M}, int64[::1], {_SEEN}, float32, float32, {_M})")
+@_in_order(f"UniTuple(float64, 4)({_M}, int64[::1], {_SEEN}, float64, float64, {_M})")
 def of_choices(
     outputs: Float32, chosen: Int64, seen: Seen, clip: float, by_entropy: float, grad: Float32
 ) -> tuple[float, float, float, float]:
     """See `headrace.algorithms.distributions.Categorical` and `_surrogate`; ``chosen`` [B], ``grad`` [B, n] is overwritten."""
     before, advantage = seen
+    edge, pull = np.float32(clip), np.float32(by_entropy)
     rows, count = outputs.shape
     loss, entropies, divergence, clipped = 0.0, np.float64(0.0), 0.0, 0.0
     for r in range(rows):
@@ -320,40 +325,42 @@ def of_choices(
             highest = max(highest, outputs[r, n])
         total, entropy = _ZERO, _ZERO
         for n in range(count):
-            total += np.exp(outputs[r, n] - highest)
+            grad[r, n] = np.exp(outputs[r, n] - highest)  # in proportion to its probability, for now
+            total += grad[r, n]
         rest = np.log(total)
         for n in range(count):
-            log = outputs[r, n] - highest - rest
-            entropy -= np.exp(log) * log
+            grad[r, n] /= total
+            entropy -= grad[r, n] * (outputs[r, n] - highest - rest)
         logprob = outputs[r, chosen[r]] - highest - rest
-        own, by_logprob, further, outside = _surrogate(logprob, before[r], advantage[r], clip)
+        own, by_logprob, further, outside = _surrogate(logprob, before[r], advantage[r], edge)
         by_logprob /= np.float32(rows)
         for n in range(count):
             log = outputs[r, n] - highest - rest
-            grad[r, n] = -np.exp(log) * (by_logprob + by_entropy * (log + entropy))
+            grad[r, n] *= -(by_logprob + pull * (log + entropy))
         grad[r, chosen[r]] += by_logprob
         loss, entropies, divergence, clipped = loss + own, entropies + entropy, divergence + further, clipped + outside
     return loss / rows, entropies / rows, divergence / rows, clipped / rows
 
 
-@_in_order(f"UniTuple(float64, 4)({_M}, {_M}, {_SEEN}, float32, float32, {_M}, UniTuple({_V}, 2))")
+@_in_order(f"UniTuple(float64, 4)({_M}, {_M}, {_SEEN}, float64, float64, {_M}, UniTuple({_V}, 2))")
 def of_points(
     means: Float32, drawn: Float32, seen: Seen, clip: float, by_entropy: float, grad: Float32, spread: Seen
 ) -> tuple[float, float, float, float]:
     """As `of_choices`, of a `Gaussian`; ``spread`` [A] is its ``log_std`` and the derivative by that, which is added to."""
     (before, advantage), (log_std, std_grad) = seen, spread
+    edge, pull = np.float32(clip), np.float32(by_entropy)
     rows, count = means.shape
     loss, divergence, clipped, entropy, constant = 0.0, 0.0, 0.0, 0.0, np.float32(0.0)
     for n in range(count):
         constant += log_std[n] + _HALF_LOG_TWO_PI
         entropy += log_std[n] + _HALF_LOG_TWO_PI + _HALF
-        std_grad[n] += by_entropy * np.float32(rows)
+        std_grad[n] += pull * np.float32(rows)
     for r in range(rows):
         logprob = -constant
         for n in range(count):
             grad[r, n] = (drawn[r, n] - means[r, n]) / np.exp(log_std[n])  # deviations that it lies off, for now
             logprob -= _HALF * grad[r, n] * grad[r, n]
-        own, by_logprob, further, outside = _surrogate(logprob, before[r], advantage[r], clip)
+        own, by_logprob, further, outside = _surrogate(logprob, before[r], advantage[r], edge)
         by_logprob /= np.float32(rows)
         for n in range(count):
             off = grad[r, n]
@@ -363,18 +370,52 @@ def of_points(
     return loss / rows, entropy, divergence / rows, clipped / rows
 
 
-@_in_order(f"float64({_M}, {_V}, {_V}, float32, float32, {_M})")
+@_in_order(f"float64({_M}, {_V}, {_V}, float64, float64, {_M})")
 def of_values(values: Float32, target: Float32, before: Float32, clip: float, weight: float, grad: Float32) -> float:
     """See `headrace.algorithms.policy_losses.value_loss`; below 0 ``clip`` is none. ``grad`` [B, 1] is overwritten."""
     rows, loss = len(values), 0.0
+    edge, share = np.float32(clip), np.float32(weight)
     for r in range(rows):
         error, moved = values[r, 0] - target[r], values[r, 0] - before[r]
         square, slope = error * error, error * np.float32(2.0 / rows)
-        if clip >= _ZERO:
-            cut = before[r] + min(max(moved, -clip), clip) - target[r]
-            if not (abs(moved) <= clip or square >= cut * cut):
+        if edge >= _ZERO:
+            cut = before[r] + min(max(moved, -edge), edge) - target[r]
+            if not (abs(moved) <= edge or square >= cut * cut):
                 slope = _ZERO
             square = max(square, cut * cut)
-        grad[r, 0] = slope * weight
+        grad[r, 0] = slope * share
         loss += square
     return loss / rows
+
+
+@_compiled(f"float64({_V}, float64)")
+def shorten(grad: Float32, most: float) -> float:
+    """See `headrace.algorithms.flat.FlatParameters.clip`."""
+    total = _ZERO
+    for n in range(len(grad)):
+        total += grad[n] * grad[n]
+    norm = np.sqrt(total)
+    if norm > most:
+        share = np.float32(most / norm)
+        for n in range(len(grad)):
+            grad[n] *= share
+    return np.float64(norm)
+
+
+@_compiled(f"void(UniTuple({_V}, 4), UniTuple(float64, 5))")
+def adam(vectors: tuple[Float32, ...], numbers: tuple[float, ...]) -> None:
+    """A step of Adam.
+
+    Args:
+        vectors: Parameters, their gradients, the first and the second moment, all [P].
+        numbers: Learning rate and the root of the second moment's share, both as the count of steps corrects them, what is
+            kept of the first and of the second moment, and what is added to the root of the second.
+    """
+    value, grad, first, second = vectors
+    lr, root, beta1 = np.float32(numbers[0]), np.float32(numbers[1]), np.float32(numbers[2])
+    beta2, eps = np.float32(numbers[3]), np.float32(numbers[4])
+    new1, new2 = np.float32(1.0 - numbers[2]), np.float32(1.0 - numbers[3])
+    for n in range(len(value)):
+        first[n] = beta1 * first[n] + new1 * grad[n]
+        second[n] = beta2 * second[n] + new2 * grad[n] * grad[n]
+        value[n] -= lr * first[n] / (np.sqrt(second[n]) / root + eps)

@@ -1,16 +1,17 @@
-"""The gradient of actor and critic by compiled loops; what these do is told in `headrace.algorithms.compiled`."""
+"""The gradient of actor and critic, and their optimiser, by compiled loops: those of `headrace.algorithms.compiled`."""
 
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
-from headrace.algorithms.actor_critic import ActorCritic
-from headrace.algorithms.encoding import Float32
-from headrace.algorithms.flat import FlatParameters
+from headrace.algorithms.actor_critic import AT_ONCE, ActorCritic
+from headrace.algorithms.encoding import Float32, Float64
+from headrace.algorithms.flat import FlatAdam, FlatParameters
 from headrace.algorithms.heads import CategoricalHead, Head
 from headrace.algorithms.networks import Perceptron
 from headrace.algorithms.on_policy_configs import PPOConfig, VTraceConfig, refuse_loops, without_loops
@@ -73,11 +74,13 @@ class CompiledGradient:
     ) -> None:
         self._config, self._loops = config.loss, loops
         values, grads = flat.numpy(), flat.grad.numpy()
+        self._grads = grads
         start = network.actor_scalars()
         stop = start + (0 if network.log_std is None else len(network.log_std))
         self._spread = None if network.log_std is None else (values[start:stop], grads[start:stop])
-        self._actor = _Net(network.actor, values[:start], grads[:start])
-        self._critic = _Net(network.critic, values[stop:], grads[stop:])
+        room = _Room()
+        self._actor = _Net(network.actor, values[:start], grads[:start], room)
+        self._critic = _Net(network.critic, values[stop:], grads[stop:], room)
 
     def add(self, batch: Batch, clip: float | None) -> dict[str, float]:
         """Add the gradient of a minibatch to that of the parameters; what is measured, as `OnPolicy.update` names it."""
@@ -101,6 +104,57 @@ class CompiledGradient:
         loops.back(grad, obs, critic)
         return {**measured, "value_loss": loss}
 
+    def values(self, obs: Tensor) -> Float64:
+        """See `ActorCritic.values`."""
+        return self._critic.outputs(obs, self._loops)[:, 0].astype(np.float64)
+
+    def outputs(self, obs: Tensor) -> Float32:
+        """See `ActorCritic.outputs`."""
+        return self._actor.outputs(obs, self._loops)
+
+    def clip(self, most: float | None) -> float:
+        """See `FlatParameters.clip`."""
+        return float(self._loops.shorten(self._grads, math.inf if most is None else most))
+
+    def adam(self, flat: FlatParameters, lr: float, betas: tuple[float, float], eps: float) -> FlatAdam:
+        """The optimiser of ``flat``, whose gradient this is."""
+        return _Adam(self._loops, flat, lr, betas, eps)
+
+
+class _Adam(FlatAdam):
+    """`FlatAdam` within rounding; a tenth of the time is what torch takes to find its kernel.
+
+    Args:
+        loops: The module `headrace.algorithms.compiled`.
+        parameters: As the rest, `FlatAdam`'s; in host memory.
+    """
+
+    def __init__(
+        self, loops: Any, parameters: FlatParameters, lr: float, betas: tuple[float, float], eps: float
+    ) -> None:
+        super().__init__(parameters, lr, betas, eps)
+        moments = self.moments()
+        self._loops = loops
+        self._vectors = parameters.numpy(), parameters.grad.numpy(), moments["exp_avg"], moments["exp_avg_sq"]
+
+    def _apply(self) -> None:
+        beta1, beta2 = self.betas
+        lr, root = self.lr / (1.0 - beta1**self.steps), math.sqrt(1.0 - beta2**self.steps)
+        self._loops.adam(self._vectors, (lr, root, beta1, beta2, self.eps))
+
+
+class _Room:
+    """What is overwritten by one network after the other, so that it stays in the processor's cache."""
+
+    def __init__(self) -> None:
+        self._taken = [np.empty(0, np.float32)] * 3
+
+    def of(self, *sizes: int) -> list[Float32]:
+        """Arrays of so many numbers, of whatever value."""
+        pairs = zip(self._taken, sizes, strict=True)
+        self._taken = [taken if len(taken) >= size else np.empty(size, np.float32) for taken, size in pairs]
+        return [taken[:size] for taken, size in zip(self._taken, sizes, strict=True)]
+
 
 class _Net:
     """One network as the loops have it (`headrace.algorithms.compiled.Net`), with room for minibatches.
@@ -109,27 +163,36 @@ class _Net:
         network: A perceptron.
         values: [P] its parameters, live.
         grads: [P] their gradients, live.
+        room: Shared with others, whose gradients are added at other times.
     """
 
-    def __init__(self, network: nn.Module, values: Float32, grads: Float32) -> None:
+    def __init__(self, network: nn.Module, values: Float32, grads: Float32, room: _Room) -> None:
         assert isinstance(network, Perceptron), "checked with the configuration"
         layers = network.linear
         self._widths = np.array([layers[0].in_features, *(layer.out_features for layer in layers)], np.int64)
         self._values, self._grads, self._tanh = values, grads, network.activation == "tanh"
-        self._turned = np.empty(int((self._widths[:-1] * self._widths[1:]).max()), np.float32)
-        self._room: dict[int, tuple[tuple[Any, ...], Float32, Float32]] = {}
+        self._room = room
+        self._made: dict[int, tuple[tuple[Any, ...], Float32, Float32]] = {}
 
     def of(self, rows: int) -> tuple[tuple[Any, ...], Float32, Float32]:
         """For a minibatch of so many rows: the network, what comes out of it, and the derivative by that, both [B, O]."""
-        if rows not in self._room:
-            if len(self._room) > 1:  # more than whole ones and the last of an epoch: their sizes may never come again
-                self._room.clear()
-            self._room[rows] = self._made(rows)
-        return self._room[rows]
+        if rows not in self._made:
+            if len(self._made) > 1:  # more than whole ones and the last of an epoch: their sizes may never come again
+                self._made.clear()
+            self._made[rows] = self._make(rows)
+        return self._made[rows]
 
-    def _made(self, rows: int) -> tuple[tuple[Any, ...], Float32, Float32]:
+    def outputs(self, obs: Tensor, loops: Any) -> Float32:
+        """[R, O] of any number of observations; nothing can be learned from them."""
+        found = np.empty((len(obs), int(self._widths[-1])), np.float32)
+        for start in range(0, len(obs), AT_ONCE):
+            part = obs[start : start + AT_ONCE].numpy()
+            loops.forward(part, self._make(len(part))[0], found[start : start + AT_ONCE])
+        return found
+
+    def _make(self, rows: int) -> tuple[tuple[Any, ...], Float32, Float32]:
         between, outputs = self._widths[1:-1], int(self._widths[-1])
-        kept = np.empty(rows * int(between.sum()), np.float32)
-        spare = np.empty((2, rows * int(between.max())), np.float32)
-        net = self._widths, self._values, self._grads, kept, self._turned, spare, self._tanh
+        largest = int((self._widths[:-1] * self._widths[1:]).max())
+        kept, turned, spare = self._room.of(rows * int(between.sum()), largest, 2 * rows * int(between.max()))
+        net = self._widths, self._values, self._grads, kept, turned, spare.reshape(2, -1), self._tanh
         return net, np.empty((rows, outputs), np.float32), np.empty((rows, outputs), np.float32)

@@ -108,6 +108,12 @@ class FlatParameters:
             if most is not None and norm > most:
                 grad.mul_(most / norm)
 
+    def clip(self, most: float | None) -> float:
+        """Shorten ``grad``, of a module that is one network, to ``most`` if it is longer; returns its norm as it was."""
+        norm = self.norm()
+        self.shorten([norm], most)
+        return norm
+
     @torch.no_grad()
     def lerp_(self, online: FlatParameters, share: float) -> None:
         """Move every parameter by ``share`` of the way to ``online``, as a target network does; counted."""
@@ -153,7 +159,7 @@ class FlatAdam:
         value = parameters.value
         self.lr = lr
         """Of the next step."""
-        self._betas, self._eps = betas, eps
+        self.betas, self.eps = betas, eps
         # Made here and not in the first step, so that they can be saved, hashed and restored before it.
         self._moments: dict[str, Tensor] = {
             "exp_avg": torch.zeros_like(value),
@@ -176,7 +182,6 @@ class FlatAdam:
         """Optimisers made for its parameters, itself included."""
         return self._parameters.optimisers
 
-    @torch.no_grad()
     def step(self) -> None:
         """Apply ``parameters.grad``.
 
@@ -184,18 +189,26 @@ class FlatAdam:
         themselves, those of what has no gradient any more would stop at the smallest numbers there are, which processors handle
         ten times as slowly, and a step would take as much longer for every unit that never fires again.
         """
-        moments = self._moments
         self._count += 1
+        self._apply()
+        if isinstance(self._count, np.ndarray) and self.steps % _SWEPT_EVERY == 0:
+            self._sweep(self._moments["exp_avg"], self._moments["exp_avg_sq"])
+
+    @torch.no_grad()
+    def _sweep(self, first: Tensor, second: Tensor) -> None:
+        nothing = first.abs() < min(_NOTHING, _OF_EPSILON * self.eps)
+        first.masked_fill_(nothing, 0.0)
+        second.masked_fill_(nothing.logical_and_(second < _NOTHING), 0.0)
+
+    @torch.no_grad()
+    def _apply(self) -> None:
+        """The step itself; it has been counted."""
+        moments = self._moments
         torch._fused_adam_(
             [self._parameters.value], [self._parameters.grad], [moments["exp_avg"]], [moments["exp_avg_sq"]], [],
-            [moments["step"]], lr=self.lr, beta1=self._betas[0], beta2=self._betas[1], weight_decay=0.0, eps=self._eps,
+            [moments["step"]], lr=self.lr, beta1=self.betas[0], beta2=self.betas[1], weight_decay=0.0, eps=self.eps,
             amsgrad=False, maximize=False,
         )  # fmt: skip
-        if isinstance(self._count, np.ndarray) and self.steps % _SWEPT_EVERY == 0:
-            first, second = moments["exp_avg"], moments["exp_avg_sq"]
-            nothing = first.abs() < min(_NOTHING, _OF_EPSILON * self._eps)
-            first.masked_fill_(nothing, 0.0)
-            second.masked_fill_(nothing.logical_and_(second < _NOTHING), 0.0)
 
     def keep(self) -> None:
         """Remember weights and moments as they are, for `undo`."""

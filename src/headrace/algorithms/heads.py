@@ -77,16 +77,23 @@ class CategoricalHead:
             noise: One per lane; None: the likeliest of each component.
 
         Returns:
-            ``action`` [N, ...] and ``logprob`` [N].
+            ``action`` [N, ...] and, where it was drawn, ``logprob`` [N].
 
         Raises:
             ObservationMismatch: Nothing can be chosen of a component.
         """
+        if noise is None and legal is None and self.absent is None:  # the highest score is the likeliest's
+            return {"action": self._chosen(self._spread(outputs).argmax(axis=2))}
         logs = self.log_probabilities(outputs, legal)  # [N, k, w]
-        places = logs.argmax(axis=2) if noise is None else self._draw(np.exp(logs), noise)  # [N, k]
+        if noise is None:
+            return {"action": self._chosen(logs.argmax(axis=2))}
+        places = self._draw(np.exp(logs), noise)  # [N, k]
         logprob = self.of_rows(logs.reshape(-1, self.width)[self.drawn(places)])
-        action = (places + self._first).astype(self._dtype).reshape(len(places), *self._shape)
-        return {"action": action, "logprob": logprob}
+        return {"action": self._chosen(places), "logprob": logprob}
+
+    def _chosen(self, places: NDArray[np.int64]) -> NDArray[Any]:
+        """The actions [N, ...] that these choices [N, k] are."""
+        return (places + self._first).astype(self._dtype, copy=False).reshape(len(places), *self._shape)
 
     def places(self, action: NDArray[Any]) -> NDArray[np.int64]:
         """Which choice each component of stored actions [N, ...] is, [N, k]."""
@@ -145,12 +152,14 @@ class CategoricalHead:
 
     def _draw(self, probabilities: Float32, noise: Sequence[Draws]) -> NDArray[np.int64]:
         # In double precision u < 1 stays below the sum, and the sum does not rise where nothing can be chosen.
-        sums = np.add.accumulate(probabilities, axis=2, dtype=np.float64)
+        sums = sums_so_far(probabilities)
         if self.components == 1:
-            uniform = np.array([[lane.uniform()] for lane in noise])
+            uniform = np.array([lane.uniform() for lane in noise])[:, None]
         else:
             uniform = np.array([lane.uniform(self.components) for lane in noise])
         limits = uniform * sums[:, :, -1]
+        if self.width == 2:  # as below, and half of what there is to do
+            return (sums[:, :, 0] <= limits).astype(np.int64)
         found: NDArray[np.int64] = np.add.reduce(sums <= limits[:, :, None], axis=2, dtype=np.int64)
         return found
 
@@ -179,23 +188,29 @@ class GaussianHead:
             noise: One per lane; None: the means themselves.
 
         Returns:
-            ``action`` [N, ...], ``raw_action`` [N, A] and ``logprob`` [N].
+            ``action`` [N, ...] and, where it was drawn, ``raw_action`` [N, A] and ``logprob`` [N].
 
         Raises:
             NonFiniteValue: See `require_finite_actions`.
         """
+        if noise is None:
+            return {"action": self._clipped(outputs)}
         std: Float32 = np.exp(log_std)
-        raw = outputs.copy()
-        if noise is not None:
-            normal = np.empty_like(raw)
-            for lane, row in zip(noise, normal, strict=True):
-                lane.normal(dtype=np.float32, out=row)
-            raw += normal * std
-        require_finite_actions(raw)
-        deviation: Float32 = (raw - outputs) / std  # not `normal`: `raw` has been rounded, and it is what is stored
-        logprob = log_density(deviation, log_std)
-        action = np.clip(raw.reshape(len(raw), *self._shape).astype(self._dtype), self._low, self._high)
-        return {"action": action, "raw_action": raw, "logprob": logprob}
+        raw = np.empty_like(outputs)
+        for lane, row in zip(noise, raw, strict=True):
+            lane.normal(dtype=np.float32, out=row)
+        raw *= std
+        raw += outputs
+        action = self._clipped(raw)
+        deviation: Float32 = (
+            raw - outputs
+        ) / std  # not what was drawn: `raw` has been rounded, and it is what is stored
+        return {"action": action, "raw_action": raw, "logprob": log_density(deviation, log_std)}
+
+    def _clipped(self, points: Float32) -> NDArray[Any]:
+        """Actions [N, ...] of points [N, A]."""
+        require_finite_actions(points)
+        return np.clip(points.reshape(len(points), *self._shape).astype(self._dtype), self._low, self._high)
 
 
 Head = CategoricalHead | GaussianHead
@@ -211,6 +226,18 @@ def across(function: np.ufunc, values: Float32) -> Float32:
     for column in range(2, width):
         function(found, values[..., column], out=found)
     return found
+
+
+def sums_so_far(values: Float32) -> NDArray[np.float64]:
+    """Like ``accumulate`` over the last axis, in double precision; of few columns one after the other, see `across`."""
+    width = values.shape[-1]
+    if width > _FEW:
+        whole: NDArray[np.float64] = np.add.accumulate(values, axis=-1, dtype=np.float64)
+        return whole
+    sums = values.astype(np.float64)
+    for column in range(1, width):
+        sums[..., column] += sums[..., column - 1]
+    return sums
 
 
 def log_density(deviation: Float32, log_std: Float32) -> Float32:

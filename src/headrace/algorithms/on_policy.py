@@ -89,8 +89,8 @@ class OnPolicy:
         memory, actor, critic = Memory(), self._network.actor, self._network.critic
         self._actor, self._critic = pass_of(actor, memory), pass_of(critic, memory)
         self._compiled = compiled_gradient(config, self._network, self._inputs.head, self._flat) if compiled else None
-        adam = config.optimiser
-        self._adam = FlatAdam(self._flat, config.lr, (adam.beta1, adam.beta2), adam.eps)
+        adam, made = config.optimiser, FlatAdam if self._compiled is None else self._compiled.adam
+        self._adam = made(self._flat, config.lr, (adam.beta1, adam.beta2), adam.eps)
         self._rates = Rates(config)
 
         self._minibatches = Minibatches(config.epochs, config.batch_size, seeding.integer(seed, "minibatches"))
@@ -129,7 +129,7 @@ class OnPolicy:
             measured = {**self._policy_gradient(batch), "value_loss": self._value_gradient(batch)}
         else:
             measured = self._compiled.add(batch, self._clip)
-        config, norm = self._config.loss, self._flat.norm()
+        config, norm = self._config.loss, (self._compiled or self._flat).clip(self._config.optimiser.max_grad_norm)
         loss = measured["policy_loss"] + config.value_weight * measured["value_loss"]
         if config.entropy_weight > 0.0:
             loss -= config.entropy_weight * measured["entropy"]
@@ -137,7 +137,6 @@ class OnPolicy:
             require_finite("actor or critic", loss, norm)
         except NotFiniteError as problem:
             raise problem.described("every value is finite", self.updates + 1, "lr") from None
-        self._flat.shorten([norm], self._config.optimiser.max_grad_norm)
         self._adam.step()
         self.updates += 1
         self._minibatches.done()
@@ -183,11 +182,12 @@ class OnPolicy:
         at = rollout.at[valid].astype(np.int64)
         action = self._inputs.actions(rollout)
         logprob = np.asarray(rollout.told["logprob"][valid], np.float32)
-        values = self._network.values(obs)
+        network = self._compiled or self._network
+        values = network.values(obs)
         log_ratio = np.zeros(valid.shape)
         if self._rule.corrects:
             allowed = None if legal is None else legal.take(at, 0)
-            outputs = self._network.outputs(obs).take(at, 0)
+            outputs = network.outputs(obs).take(at, 0)
             now = likelihood(self._inputs.head, outputs, self._network.spread_now(), action, allowed)
             log_ratio[valid] = now.logprob.astype(np.float64) - logprob
         steps = Steps.of(rollout, self._inputs.rewards.scaled(rollout), values, log_ratio)

@@ -16,6 +16,7 @@ import click
 from headrace.cli import early, unheard
 from headrace.cli.early import INTERRUPTED
 from headrace.core.errors import ConfigError, HeadraceError
+from headrace.core.garbage import uncollected
 
 LOST, USAGE = 1, 2
 
@@ -57,7 +58,8 @@ class Commands(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module, _, name = _COMMANDS[cmd_name].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), name)
+        with uncollected():
+            command: click.Command = getattr(importlib.import_module(module), name)
         return command
 
     def resolve_command(

@@ -181,8 +181,8 @@ class SteppedLane:
         if info and isinstance(info, dict) and not _ODD_KEYS.isdisjoint(info):
             self._count_odd(info)
         obs, reward, ended = self._check.transition(returned, self.number, writer.transitions + 1)
-        if writer.one_array_each and type(obs) is np.ndarray:
-            writer.step_arrays(action, reward, ended, obs, version)
+        if writer.one_array and type(obs) is np.ndarray:
+            writer.step_array(action, reward, ended, obs, version)
         else:
             writer.step(action, reward, ended, self._parts(obs), version)
         if ended[0] or ended[1]:

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import NoReturn
 
 from headrace.core.errors import ChannelClosed
+from headrace.core.garbage import uncollected
 from headrace.ipc import child, printing
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.descriptors import FdChannel, close_on_exec
@@ -182,7 +183,8 @@ def _preload(modules: tuple[str, ...]) -> dict[str, str]:
     failed = {}
     for module in modules:
         try:
-            importlib.import_module(module)
+            with uncollected():
+                importlib.import_module(module)
         except BaseException as error:  # noqa: BLE001 - somebody else's code, which may even exit; its child will report it
             failed[module] = f"{type(error).__name__}: {error}"
             printing.tell(traceback.format_exc())

@@ -167,11 +167,11 @@ class LaneWriter:
         self._base = g.rows_offset + lane * g.stride_rows * self._size
         self._head = self._base + g.head_offset
         self._leaves = (*g.acted, *g.observation)
-        self._sizes = [int(fields[leaf.path][0].itemsize) for leaf in self._leaves]
-        self.one_array_each = len(g.acted) == len(g.observation) == 1
-        """Whether `step_arrays` may be used."""
+        self._sizes = tuple(int(fields[leaf.path][0].itemsize) for leaf in self._leaves)
+        self.one_array = len(g.observation) == 1
+        """Whether an observation is one, so that `step_array` may be used."""
         self._last_slot = self._ring - 1
-        self._action_size, self._obs_size = self._sizes[0], self._sizes[-1]
+        self._obs_size = self._sizes[-1]
         self._acted_sizes = self._sizes[: len(g.acted)]
         self._action_at = self._base + int(fields[g.acted[0].path][1])
         self._no_action = [bytes(size) for size in self._acted_sizes]
@@ -220,7 +220,7 @@ class LaneWriter:
         """
         if self.t:
             self._refuse_unended(0)
-        parts = self._parts(len(self._leaves) - len(self._obs_places), obs)
+        parts = self._parts(obs, self._sizes[len(self._acted_sizes) :])
         slot = self.row % self._ring
         self._put_obs(slot, parts)
         if slot < self._mirror:
@@ -247,18 +247,9 @@ class LaneWriter:
         Raises:
             ObservationMismatch: A value has more or fewer bytes than its leaf. Nothing was stored.
         """
-        at = self.row % self._ring * self._size
-        if self.one_array_each:  # the usual case, at half the time
-            did = action[0].tobytes()
-            if len(did) == self._action_size:
-                self._put_action(self._bytes, self._action_at + at, did)
-                self._intended, self._did = action, (did,)
-                return
-        parts = [value.tobytes() for value in action]
-        if [len(part) for part in parts] != self._acted_sizes:
-            self._refuse_sizes(self._leaves[: len(self._acted_sizes)], parts)
-        self._put_action(self._bytes, self._action_at + at, *parts)
-        self._intended, self._did = action, tuple(parts)
+        did = self._parts(action, self._acted_sizes)
+        self._put_action(self._bytes, self._action_at + self.row % self._ring * self._size, *did)
+        self._intended, self._did = action, did
 
     def step(
         self, action: Sequence[Any], reward: float, ended: tuple[bool, bool], obs: Sequence[Any], version: int
@@ -275,31 +266,28 @@ class LaneWriter:
         Raises:
             ObservationMismatch: A value has more or fewer bytes than its leaf. Nothing was stored.
         """
-        if self._intended is action:  # its parts have been looked at
-            parts = [*self._did, *self._parts(len(self._did), obs)]
-        else:
-            parts = self._parts(0, (*action, *obs))
-        self._fill(parts, len(action), reward, ended, version)
+        did = self._did if self._intended is action else self._parts(action, self._acted_sizes)
+        led = self._parts(obs, self._sizes[len(did) :])
+        self._fill((*did, *led), len(did), reward, ended, version)
 
-    def step_arrays(
+    def step_array(
         self, action: Sequence[Any], reward: float, ended: tuple[bool, bool], obs: Any, version: int
     ) -> None:
-        """`step` for spaces that are one array each, given the observation itself; the same, at two thirds of the time.
+        """`step` where an observation is one array, given that itself; the same, at two thirds of the time.
 
-        Only where `one_array_each` is true.
+        Only where `one_array` is true.
         """
         slot = self.row % self._ring
         terminated, truncated = ended
-        did, led = self._did[0] if self._intended is action else action[0].tobytes(), obs.tobytes()
-        # struct would cut or pad bytes that do not fit, silently.
-        if len(did) != self._action_size or len(led) != self._obs_size:
-            self._refuse_sizes(self._leaves, (did, led))
+        did, led = self._did if self._intended is action else self._parts(action, self._acted_sizes), obs.tobytes()
+        if len(led) != self._obs_size:
+            self._refuse_sizes(self._leaves, (*did, led))
         if terminated or truncated or not self._mirror <= slot < self._last_slot:
-            self._fill((did, led), 1, reward, ended, version)
+            self._fill((*did, led), len(did), reward, ended, version)
             return
         transitions, place = self.transitions + 1, self._place
         self._write(
-            self._bytes, self._head + slot * self._size, reward, version, transitions, place, _GOES_ON, did, led
+            self._bytes, self._head + slot * self._size, reward, version, transitions, place, _GOES_ON, *did, led
         )
         self._stepped(transitions)
 
@@ -367,11 +355,12 @@ class LaneWriter:
         self._put_action(self._bytes, self._action_at + slot * self._size, *self._no_action)
         self.row += 1
 
-    def _parts(self, first: int, values: Sequence[Any]) -> list[bytes]:
-        """Bytes of values, which belong to the leaves from place ``first`` on."""
-        parts = [value.tobytes() for value in values]
-        if [len(part) for part in parts] != self._sizes[first:]:
-            self._refuse_sizes(self._leaves[first:], parts)
+    def _parts(self, values: Sequence[Any], sizes: tuple[int, ...]) -> tuple[bytes, ...]:
+        """Bytes of values, which belong to the first leaves or to the last ones: those whose sizes these are."""
+        parts = tuple([value.data.tobytes() for value in values])  # a scalar's own `tobytes` makes an array first
+        if tuple(map(len, parts)) != sizes:  # struct would cut or pad bytes that do not fit, silently
+            acting = len(self._acted_sizes)
+            self._refuse_sizes(self._leaves[:acting] if sizes is self._acted_sizes else self._leaves[acting:], parts)
         return parts
 
     def _put_obs(self, slot: int, parts: Sequence[bytes]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 from headrace.collectors.collector import Collector
 from headrace.collectors.restoring import Episodes
 from headrace.core.clock import Clock, MonotonicClock
+from headrace.core.garbage import uncollected
 from headrace.ipc.channel import Channel
 from headrace.ipc.child import ChildContext
 from headrace.lanes.credits import CREDIT_BYTES, Commit, commit_bytes
@@ -315,6 +317,8 @@ def main(context: ChildContext) -> None:
     """Entry point of the learner's process."""
     payload: LearnerPayload = context.payload
     config = payload.basics.config
+    with uncollected():
+        importlib.import_module("torch")  # most of what a start takes
     with ExitStack() as stack:
         board = stack.enter_context(Board.attach(payload.basics.board))
         slot = board.slot(context.id)
