@@ -18,7 +18,7 @@ from headrace.runtime.config import load_config
 from headrace.runtime.environments import FaultDesk
 from headrace.runtime.payloads import Basics
 from headrace.supervision.messages import Report
-from headrace.testing.reproduce import read_reproducer
+from headrace.testing.reproduce import Outcome, read_reproducer
 from headrace.vector.faults import FaultKind, from_exception
 
 LANE, STEPS = 2, 3
@@ -108,6 +108,15 @@ def test_what_a_worker_raised_is_kept_in_its_own_words(bench, tmp_path, exceptio
     b = bench()
     b.desk(lost("raised", **from_exception(exception, "step").error.facts))
     assert read_reproducer(tmp_path / "reproducers" / "collector-0-lane-2-7.1.json").error == text
+
+
+def test_a_factory_that_raised_comes_again_where_it_is_built(bench, tmp_path):
+    b = bench()
+    b.desk(lost("raised", "reset", **from_exception(OSError("no seat left"), "construct").error.facts))
+    found = read_reproducer(tmp_path / "reproducers" / "collector-0-lane-2-7.1.json")
+    assert (found.call, found.steps, found.complete) == ("construct", 0, True)
+    assert Outcome("raised", -2, "EnvironmentNotBuilt: no seat left").same_as(found)
+    assert b.told[0].facts["cut"] is None  # no episode was running
 
 
 @pytest.mark.parametrize("page", ["errors.md", "guides/when-something-dies.md"])

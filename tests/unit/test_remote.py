@@ -178,7 +178,10 @@ def test_facts_of_an_error_that_are_named_as_ours_are_not_in_the_way(bench):
         "environment 1 has no model", problem="no file", kind="odd", file="m.bin", fix="copy it"
     )
     found = env.lost(Fault(1, FaultKind.RAISED, "construct", 0, error))
-    assert found.facts == {"kind": "raised", "problem": "the environment of lane 1 has no model", "file": "m.bin"}
+    assert found.what == "the environment of lane 1 raised in its factory"
+    assert found.facts == {
+        "kind": "raised", "problem": "the environment of lane 1 has no model", "file": "m.bin", "phase": "construct",
+    }  # fmt: skip
 
 
 def test_a_reset_that_fails_is_asked_of_the_replacement(bench):

@@ -127,13 +127,15 @@ def test_a_reset_has_a_seed_and_no_actions():
     assert found.seed == seeding.integer(5, "environment", 1, 1)
 
 
-@pytest.mark.parametrize(("step", "call"), [(5, "step"), (4, "reset")])
-def test_what_was_raised_tells_by_its_step_in_which_call(step, call):
+@pytest.mark.parametrize(
+    ("step", "facts", "call"), [(5, {}, "step"), (4, {}, "reset"), (4, {"phase": "construct"}, "construct")]
+)
+def test_what_was_raised_tells_in_which_call(step, facts, call):
     lane = Lane()
     lane.writer.begin_episode(lane.obs())
     lane.steps(4)
     lane.writer.intend(lane.action(5))
-    error = EnvironmentRaised("it raised ValueError", error="ValueError: tile 7", fix="mend it")
+    error = EnvironmentRaised("it raised ValueError", error="ValueError: tile 7", **facts, fix="mend it")
     found = lane.found(call="raised", step=step, error=error, exit_code=1)
     assert (found.call, found.kind, found.error) == (call, "raised", "ValueError: tile 7")
 

@@ -134,8 +134,11 @@ class RemoteEnv(gymnasium.Env[Any, Any]):
         facts = {name: value for name, value in fault.error.facts.items() if name not in _TOLD_HERE}
         if "also_lost" in facts:
             facts["also_lost"] = self.owner.in_lanes(str(facts["also_lost"]))
+        where = f"{self._call}()"
+        if fault.phase == "construct":  # of a replacement, which is built when it is asked for a reset
+            where, facts["phase"] = "its factory", fault.phase
         return EnvironmentLost(
-            f"the environment of lane {self.lane} {_HOW.get(fault.kind, fault.kind)} in {self._call}()",
+            f"the environment of lane {self.lane} {_HOW.get(fault.kind, fault.kind)} in {where}",
             kind=str(fault.kind),
             problem=self.owner.in_lanes(fault.error.what),
             **facts,

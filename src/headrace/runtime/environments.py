@@ -217,7 +217,7 @@ class FaultDesk:
             how=error.what,
             error=error if kind == "raised" else None,
             stalled=error.what if kind == "hung" else None,
-            call=str(facts["call"]),
+            call=str(facts.get("phase", facts["call"])),  # it was asked for a reset, and was not built yet
             lane=lane,
             step=int(str(facts["step"])),
             incarnation=self._incarnations[lane],

@@ -138,6 +138,8 @@ def _call(event: Exited, books: LaneBooks) -> str | None:
         return event.call
     if not isinstance(event.error, EnvironmentRaised):
         return None
+    if event.error.facts.get("phase") == "construct":
+        return "construct"
     # A step that raised would have been the next transition; a reset comes between two.
     made = books.transitions_before(event.lane, books.written(event.lane))
     return "step" if event.step > made else "reset"
