@@ -21,7 +21,7 @@ from headrace.lanes.replay import Replay
 from headrace.lanes.unread import next_unread
 from headrace.telemetry.board import Activity, Board
 from headrace.vector import losses
-from headrace.vector.faults import Fault, FaultKind
+from headrace.vector.faults import Fault, FaultKind, from_exception
 from headrace.weights.snapshot import SnapshotLayout, SnapshotReader, Snapshots
 from remote_support import FakeActor, FakeVector
 from run_envs import Follower, Traced
@@ -182,6 +182,12 @@ def test_facts_of_an_error_that_are_named_as_ours_are_not_in_the_way(bench):
     assert found.facts == {
         "kind": "raised", "problem": "the environment of lane 1 has no model", "file": "m.bin", "phase": "construct",
     }  # fmt: skip
+
+
+def test_an_environment_that_has_a_lane_gets_no_other_number(bench):
+    error = EnvironmentNotBuilt("building the environment of lane 7 raised OSError", fix="build it alone")
+    told = from_exception(error, "construct").of(1, 0)
+    assert told.error.what == "building the environment of lane 7 raised OSError"
 
 
 def test_a_reset_that_fails_is_asked_of_the_replacement(bench):

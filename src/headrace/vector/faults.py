@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from dataclasses import dataclass
 from enum import StrEnum
@@ -71,10 +72,14 @@ class Problem:
 
     def of(self, env: int, step: int, **facts: object) -> Fault:
         """The fault of environment ``env`` at its step ``step``."""
-        self.error.what = self.error.what.replace("the environment", f"environment {env}", 1)
+        self.error.what = _UNNUMBERED.sub(f"environment {env}", self.error.what, 1)
         self.error.args = (self.error.what,)
         self.error.place(env=env, step=step, **facts)
         return Fault(env, self.kind, self.phase, step, self.error)
+
+
+_UNNUMBERED = re.compile(r"\bthe environment\b(?! of lane \d)")
+"""As it stands in an error where it is found; that of a run's lane has its number."""
 
 
 class Interrupted(BaseException):
