@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headrace.core.agents import AgentsConfig, Cast
@@ -88,6 +89,14 @@ def test_an_environment_that_breaks_the_interface_is_named(how, told):
         played(copy_of(agent_envs.broken(how)), 2)
     assert caught.value.facts["environment"] == "park"
     assert caught.value.facts["turn"] == 2
+
+
+@pytest.mark.parametrize("infos", [None, [], [1], "x", 5, np.zeros(3), {1: {}}, {"a": None}], ids=repr)
+def test_infos_that_say_nothing_are_passed_over(infos):
+    env = agent_envs.leavers()
+    step = env.step
+    env.step = lambda actions: (*step(actions)[:4], infos)
+    assert sorted(played(copy_of(env), 1)[0].returned) == [0, 1, 2]
 
 
 class Numbered:

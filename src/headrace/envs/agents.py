@@ -123,7 +123,9 @@ class ParallelCopy:
         late = self._max_turns is not None and self._turns >= self._max_turns
         if late:
             found = {number: (obs, reward, ended, True) for number, (obs, reward, ended, _) in found.items()}
-        told = {self._number[agent]: info for agent, info in infos.items() if agent in acted} if infos else {}
+        told: dict[int, Any] = {}
+        if isinstance(infos, Mapping):  # what else there is says nothing, as of environments of one agent
+            told = {self._number[agent]: info for agent, info in infos.items() if agent in acted}
         listed = frozenset() if late else self._listed()
         ended = {
             self.agents[number]
