@@ -143,7 +143,7 @@ def act_again(
             shifted.
         streams: By lane, the lane whose exploration it is given instead of its own, as that lane has it: forgotten where
             that lane's episodes begin.
-        explore: False: the policy acts greedily.
+        explore: False: the policy acts greedily; one that tells of its actions cannot, for it then tells nothing.
 
     Returns:
         By lane, a copy of its R rows with the actions made again.

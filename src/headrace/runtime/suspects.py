@@ -89,10 +89,10 @@ def _suspects(hindsight: Hindsight, versions: Sequence[int]) -> Iterator[_Suspec
         if version != own:
             sentence = f"the action fits policy {version}, and the record names policy {own}"
             yield _Suspect("other_weights", sentence, hindsight.again(version))
+    if hindsight.setting.geometry.told:  # of what was not drawn there would be nothing to tell, so none is made
+        return
     sentence = f"the action is what policy {own} chooses without exploration: it was not applied"
     yield _Suspect("exploration_differs", sentence, hindsight.again(own, explore=False))
-    if hindsight.setting.geometry.told:  # of a random action there would be nothing to tell, so none is made
-        return
     for steps, words in ((0, "the policy's"), (_ENDLESS, "a uniformly random one")):
         sentence = f"the action is {words}, and collect.random_steps says otherwise"
         moved = replace(hindsight, setting=replace(hindsight.setting, random_steps=steps))
