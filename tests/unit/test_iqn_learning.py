@@ -86,6 +86,7 @@ def test_values_of_chains_by_two_policies_at_once():
     np.testing.assert_allclose(found[1], [[0.0, 0.0], [0.0, 0.0], [0.0, -2.0]], atol=0.08)
 
 
+@pytest.mark.table
 def test_noise_shrinks_where_there_is_nothing_left_to_learn():
     settings = SETTINGS | {"network": SETTINGS["network"] | {"noisy": True}}
     algorithm = IQN(IQNConfig(**settings), spaces.Box(0, 1, (3,), np.float32), spaces.Discrete(2), 0)

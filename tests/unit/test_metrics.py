@@ -200,6 +200,7 @@ def test_time_at_a_step_is_that_of_the_learners_newest_report(tmp_path):
     assert wall_s_at(tmp_path / "none", 5) is None
 
 
+@pytest.mark.table
 def test_no_bit_of_the_metrics_ends_a_resume(tmp_path):
     """A line that a disk has changed costs itself: the time is that of another one, or what it says."""
     path = metrics_file(tmp_path, *({"step": 10 * n, "updates": n, "wall_s": float(n)} for n in (1, 2, 3)))

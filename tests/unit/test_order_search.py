@@ -126,6 +126,7 @@ def asks_until_found(seed: int) -> int:
     return 60
 
 
+@pytest.mark.table
 def test_best_order_is_found_in_far_fewer_asks_than_by_drawing():
     """Drawing without repetition takes 60.5 asks on average."""
     assert np.mean([asks_until_found(seed) for seed in range(5)]) < 20
@@ -142,6 +143,7 @@ def asked(seed: int, parallel: int, count: int = 10):
     return choices
 
 
+@pytest.mark.table
 def test_same_seed_and_results_ask_for_the_same():
     assert asked(5, 1) == asked(5, 1)
     assert [one.order for one in asked(5, 1)[:6]] != [one.order for one in asked(6, 1)[:6]]
@@ -220,6 +222,7 @@ def test_of_fewer_orders_than_results_are_needed_each_has_its_turn():
     assert orders[0] != orders[1]
 
 
+@pytest.mark.table
 def test_what_is_pending_makes_no_result_more_certain():
     """It decides what is chosen; the interval that a result is measured by is of the results there are."""
     rng, search = np.random.default_rng(0), OrderSearch(ITEMS, 0, start=6)

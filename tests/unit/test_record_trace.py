@@ -165,6 +165,7 @@ def test_every_flipped_bit_is_noticed(path, number):
                 assert trace.damaged == (number < len(ONE_OF_EACH) - 1)
 
 
+@pytest.mark.table
 def test_every_flipped_bit_of_the_header_is_noticed(path):
     (end,) = write(path, [])
     whole = path.read_bytes()

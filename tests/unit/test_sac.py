@@ -391,6 +391,7 @@ def test_metrics_are_means_since_the_last_call_and_absent_if_not_measured():
     assert set(one.metrics()) == {"train/temperature"}
 
 
+@pytest.mark.table
 def test_entropy_comes_to_its_target_where_nothing_else_counts():
     """One state, no reward, no successor: the temperature is all that moves the policy."""
     algorithm = learner(

@@ -66,6 +66,7 @@ def acts(*actions):
 # The rules
 
 
+@pytest.mark.table
 @given(chosen=asked(), copies=st.integers(1, 3), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=120)
 def test_it_agrees_with_a_plain_world_turn_by_turn(chosen, copies, seed):
