@@ -18,6 +18,7 @@ from headrace.runtime.config import load_config
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import agent_envs
+from hiding import hide
 
 
 def copy_of(env) -> ParallelCopy:
@@ -182,6 +183,14 @@ def test_one_that_takes_turns_is_converted():
     turns = played(copy, 3)
     assert [turn.over for turn in turns] == [False, False, True]
     assert turns[2].returned[0][1:] == (1.0, False, True)
+
+
+def test_one_that_takes_turns_where_its_extra_is_missing(monkeypatch):
+    aec = agent_envs.taking_turns()
+    hide(monkeypatch, "pettingzoo")
+    with pytest.raises(EnvironmentNotBuilt) as caught:
+        build_copy(EnvConfig(), 2, factory=lambda: aec)
+    assert caught.value.fix == "pip install 'PATH_OF_THE_CLONE[agents]'"
 
 
 def test_one_that_takes_turns_in_earnest_is_refused():

@@ -257,6 +257,14 @@ def test_factory_in_no_module_that_is_found_here():
     )
 
 
+def test_what_a_factory_imports_is_not_looked_for_in_its_folder():
+    def factory():
+        import no_such_module  # noqa: F401
+
+    error = not_built(factory)
+    assert error.fix == "install the package that has no_such_module, or correct the import"
+
+
 def test_misspelt_factory_names_the_nearest():
     assert not_built(EnvConfig(factory="headrace.envs.toy:countr")).facts["nearest"] == "headrace.envs.toy:counter"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 
 import pytest
 
@@ -15,6 +14,7 @@ from headrace.llm.loading import Source, load_rl_config
 from headrace.runtime.config import describes_language_model, load_config
 from headrace.runtime.presets import preset_folder, presets, resolve
 from headrace.runtime.rundir import RunDirectory
+from hiding import hide
 
 NAMES = [
     "cage2-ppo", "cartpole-dqn", "cartpole-ppo", "fuelbreak-dqn", "halfcheetah-ppo", "halfcheetah-sac", "hockey-demo",
@@ -66,14 +66,25 @@ def test_hockey_presets_say_who_plays_the_other_side(name):
         env.close()
 
 
-def test_package_that_a_preset_needs_is_named_where_it_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mujoco", None)
-    for module in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
-        monkeypatch.delitem(sys.modules, module)
-    config = load_config(MUJOCO[0])
-    with pytest.raises(EnvironmentNotBuilt, match="MuJoCo is not installed") as caught:
+@pytest.mark.parametrize(
+    ("name", "package", "extra"),
+    [
+        *((name, "mujoco", "mujoco") for name in MUJOCO),
+        *((name, "pygame", "lunarlander") for name in NAMES if name.startswith("lunarlander")),
+    ],
+)
+def test_extra_that_a_preset_needs_is_named_where_it_is_missing(monkeypatch, name, package, extra):
+    hide(monkeypatch, package, importers=("gymnasium.envs.mujoco", "gymnasium.envs.box2d"))
+    config = load_config(name)
+    with pytest.raises(EnvironmentNotBuilt, match="is not installed") as caught:
         build_copy(config.env, config.agents.count)
-    assert "mujoco" in caught.value.fix
+    assert caught.value.fix == f"pip install 'PATH_OF_THE_CLONE[{extra}]'"
+    assert f"the extra {extra}" in presets()[name].description
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_language_model_presets_say_which_extra_they_need(name):
+    assert "the extra llm" in presets()[name].description
 
 
 def test_no_preset_is_without_a_test():

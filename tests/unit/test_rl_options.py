@@ -6,9 +6,11 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.core.errors import ConfigError, RunDirectoryError
+from headrace.core.extras import EXTRAS
 from headrace.llm.launch import launcher, starting
 from headrace.llm.launch.place import LanguageRun
 from headrace.llm.loading import Source, load_rl_config
+from hiding import hide
 
 EVERYWHERE = {"words", "seed", "run_dir", "settings", "quiet", "dry_run"}
 WORKER = EVERYWHERE | {"steps", "run_duration", "resume"}
@@ -135,3 +137,33 @@ def test_a_run_hands_over_at_every_turn_what_its_reader_had_no_room_for(tmp_path
     words = ["rl", "@", "wordle-grpo", "--run-dir", str(tmp_path / "run"), *quiet]
     assert main(words, standalone_mode=False) == 0
     assert turns == ["handed over"]
+
+
+ANY = ["@", "wordle-grpo"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["rl", *ANY, "--run-dir", "new"], ["sft", *ANY, "--run-dir", "new"], ["train", "wordle-grpo", "--run-dir", "new"],
+        *(["trainer", *ANY, "--run-dir", "new"], ["orchestrator", "--run-dir", "run"], ["inference", "--run-dir", "run"]),
+        ["rl", "--resume", "--run-dir", "run"], ["train", "--resume", "--run-dir", "run"],
+        ["check", "wordle-grpo", "--run-dir", "new"], ["plan", "wordle-grpo"], ["eval", "run"],
+    ],
+)  # fmt: skip
+def test_without_its_extra_nothing_is_begun(prepared, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    hide(monkeypatch, *EXTRAS["llm"])
+    with pytest.raises(ConfigError) as caught:
+        main(words, standalone_mode=False)
+    assert caught.value.what == "language-model runs need the extra llm"
+    assert caught.value.facts == {"missing": ", ".join(EXTRAS["llm"])}
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", ["rl", "trainer"])
+def test_a_configuration_is_printed_without_the_extra(monkeypatch, capsys, command):
+    hide(monkeypatch, *EXTRAS["llm"])
+    assert main([command, *ANY, "--dry-run"], standalone_mode=False) == 0
+    assert "[trainer]" in capsys.readouterr().out

@@ -23,6 +23,7 @@ from headrace.envs.text.building import (
 )
 from headrace.envs.text.protocol import Judgement, Message, Problem, Reply, Split, Transcript
 from headrace.llm.orchestration.problems import check_split
+from hiding import hide
 
 
 class Parrot:
@@ -82,6 +83,14 @@ def test_a_name_that_is_misspelt() -> None:
 def test_a_factory_that_makes_no_environment(factory: str, kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(EnvironmentNotBuilt, match=message):
         build_text_environment(None, factory, kwargs)
+
+
+def test_an_environment_whose_import_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    hide(monkeypatch, "aiohttp", "no_such_module")
+    for module, fix in (("aiohttp", "pip install 'PATH_OF_THE_CLONE[llm]'"), ("no_such_module", "install the package")):
+        with pytest.raises(EnvironmentNotBuilt) as raised:
+            build_text_environment(None, "importlib:import_module", {"name": module})
+        assert raised.value.fix.startswith(fix)
 
 
 def test_an_environment_of_the_other_kind_is_told_where_it_can_be_trained_on() -> None:

@@ -14,6 +14,7 @@ from headrace.cli import early
 from headrace.cli.rlargs import overrides_of, parse
 from headrace.cli.train import import_from_here
 from headrace.core.errors import ConfigError
+from headrace.core.extras import require_language_models
 
 if TYPE_CHECKING:
     from headrace.llm.loading import Source
@@ -46,6 +47,7 @@ def check(words: tuple[str, ...], run_dir: Path | None, settings: tuple[str, ...
         if doubtful is None:
             raise
         raise _neither(doubtful, error) from None
+    require_language_models()
     with early.importing():
         from headrace.llm.preflight import check as look
         from headrace.monitor.reader import machine_memory

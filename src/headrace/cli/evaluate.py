@@ -10,6 +10,7 @@ from headrace.cli import early
 from headrace.cli.drawing import mean
 from headrace.cli.train import import_from_here
 from headrace.core.errors import ConfigError
+from headrace.core.extras import require_language_models
 from headrace.runtime.config import describes_language_model
 from headrace.runtime.progress import EvaluationPoint
 from headrace.runtime.rundir import RunDirectory
@@ -43,6 +44,7 @@ def evaluate(run: Path, episodes: int | None, version: int | None, render: bool)
 def _evaluate_language_model(run: Path, episodes: int | None, version: int | None, *, render: bool) -> None:
     if render:
         raise ConfigError("a language-model run has no pictures to make a GIF of", run=run, fix="leave --render out")
+    require_language_models()
     from headrace.llm.evaluatingapart import evaluate_apart
     from headrace.llm.launch.place import LanguageRun
 

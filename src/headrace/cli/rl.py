@@ -15,6 +15,7 @@ from headrace.cli.rlview import ending, make_printer, opening
 from headrace.cli.train import import_from_here
 from headrace.cli.unheard import conclude, going_on, never_waiting, pass_on
 from headrace.core.errors import ConfigError, RunDirectoryError
+from headrace.core.extras import require_language_models
 
 if TYPE_CHECKING:
     from headrace.llm.config import RLConfig
@@ -99,6 +100,7 @@ def run_language_model(command: str, words: tuple[str, ...], given: dict[str, An
     config, name = _configuration(command, words, given)
     if given["dry_run"]:
         return _dry_run(config, given)
+    require_language_models()
     if config is None or given.get("resume"):
         return _resumed(config, given)
     _say_that_it_begins(given)
@@ -119,6 +121,8 @@ def run_alone(component: str, words: tuple[str, ...], given: dict[str, Any]) -> 
             f"headrace {component} does not say which run it belongs to",
             fix="add --run-dir DIR, the same for all three",
         )
+    if not given["dry_run"]:
+        require_language_models()
     _say_that_it_begins(given)
     with early.importing():
         from headrace.llm.launch.alone import begin_alone, warm_started

@@ -18,6 +18,7 @@ from headrace.cli.drawing import NOTHING
 from headrace.cli.train import overrides_of, without
 from headrace.cli.unheard import going_on
 from headrace.core.errors import ConfigError
+from headrace.core.extras import require_language_models
 from headrace.telemetry.wording import amount
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def plan_language_model(name: str, settings: tuple[str, ...], steps: int | None,
     from headrace.llm.loading import Source, load_rl_config
 
     config = load_rl_config([Source(name)], overrides_of(settings, {}))
+    require_language_models()
     with early.importing():
         import headrace.llm.planning
     headrace.llm.planning.refuse(config)

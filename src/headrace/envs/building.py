@@ -20,6 +20,7 @@ from gymnasium.wrappers import (
 
 from headrace.core.config import EnvConfig, factory_name
 from headrace.core.errors import ConfigError, EnvironmentNotBuilt, HeadraceError
+from headrace.core.extras import remedy
 from headrace.core.refusals import nearest
 from headrace.envs import registration
 from headrace.envs.agents import ParallelCopy, is_parallel, takes_turns
@@ -246,7 +247,7 @@ class _Builder:
         if isinstance(root, TypeError) and "'render_mode'" in str(root):
             fix = "accept render_mode in the factory and hand it to the environment, or leave out --render"
         if isinstance(root, ModuleNotFoundError) and root.name:
-            fix = f"run it where Python finds {root.name}: in the folder that holds it, or with its package installed"
+            fix = remedy(root.name, self.config.factory, self.config.id)
         return self._not_built(
             f"building the environment {f'of lane {self.lane}' if self.lane >= 0 else 'to play in'} raised {type(error).__name__}: {error}",
             raised_at=f"{where.filename}:{where.lineno} in {where.name}",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from headrace.core.errors import ConfigError, EnvironmentFault, EnvironmentNotBuilt, HeadraceError
+from headrace.core.extras import remedy
 from headrace.core.refusals import nearest
 from headrace.envs.text.answers import judgement_of, reply_of
 from headrace.envs.text.asking import (
@@ -305,7 +306,7 @@ def _imported(where: str) -> Callable[..., Any]:
 def _raised(error: BaseException, component: str, label: str) -> EnvironmentNotBuilt:
     fix = "correct what the message names; the environment can be tried alone by calling its factory"
     if isinstance(error, ModuleNotFoundError) and error.name:
-        fix = f"run it where Python finds {error.name}: in the folder that holds it, or with its package installed"
+        fix = remedy(error.name, label)
     return EnvironmentNotBuilt(
         f"building the environment {label} raised {words_of(error)}",
         component=component,
