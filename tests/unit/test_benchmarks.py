@@ -15,7 +15,7 @@ from headrace.benchmarks import end_to_end, learners
 from headrace.benchmarks.judging import Judge
 from headrace.benchmarks.ours import training as configuration
 from headrace.benchmarks.ours import updating
-from headrace.benchmarks.processes import interpreters
+from headrace.benchmarks.processes import complaint, interpreters
 from headrace.benchmarks.report import compare, in_words, less_is_better, take_turns, to_json
 from headrace.benchmarks.sides import PLAIN, ZOO, in_windows
 from headrace.benchmarks.tasks import ASYNC, BFLOAT16, EPISODES, INLINE, TASKS
@@ -272,6 +272,24 @@ def test_interpreters_are_looked_for_here_then_where_named_then_in_the_working_d
         (tmp_path / folder / "bin" / "python").touch(mode=0o755)
     found = interpreters([tmp_path / "named", tmp_path / "other" / "bin" / "python"])
     assert [path.relative_to(tmp_path).parts[0] for path in found[1:]] == ["named", "other", ".peers-a", ".peers-b"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "told"),
+    [
+        ("", "it ended without a word"),
+        ("Traceback (most recent call last):\nOSError: [Errno 5] x\n", "OSError: [Errno 5] x"),
+        (
+            "a warning\n  File x\nheadrace.core.errors.ConfigError: [CFG-001] it cannot run\n  found: x\n  fix: set learn.precision\n",
+            "[CFG-001] it cannot run; fix: set learn.precision",
+        ),
+        ("[CFG-001] first\n  fix: one\n[ENV-004] second\n  fix: two", "[ENV-004] second; fix: two"),
+        ("[CFG-001] it cannot run\n", "[CFG-001] it cannot run"),
+        ("[2026-12-01] a line of a log\nkilled", "killed"),
+    ],
+)
+def test_a_side_that_ended_says_why_in_one_line(printed, told):
+    assert complaint(printed) == told
 
 
 def test_json_has_the_machine_and_every_field_of_a_row():

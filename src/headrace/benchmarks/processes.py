@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -26,6 +27,8 @@ OPENING_S = 300.0
 _ENDING_S = 10.0
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _READ_BYTES = 1 << 16
+_OURS = re.compile(r"(headrace\.[\w.]+: )?\[[A-Z]+-\d{3}\] ")
+"""How an error of ours begins, also below a traceback."""
 
 
 class SideFailedError(Exception):
@@ -145,10 +148,20 @@ class SideProcess:
         return found
 
     def _complaint(self) -> str:
-        """The last line it has printed; it ends now, if it has not."""
+        """What it has printed of its end; it ends now, if it has not."""
         wait_for_end(self._process.pid, self._pidfd, _ENDING_S)
-        lines = (Path(self._folder.name) / "output").read_text(errors="replace").strip().splitlines()
+        return complaint((Path(self._folder.name) / "output").read_text(errors="replace"))
+
+
+def complaint(printed: str) -> str:
+    """The last error of ours with its remedy, in one line; else the last line."""
+    lines = printed.strip().splitlines()
+    begun = [number for number, line in enumerate(lines) if _OURS.match(line)]
+    if not begun:
         return lines[-1] if lines else "it ended without a word"
+    what = lines[begun[-1]]
+    fix = next((line.strip() for line in lines[begun[-1] :] if line.startswith("  fix: ")), None)
+    return what[what.index("[") :] + (f"; {fix}" if fix is not None else "")
 
 
 @contextmanager
