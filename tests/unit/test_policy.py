@@ -24,9 +24,10 @@ from headrace.core.errors import (
 from headrace.core.spaces import space_facts
 from headrace.envs.toy import SPACES, Sampler
 from headrace.runtime.config import dump_toml, load_config
-from headrace.runtime.evaluation import Player
+from headrace.runtime.evaluation import Player, evaluate_run
 from headrace.runtime.payloads import EnvSpaces
 from headrace.runtime.policy import Policy, load_policy
+from headrace.runtime.rundir import RunDirectory
 from headrace.weights.policy_file import save_policy
 from run_envs import Traced
 
@@ -204,10 +205,23 @@ def test_a_refused_observation_is_not_part_of_the_stack(tmp_path):
 
 def test_no_policy_yet(tmp_path):
     folder = run(tmp_path / "run", config(), SPACES["box"], versions=())
-    with pytest.raises(RunDirectoryError, match="holds no policy"):
+    with pytest.raises(RunDirectoryError, match="holds no policy") as caught:
         load_policy(folder)
+    assert caught.value.fix == "wait for the run's first evaluation or checkpoint, or choose another run"
     with pytest.raises(RunDirectoryError, match="holds no run"):
         load_policy(tmp_path)
+
+
+@pytest.mark.parametrize("outcome", ["failed", "interrupted", "completed"])
+@pytest.mark.parametrize("read", [load_policy, lambda folder: evaluate_run(RunDirectory(folder))])
+def test_nobody_waits_for_a_policy_of_a_run_that_has_ended(tmp_path, read, outcome):
+    folder = run(tmp_path / "a run", config(), SPACES["box"], versions=())
+    RunDirectory(folder).write_summary({"outcome": outcome})
+    with pytest.raises(RunDirectoryError, match="holds no policy") as caught:
+        read(folder)
+    assert caught.value.fix == (
+        f"choose another run: this one ended ({outcome}) before there was one, see headrace doctor '{folder}'"
+    )
 
 
 def test_policy_that_does_not_say_its_spaces(tmp_path):

@@ -32,6 +32,7 @@ from headrace.ipc.copies import copies_ended
 from headrace.lanes.derive import stack
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.payloads import Basics, EnvFactory, EnvSpaces, EvaluatorPayload, build_run_environment
+from headrace.runtime.remains import policy_to_come
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.scores import Scores
 from headrace.runtime.team import TeamPlayer
@@ -257,8 +258,8 @@ def _newest(run: RunDirectory) -> int:
     if versions:
         return versions[-1]
     raise RunDirectoryError(
-        f"{run.path} holds no policy yet", expected=f"{run.checkpoints_dir}/<version>/policy.safetensors", found="none",
-        fix="wait for the run's first evaluation, or choose another run",
+        f"{run.path} holds no policy", expected=f"{run.checkpoints_dir}/<version>/policy.safetensors", found="none",
+        fix=policy_to_come(run),
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from headrace.envs.building import environment_name
 from headrace.envs.contract import ObservationCheck
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.payloads import EnvSpaces
+from headrace.runtime.remains import policy_to_come
 from headrace.runtime.rundir import RunDirectory
 from headrace.runtime.team import Team
 from headrace.weights.policy_file import POLICY_FILE, load_policy_arrays, policy_versions, read_policy
@@ -139,7 +140,7 @@ def _read(run: RunDirectory, version: int | None) -> tuple[Path, dict[str, NDArr
                 f"{run.path} holds no policy",
                 expected=f"checkpoints/<version>/{POLICY_FILE}, or {POLICY_FILE}",
                 found="neither",
-                fix="wait for the run's first evaluation or checkpoint, or choose another run",
+                fix=policy_to_come(run),
             )
         chosen = versions[-1] if version is None else version
         return run.checkpoint_dir(chosen) / POLICY_FILE, *load_policy_arrays(run.checkpoints_dir, chosen)

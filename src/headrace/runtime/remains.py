@@ -80,6 +80,19 @@ def way_on(run: RunDirectory) -> str:
             return f"it left no checkpoint to go on from; begin another like it in a directory of its own: {again}{learned}"
 
 
+def policy_to_come(run: RunDirectory) -> str:
+    """What to do about a run that holds no policy: wait for one, unless it has ended.
+
+    Raises:
+        RunDirectoryError: Its summary is damaged.
+    """
+    outcome = (run.read_summary() or {}).get("outcome")
+    if outcome is None:
+        return "wait for the run's first evaluation or checkpoint, or choose another run"
+    own = shlex.quote(str(run.path))
+    return f"choose another run: this one ended ({outcome}) before there was one, see headrace doctor {own}"
+
+
 def _has_its_steps(summary: Mapping[str, Any], table: Mapping[str, Any], counter: str) -> bool:
     """Whether a run has all it was to have, so that a resume is refused; a limit or a target may have completed it before."""
     section = table.get("run")
