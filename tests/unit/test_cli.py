@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import re
 import shlex
+import site
 import subprocess
 import sys
+import sysconfig
 import textwrap
 import types
 from pathlib import Path
@@ -497,6 +500,69 @@ def test_what_to_type_next_names_a_command_the_shell_finds(monkeypatch, tmp_path
     assert typed("headrace") == "headrace"
 
 
+@pytest.fixture
+def nowhere(monkeypatch, tmp_path):
+    """Python in a folder without scripts, and no scripts where installers would have put them."""
+    (tmp_path / "pythons").mkdir()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "pythons" / "python"))
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "headrace" / "__main__.py")])
+    places = {"own": tmp_path / "bin", "posix_user": tmp_path / ".local" / "bin"}
+    monkeypatch.setattr(sysconfig, "get_path", lambda _, scheme="own": str(places[scheme]))
+    monkeypatch.setattr(sysconfig, "get_preferred_scheme", lambda _: "posix_user")
+    monkeypatch.setattr(site, "ENABLE_USER_SITE", True)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    return tmp_path
+
+
+def script(folder, command="headrace"):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / command).touch(mode=0o755)
+    return folder / command
+
+
+def test_where_no_script_is_found_python_runs_the_module(nowhere):
+    """As with PYTHONPATH, or `pip install --target`."""
+    python = shlex.quote(sys.executable)
+    assert typed("headrace") == f"{python} -m headrace"
+    assert typed("tensorboard") == f"{python} -m tensorboard.main"
+    for command in ("headrace", "tensorboard.main"):
+        assert importlib.util.find_spec(command) is not None
+    script(nowhere / "pythons").chmod(0o644)
+    assert typed("headrace") == f"{python} -m headrace"
+
+
+@pytest.mark.parametrize("place", ["bin", ".local/bin"])
+def test_scripts_are_found_where_installers_put_them(nowhere, monkeypatch, place):
+    made = script(nowhere / place)
+    assert typed("headrace") == str(made)
+    monkeypatch.setenv("PATH", str(made.parent))
+    assert typed("headrace") == "headrace"
+    monkeypatch.setenv("PATH", str(script(nowhere / "others").parent))  # of another installation
+    assert typed("headrace") == str(made)
+
+
+def test_a_user_scheme_that_python_does_not_look_into_has_no_commands(nowhere, monkeypatch):
+    script(nowhere / ".local" / "bin")
+    monkeypatch.setattr(site, "ENABLE_USER_SITE", False)
+    assert typed("headrace").endswith(" -m headrace")
+
+
+def test_the_script_that_was_started_is_named_before_all_others(nowhere, monkeypatch):
+    script(nowhere / "bin")
+    script(nowhere / "bin", "tensorboard")
+    started = script(nowhere / "target" / "bin")
+    monkeypatch.setattr(sys, "argv", [str(started)])
+    assert typed("headrace") == str(started)
+    assert typed("tensorboard") == str(nowhere / "bin" / "tensorboard")
+    beside = script(nowhere / "target" / "bin", "tensorboard")
+    assert typed("tensorboard") == str(beside)
+    (nowhere / "links").mkdir()
+    (nowhere / "links" / "headrace").symlink_to(started)
+    monkeypatch.setattr(sys, "argv", [str(nowhere / "links" / "headrace")])
+    monkeypatch.setenv("PATH", str(nowhere / "links"))
+    assert (typed("headrace"), typed("tensorboard")) == ("headrace", str(beside))
+
+
 def in_a_shell(line):
     """The words of what is recommended, as a shell takes them apart."""
     return shlex.split(line.split("next", 1)[1])
@@ -505,6 +571,7 @@ def in_a_shell(line):
 def test_what_is_to_be_typed_can_be_typed_where_a_path_has_spaces(monkeypatch, tmp_path):
     run = Path("my runs/it's")
     headrace = ["a b/headrace"]
+    script(tmp_path / "a b")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "a b" / "python"))
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.chdir(tmp_path)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import site
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ _NEXT = {
     "failed": "{headrace} doctor {run}    {logs} holds what every process printed",
     "stalled": "{headrace} doctor {run}    {stacks} holds where it stood still",
 }
+_MODULES = {"headrace": "headrace", "tensorboard": "tensorboard.main"}
+"""What Python runs for a command."""
 
 
 def ending(summary: Mapping[str, Any], run: Path) -> str:
@@ -50,12 +54,29 @@ def ending(summary: Mapping[str, Any], run: Path) -> str:
 
 
 def typed(command: str) -> str:
-    """How a command of this installation is typed in a shell: its name where that finds it, else its path."""
-    here = Path(sys.executable).parent / command
+    """How a command of this installation is typed in a shell: its name where that finds it, else its path.
+
+    Where no script of it is found, as where packages lie in a folder of their own, the module that Python runs for it.
+    """
+    here = next((path for path in _places(command) if path.is_file() and os.access(path, os.X_OK)), None)
+    if here is None:
+        return f"{shlex.quote(sys.executable)} -m {_MODULES[command]}"
     found = shutil.which(command)
     if found is not None and Path(found).resolve() == here.resolve():
         return command
     return shlex.quote(os.path.relpath(here) if here.is_relative_to(Path.cwd()) else str(here))
+
+
+def _places(command: str) -> Iterator[Path]:
+    """Where a script may lie: beside the one that was started, beside Python, and where installers put it."""
+    started = Path(sys.argv[0])
+    if started.name in _MODULES:
+        # What was started may be a link, beside which others of its name lie.
+        yield started.absolute() if started.name == command else started.resolve().with_name(command)
+    yield Path(sys.executable).parent / command
+    yield Path(sysconfig.get_path("scripts"), command)
+    if site.ENABLE_USER_SITE:
+        yield Path(sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user")), command)
 
 
 def books_line(books: Mapping[str, Any]) -> str:
