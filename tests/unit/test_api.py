@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 import headrace
@@ -110,6 +112,22 @@ def test_same_call_begins_a_run_and_goes_on_with_it(started, tmp_path):
     again, _, factory, resume = started[2]
     assert (again, factory) == (config, make_env)
     assert resume is not None
+
+
+def test_a_callable_that_cannot_be_sent_to_processes_is_refused_with_what_stays(started, monkeypatch, tmp_path):
+    names = {"__name__": "__main__", "_lock": threading.Lock()}
+    exec("def make():\n    with _lock:\n        pass", names)
+    with pytest.raises(ConfigError) as caught:
+        headrace.train(env=names["make"], run_dir=tmp_path / "run", steps=50_000)
+    assert str(caught.value) == (
+        "[CFG-001] the environment's factory __main__:make cannot be pickled, and every process of the run is sent it\n"
+        "  stays here: _lock, a _thread.lock, used by make\n"
+        "  error: TypeError: cannot pickle '_thread.lock' object\n"
+        "  fix: put the factory into a module of its own, which each process imports; "
+        "or make locks, files and sockets inside of it"
+    )
+    assert not started
+    assert not (tmp_path / "run").exists()
 
 
 def test_callable_environment_has_to_be_given_again(started, tmp_path):

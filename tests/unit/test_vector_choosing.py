@@ -182,5 +182,8 @@ def test_a_factory_that_cannot_be_pickled_is_named() -> None:
     import threading
 
     lock = threading.Lock()
-    with pytest.raises(ConfigError, match="factory for env 1 cannot be sent to a worker"):
+    with pytest.raises(
+        ConfigError,
+        match=r"factory for env 1 cannot be sent to a worker\n  stays here: lock, a _thread\.lock, used by ",
+    ):
         pickled([lambda: None, lambda: lock])  # type: ignore[list-item, return-value]

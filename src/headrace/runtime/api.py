@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 from headrace.core.config import factory_name
 from headrace.core.errors import ConfigError
+from headrace.ipc.pickling import what_stays
 from headrace.runtime.config import AlgorithmConfig, ExperimentConfig, load_config
 from headrace.runtime.experiment import run_experiment
 from headrace.runtime.inheritance import beginning_of
@@ -122,7 +125,25 @@ def _factory(env: str | EnvFactory | None, algorithm: object) -> EnvFactory | No
             found=f"{type(algorithm).__name__}: {algorithm!r}"[:200],
             fix='give e.g. headrace.PPO(lr=1e-3); a name alone belongs into settings={"algorithm.name": "ppo"}',
         )
-    return None if isinstance(env, str) else env
+    if env is None or isinstance(env, str):
+        return None
+    _require_pickled(env)
+    return env
+
+
+def _require_pickled(factory: EnvFactory) -> None:
+    """Every process of a run is sent it: refuse one that cannot be, and name what stays here."""
+    try:
+        cloudpickle.dumps(factory)
+    except Exception as error:
+        # Pickling runs the factory's own code, which may raise anything.
+        stays = what_stays(factory)
+        raise ConfigError(
+            f"the environment's factory {factory_name(factory)} cannot be pickled, and every process of the run is sent it",
+            **({"stays_here": stays} if stays else {}),
+            error=f"{type(error).__name__}: {error}",
+            fix="put the factory into a module of its own, which each process imports; or make locks, files and sockets inside of it",
+        ) from error
 
 
 def _session(

@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 
 from headrace.core.errors import ConfigError
+from headrace.ipc.pickling import what_stays
 from headrace.vector.interrupts import is_programs
 from headrace.vector.stepping import Factory
 
@@ -47,8 +48,10 @@ def _pickle(env: int, factory: Factory) -> bytes:
         if is_programs(error):
             raise
         # Pickling runs the factory's own code, which may raise anything.
+        stays = what_stays(factory)
         raise ConfigError(
             f"factory for env {env} cannot be sent to a worker",
+            **({"stays_here": stays} if stays else {}),
             error=f"{type(error).__name__}: {error}",
             fix="make locks, files and sockets inside of the factory, or take workers=0",
         ) from error
