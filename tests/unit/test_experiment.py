@@ -538,6 +538,15 @@ def test_dead_learner_tells_what_is_lost_and_what_is_left(scene):
     assert scene.summary["error"].endswith(f"`headrace eval {scene.folder} --version 2`")
 
 
+@pytest.mark.parametrize("settings", [{"env.factory": "__main__:make"}])
+def test_no_command_is_said_to_play_what_was_handed_over(scene):
+    scene.supervisor.instruction = GiveUp("learner", "it may not be started again")
+    scene.happen(Reported("learner", Report("frozen", {"version": 2, "env_steps": 6400, "updates": 30})))
+    scene.happen(died("learner"))
+    assert "\n  newest policy: checkpoints/2, " in scene.summary["error"]
+    assert "headrace eval" not in scene.summary["error"]
+
+
 def test_dead_learner_without_a_policy_on_disk(scene):
     scene.supervisor.instruction = GiveUp("learner", "it may not be started again")
     scene.happen(died("learner"))

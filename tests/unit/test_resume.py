@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 
+from headrace.core.config import EnvConfig
 from headrace.core.errors import RunDirectoryError
 from headrace.record.events import NOT_KEPT, GroupSalvaged, LearnerSucceeded, Note, SalvagedLane
 from headrace.runtime.recording import TRACE_FILE
@@ -172,6 +173,16 @@ def test_run_without_a_checkpoint_says_what_there_is(past):
         "  fix: start a new run with another --run-dir; the newest policy of this one plays with "
         f"`headrace eval {path}`"
     )
+
+
+def test_no_command_plays_a_run_whose_environment_was_handed_over(past):
+    past.learn()
+    past.policy(12)
+    path = past.end(None)
+    handed_over = past.config.model_copy(update={"env": EnvConfig(factory="__main__:make")})
+    with pytest.raises(RunDirectoryError) as caught:
+        find_resume_point(RunDirectory(path), handed_over)
+    assert caught.value.fix == "start a new run with another --run-dir"
 
 
 def test_session_is_counted_from_the_events(past):

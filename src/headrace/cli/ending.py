@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.cli.drawing import curve
+from headrace.core.config import is_of_its_program
+from headrace.core.toml import read_table
 from headrace.runtime.progress import EvaluationPoint
 from headrace.runtime.remains import Onward, onward
 from headrace.runtime.rundir import RunDirectory
@@ -44,7 +46,9 @@ def ending(summary: Mapping[str, Any], run: Path) -> str:
     lines.append(f"  {'run':<14}{run}")
     upcoming = _NEXT.get(str(summary.get("outcome")))
     if upcoming is not None:
-        if summary.get("outcome") == "interrupted" and onward(RunDirectory(run)) is Onward.RESUME:
+        if _of_its_program(run):  # no command has the callable that its environments are made by
+            upcoming = upcoming.removeprefix("{headrace} eval {run}    ")
+        elif summary.get("outcome") == "interrupted" and onward(RunDirectory(run)) is Onward.RESUME:
             upcoming = f"{{headrace}} train --resume --run-dir {{run}}    {upcoming}"
         words = {command: typed(command) for command in ("headrace", "tensorboard")}
         places = {"run": run, "events": run / "tensorboard", "logs": run / "logs", "stacks": run / "stacks"}
@@ -77,6 +81,12 @@ def _places(command: str) -> Iterator[Path]:
     yield Path(sysconfig.get_path("scripts"), command)
     if site.ENABLE_USER_SITE:
         yield Path(sysconfig.get_path("scripts", sysconfig.get_preferred_scheme("user")), command)
+
+
+def _of_its_program(run: Path) -> bool:
+    """Whether its environments are made by a callable that only the program has which began it; False where that is not told."""
+    env = read_table(run / "config.toml").get("env")
+    return isinstance(env, dict) and is_of_its_program(env.get("factory"))
 
 
 def books_line(books: Mapping[str, Any]) -> str:

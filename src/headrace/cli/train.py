@@ -94,7 +94,9 @@ def _begun(config: str | None, run_dir: Path | None, overrides: dict[str, object
     with early.importing():
         # Only now, so that a mistake in a file or a flag is told at once; and before there is a run directory.
         import headrace.runtime.experiment  # noqa: F401
+        from headrace.envs.building import refuse_handed_over
         from headrace.runtime.sessions import Session
+    refuse_handed_over(experiment.env.factory)
     return Session(RunDirectory.create(run_dir, experiment, name=Path(config).stem), experiment)
 
 

@@ -140,6 +140,15 @@ def factory_name(factory: Callable[..., object]) -> str:
     return f"{owner.__module__}:{owner.__qualname__}"
 
 
+def is_of_its_program(where: str | None) -> bool:
+    """Whether a `factory_name` tells nothing to other programs: of a main module, of a lambda or of a local function.
+
+    Another main module may well have something of that name, which is something else.
+    """
+    module, _, function = (where or "").partition(":")
+    return module in {"__main__", "__mp_main__"} or "<" in function
+
+
 class ReplayConfig(Section):
     """How experience is kept, and how fast each side may go."""
 

@@ -18,7 +18,7 @@ from gymnasium.wrappers import (
     TimeLimit,
 )
 
-from headrace.core.config import EnvConfig, factory_name
+from headrace.core.config import EnvConfig, factory_name, is_of_its_program
 from headrace.core.errors import ConfigError, EnvironmentNotBuilt, HeadraceError
 from headrace.core.extras import remedy
 from headrace.core.refusals import nearest
@@ -28,6 +28,10 @@ from headrace.envs.agents import ParallelCopy, is_parallel, takes_turns
 Environment = gymnasium.Env[Any, Any]
 EnvFactory = Callable[..., Environment]
 
+_HAND_OVER = (
+    "hand over the same callable: headrace.replay(run, env=...), headrace.Replayer(run, env=...), headrace.train(env=...); "
+    "commands find one that is in a module of its own, and headrace.load_policy(run) acts without one"
+)
 _STEPPING_ONCE = frozenset(
     kind.step
     for kind in (
@@ -102,6 +106,24 @@ def build_copy(
     builder = _Builder(source, factory, lane, component)
     kwargs = {**source.kwargs, **({} if render_mode is None else {"render_mode": render_mode})}
     return builder.build_any(kwargs, agents)
+
+
+def refuse_handed_over(where: str | None, fix: str = _HAND_OVER) -> None:
+    """Refuse to look for something by a name that only the program knew in which it was handed over.
+
+    Args:
+        where: ``env.factory`` of a run whose callable was not handed over again.
+        fix: What to do about it.
+
+    Raises:
+        ConfigError: It is such a name; nothing was imported or called.
+    """
+    if is_of_its_program(where):
+        raise ConfigError(
+            "the environment of this run was handed over in Python, so it has to be handed over again",
+            env_factory=where,
+            fix=fix,
+        )
 
 
 def environment_name(config: EnvConfig, factory: EnvFactory | None = None) -> str:
@@ -192,6 +214,7 @@ class _Builder:
         return gymnasium.make(self.config.id, disable_env_checker=True, **kwargs)
 
     def _import(self, where: str) -> EnvFactory:
+        refuse_handed_over(where)
         module, _, function = where.partition(":")
         if not module or not function:
             raise self._not_built(

@@ -13,6 +13,7 @@ import cloudpickle
 
 from headrace.core.config import factory_name
 from headrace.core.errors import ConfigError
+from headrace.envs.building import refuse_handed_over
 from headrace.ipc.pickling import what_stays
 from headrace.runtime.config import AlgorithmConfig, ExperimentConfig, load_config
 from headrace.runtime.experiment import run_experiment
@@ -63,7 +64,7 @@ def train(
     Args:
         config: A preset's name, a TOML file, or a configuration; None starts from the defaults.
         env: A Gymnasium id, or a callable that returns one environment (it may be a lambda or a local function);
-            instead of the configuration's.
+            instead of the configuration's. Commands (``headrace eval``) find it again only in a module of its own.
         algorithm: Hyperparameters, e.g. ``headrace.TD3(batch_size=256)``; instead of the configuration's.
         run_dir: Where the run is kept; None makes a new folder under ``run.directory``.
         settings: Any keys, dotted: ``{"replay.ratio": 0.5}``; or by section: ``{"replay": {"ratio": 0.5}}``.
@@ -155,6 +156,8 @@ def _session(
 ) -> Session:
     if not resume:
         effective = load_config(config, overrides)
+        if not has_factory:
+            refuse_handed_over(effective.env.factory)
         beginning_of(effective)  # refused before a directory is made
         return Session(RunDirectory.create(run_dir, effective), effective)
     if run_dir is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headrace.core.clock import Clock
+from headrace.core.config import is_of_its_program
 from headrace.core.errors import ComponentDied, EnvironmentLost, EpisodeNotRestored, HeadraceError, RestartBudgetSpent
 from headrace.lanes.lane import LaneBlock
 from headrace.runtime.changes import held_fast
@@ -242,7 +243,8 @@ class Incidents:
                 f"checkpoints/{checkpoint['version']}, made after {checkpoint['updates']:,} updates and "
                 f"{checkpoint['env_steps']:,} environment steps"
             )
-            fix += f"; the newest policy plays with `headrace eval RUN --version {checkpoint['version']}`"
+            if not is_of_its_program(self._basics.config.env.factory):
+                fix += f"; the newest policy plays with `headrace eval RUN --version {checkpoint['version']}`"
         lost = f"{since:,} of {updates:,} updates"
         if checkpoint is not None and checkpoint["whole"]:
             fix += "; `headrace train --resume --run-dir RUN` goes on from there"

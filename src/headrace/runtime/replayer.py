@@ -36,9 +36,10 @@ class Replayer:
 
     Args:
         run: The run directory; the run may be live (what it has recorded by now is replayed), dead or finished.
-        env: As the run had it, if it was a callable.
+        env: As the run had it, if it was a callable; needed if that was no function of a module that can be imported.
 
     Raises:
+        ConfigError: The environment was such a callable, and is not handed over again.
         RecordDamaged: There is no record, it cannot be read, or another version of Headrace drew otherwise from its seed.
         RunDirectoryError: There is no run.
     """
@@ -173,9 +174,10 @@ def replay(run: str | Path | RunDirectory, env: EnvFactory | None = None) -> Rep
 
     Args:
         run: The run directory.
-        env: As the run had it, if it was a callable.
+        env: As for `Replayer`.
 
     Raises:
+        ConfigError: As of `Replayer`.
         ReplayDiffers: Something differs; the message names event, lane, row, field, values and the likely cause.
         RecordDamaged: There is no record, or it cannot be read.
     """

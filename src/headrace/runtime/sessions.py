@@ -13,6 +13,7 @@ from typing import Self
 
 from headrace.core.errors import ConfigError
 from headrace.core.files import write_whole
+from headrace.envs.building import refuse_handed_over
 from headrace.learners.checkpoint import STATE_FILE
 from headrace.learners.checkpoints import CheckpointStore
 from headrace.learners.manifest import Checkpoint
@@ -118,6 +119,8 @@ def resume_or_begin(
     if source is None and (run.config_file.is_file() or not {"env.id", "env.factory"} & overrides.keys()):
         source = RunDirectory.open(path).config_file  # or says that there is no run
     config = load_config(source, overrides)
+    if not has_factory:
+        refuse_handed_over(config.env.factory)
     _free(run)
     return Session(RunDirectory.create(path, config), config, note=f"{path} {new}: a new run starts there")
 
@@ -168,13 +171,10 @@ def _require_environment(config: ExperimentConfig, has_factory: bool) -> None:
     where = config.env.factory
     if has_factory or where is None:
         return
-    module, _, function = where.partition(":")
-    if module == "__main__" or "<" in function:
-        raise ConfigError(
-            "the environment of this run was handed over in Python, so it has to be handed over again",
-            env_factory=where,
-            fix="resume with headrace.train(env=..., run_dir=..., resume=True), and the same callable",
-        )
+    refuse_handed_over(
+        where, fix="resume with headrace.train(env=..., run_dir=..., resume=True), and the same callable"
+    )
+    module = where.partition(":")[0]
     if find_spec(module.partition(".")[0]) is None:
         raise ConfigError(
             "the environment of this run cannot be imported here",

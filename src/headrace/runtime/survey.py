@@ -6,6 +6,7 @@ import shlex
 from contextlib import suppress
 from pathlib import Path
 
+from headrace.core.config import is_of_its_program
 from headrace.core.errors import RecordDamaged, RunDirectoryError
 from headrace.learners.checkpoints import CheckpointStore
 from headrace.learners.manifest import Checkpoint
@@ -109,7 +110,7 @@ def _reached(run: RunDirectory) -> tuple[int, int]:
 def _nowhere(run: RunDirectory, config: ExperimentConfig, problems: list[str]) -> RunDirectoryError:
     versions = policy_versions(run.checkpoints_dir)
     fix = "start a new run with another --run-dir"
-    if versions:
+    if versions and not is_of_its_program(config.env.factory):
         fix += f"; the newest policy of this one plays with `headrace eval {shlex.quote(str(run.path))}`"
     return RunDirectoryError(
         f"{run.path} holds no checkpoint that the run could go on from",

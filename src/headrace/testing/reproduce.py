@@ -31,7 +31,7 @@ from headrace.core.clock import MonotonicClock
 from headrace.core.config import EnvConfig
 from headrace.core.errors import ConfigError, HeadraceError
 from headrace.core.specs import assemble, leaves
-from headrace.envs.building import build_environment, environment_name
+from headrace.envs.building import build_environment, environment_name, refuse_handed_over
 from headrace.ipc import printing
 from headrace.ipc.stacks import DUMP_SIGNAL, innermost_frame
 from headrace.runtime.reproducers import Reproducer
@@ -93,7 +93,14 @@ def reproduce(path: Path, timeout_s: float) -> Outcome:
     Args:
         path: The file.
         timeout_s: Seconds one call of the environment may take before it is a hang.
+
+    Raises:
+        ConfigError: It is no such file, or the environment was made by a callable that only its program could find.
     """
+    refuse_handed_over(
+        read_reproducer(path).env.get("factory"),
+        f'put it into a module of its own, and write "factory": "module:function" in {path}',
+    )
     with tempfile.TemporaryDirectory() as folder:
         at_file, result, stacks = Path(folder, "at"), Path(folder, "result"), Path(folder, "stacks")
         at_file.write_bytes(_AT.pack(_START))
