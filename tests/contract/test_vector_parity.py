@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -13,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import headrace
 from headrace.core.errors import ConfigError, UnknownAttribute, VectorMisused
+from namesakes import Namesake
 from vector_envs import SPACES, Sampling, in_lists
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("lent_server"), pytest.mark.thin(4)]
@@ -386,3 +388,38 @@ def test_disabled_refuses_a_step_after_the_end(backend: str) -> None:
             ours.step([0])
         ours.reset(options={"reset_mask": np.array([True])})
         ours.step([0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("mode", MODES)
+def test_infos_may_have_the_names_under_which_ends_are_told(mode: AutoresetMode, backend: str) -> None:
+    """Within a step that ends an episode these names are the end's; Gymnasium gives what the next reset says."""
+    options: dict[str, Any] = {"autoreset_mode": mode}
+    same_step = mode is AutoresetMode.SAME_STEP
+    sync = SyncVectorEnv([partial(Namesake, 3, resets_too=not same_step)] * COUNT, **options)
+    with headrace.VectorEnv([partial(Namesake, 3)] * COUNT, **BACKENDS[backend], **options) as ours:
+        found = ours.reset()
+        assert [last.tolist() for last in found[1]["final_obs"]] == [[-7, -7]] * COUNT
+        assert_same(sync.reset()[0], found[0])
+        for _ in range(3):
+            assert_same(sync.step(np.zeros(COUNT, np.int64)), ours.step(np.zeros(COUNT, np.int64)))
+            assert ours.valid.all()
+    sync.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ends_are_told_beside_infos_of_the_same_names(backend: str) -> None:
+    """Some environments end, others go on, and their infos have these names."""
+    with headrace.VectorEnv(
+        [partial(Namesake, 2 + env) for env in range(COUNT)],
+        **BACKENDS[backend],
+        autoreset_mode=AutoresetMode.SAME_STEP,
+    ) as ours:
+        ours.reset()
+        ours.step(np.zeros(COUNT, np.int64))
+        infos = ours.step(np.zeros(COUNT, np.int64))[4]
+        assert infos["final_obs"][0].tolist() == [2, 2]
+        assert list(infos["final_obs"][1:]) == [{"score": 2}] * 2
+        assert infos["final_info"]["final_info"]["won"].tolist() == [2, 0, 0]
+        assert infos["final_info"]["won"].tolist() == [0, 2, 2]
+        assert ours.valid.all()

@@ -25,6 +25,7 @@ from headrace.vector import sb3
 from headrace.vector.barrier import Barrier
 from headrace.vector.options import FaultBudget
 from headrace.vector.sb3 import SB3VecEnv
+from namesakes import Namesake
 from told_envs import WORDS, T, Trouble, told
 from vector_cases import Image, Structured, curriculum
 from vector_support import BACKENDS
@@ -180,6 +181,26 @@ def test_seeds_and_options_reach_the_environments_they_are_for(backend):
     assert envs.envs.closed
 
 
+class Repeating(Telling):
+    """Tells in a reset which options it was given."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset(seed=seed)[0], dict(options or {})
+
+
+def test_options_are_the_environments_own_whatever_they_are_called(backend):
+    envs = SB3VecEnv([Repeating] * 2, **backend)
+    given = {"reset_mask": np.array([True, False]), "z": 1}
+    try:
+        for options in (given, [given, {"z": 2}]):
+            envs.set_options(options)
+            envs.reset()
+            exactly(envs.reset_infos, [options] * 2 if options is given else options)
+        assert "reset_mask" in given
+    finally:
+        envs.close()
+
+
 def test_a_seed_that_is_none_breaks_nothing():
     envs = SB3VecEnv([Telling] * 4, workers=0)
     try:
@@ -233,6 +254,113 @@ def test_a_cut_looks_like_a_time_limit_and_says_that_it_is_none(backend, tmp_pat
         assert infos[0] == infos[2] == {"TimeLimit.truncated": False}
         envs.step(np.full(3, 6))
         assert envs.valid.all()
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("indices", [[], -1, [-1, 0], [0, 0, 2], (1,), np.array([2, 0]), np.flatnonzero([0]), range(2)])
+def test_indices_are_counted_as_dummy_vec_env_counts_them(indices: Any) -> None:
+    ours, theirs = SB3VecEnv([curriculum] * 3, workers=0), DummyVecEnv([curriculum] * 3)
+    try:
+        for envs in (ours, theirs):
+            for env in range(3):
+                envs.env_method("set_wrapper_attr", "difficulty", env, indices=env)
+        asked = theirs.get_attr("difficulty", indices)
+        assert ours.get_attr("difficulty", indices) == ours.env_method(
+            "get_wrapper_attr", "difficulty", indices=indices
+        )
+        assert ours.get_attr("difficulty", indices) == asked
+        assert ours.env_is_wrapped(Monitor, indices) == theirs.env_is_wrapped(Monitor, indices)
+        ours.set_attr("difficulty", 7, indices)
+        assert ours.get_attr("difficulty") == [7 if env in asked else env for env in range(3)]
+    finally:
+        ours.close()
+
+
+@pytest.mark.parametrize("indices", [3, [-4], "a", [1.0], np.array([[0, 1]])])
+def test_indices_that_name_no_environment_are_refused(indices: Any) -> None:
+    envs = SB3VecEnv([curriculum] * 3, workers=0)
+    try:
+        with pytest.raises(VectorMisused, match="indices does not name environments"):
+            envs.get_attr("difficulty", indices)
+    finally:
+        envs.close()
+
+
+def test_metadata_is_that_of_the_environments(backend) -> None:
+    ours, theirs = SB3VecEnv([cartpole] * 2, **backend), DummyVecEnv([cartpole] * 2)
+    try:
+        assert ours.metadata == theirs.metadata
+        assert ours.metadata["render_fps"] == 50
+    finally:
+        ours.close()
+
+
+@pytest.mark.table
+@pytest.mark.parametrize("how", BACKENDS)
+def test_infos_may_have_the_names_under_which_ends_are_told(how: str) -> None:
+    factories = [partial(Namesake, 2 + env) for env in range(3)]
+    ours, theirs = SB3VecEnv(factories, **BACKENDS[how]), DummyVecEnv(factories)
+    try:
+        exactly(ours.reset(), theirs.reset())
+        exactly(ours.reset_infos, theirs.reset_infos)
+        for _ in range(7):
+            exactly(ours.step(np.zeros(3, np.int64)), theirs.step(np.zeros(3, np.int64)))
+            exactly(ours.reset_infos, theirs.reset_infos)
+            assert ours.valid.all()
+    finally:
+        ours.close()
+
+
+class Keyed(Telling):
+    """Its infos have keys that wrappers may read; one step of it raises."""
+
+    def __init__(self, raises_at: int = 0) -> None:
+        self._raises_at, self._all = raises_at, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return super().reset(seed=seed)[0], {"t": 0, "began": True}
+
+    def step(self, action: Any) -> Any:
+        self._all += 1
+        if self._all == self._raises_at:
+            raise RuntimeError(WORDS)
+        *answer, _ = super().step(action)
+        return *answer, {"t": self._t, "deep": {"t": self._t}} | ({"episode": {}, "won": True} if answer[2] else {})
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        (1, {"t": 0, "began": True}),
+        (2, {"t": 1, "deep": {"t": 1}}),
+        (4, {"t": 0, "began": True, "deep": {"t": 2}}),
+        (5, {"t": 1, "deep": {"t": 1}}),
+    ],
+)
+def test_a_cut_has_the_keys_that_its_environment_gave_last(at: int, said: Any, backend: Any) -> None:
+    envs = SB3VecEnv([Keyed, partial(Keyed, at), Keyed], **backend)
+    try:
+        envs.reset()
+        for _ in range(at):
+            _, _, ends, infos = envs.step(np.zeros(3, np.int64))
+        assert (ends[1], envs.valid.tolist()) == (True, [True, False, True])
+        own = {"headrace", "terminal_observation", "TimeLimit.truncated"}
+        assert own < infos[1].keys()
+        exactly({key: value for key, value in infos[1].items() if key not in own}, said)
+        exactly(envs.reset_infos[1], {"t": 0, "began": True})
+    finally:
+        envs.close()
+
+
+def test_a_monitor_reads_its_keywords_of_a_cut() -> None:
+    envs = VecMonitor(SB3VecEnv([Keyed, partial(Keyed, 2)], workers=0), info_keywords=("t", "deep"))
+    try:
+        envs.reset()
+        envs.step(np.zeros(2, np.int64))
+        *_, infos = envs.step(np.zeros(2, np.int64))
+        assert infos[1]["episode"]["t"] == 1
+        assert infos[1]["headrace"]["fault"] == "raised"
     finally:
         envs.close()
 

@@ -18,6 +18,7 @@ from headrace.ipc.shm import SharedBlock
 from headrace.vector.complaints import Complaints
 from headrace.vector.crew import Crew
 from headrace.vector.desk import Batch, Desk
+from headrace.vector.endings import ENDING
 from headrace.vector.engine import Engine
 from headrace.vector.events import Answers, Event, Failure, Moves
 from headrace.vector.faults import FaultKind, Interrupted, Problem, broken_contract
@@ -211,7 +212,7 @@ def ended_while_it_moves(**policy: Any) -> tuple[Engine, Told]:
         assert isinstance(event, Answers)
         event.infos = {place: {"level": 1}}
     told.slab.terminated[1] = True
-    told.events[1].infos = {1: {"final_obs": np.array([4.0]), "final_info": {"level": 3}, "level": 7, "old": 1}}  # type: ignore[union-attr]
+    told.events[1].infos = {1: {ENDING: (np.array([4.0]), {"level": 3}), "level": 7, "old": 1}}  # type: ignore[union-attr]
     return engine, told
 
 

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import VectorMisused
+from headrace.vector.endings import ENDING
 from headrace.vector.faults import FaultKind, from_exception
 from headrace.vector.infos import Infos, columns_of, kept
 from headrace.vector.pool import _sealed
@@ -172,10 +173,10 @@ def test_a_tuple_has_exactly_its_parts(value: Any) -> None:
 
 def test_the_last_observation_of_an_episode_is_checked_too() -> None:
     last = np.array([NAN, 0], np.float32)
-    ends = (np.zeros(2, np.float32), 1.0, True, False, {"final_obs": last, "final_info": {}})
+    ends = (np.zeros(2, np.float32), 1.0, True, False, {ENDING: (last, {})})
     assert set(settle(rows_of(finals=True), range(2), [good(), ends]).problems) == {1}
     assert set(settle(rows_of(finals=True), [0, 2], [good(), ends]).problems) == {1}
-    begins = (last, 1.0, True, False, {"final_obs": np.zeros(2, np.float32), "final_info": {}})
+    begins = (last, 1.0, True, False, {ENDING: (np.zeros(2, np.float32), {})})
     problems = settle(rows_of(finals=True), range(2), [ends, begins]).problems
     assert [problems[place].phase for place in (0, 1)] == ["step", "reset"]
     assert not settle(rows_of(finals=False), range(2), [good(), ends]).problems
@@ -334,6 +335,14 @@ def test_only_names_are_keys_of_columns(key: Any) -> None:
     assert columns_of({0: {key: 1.0}}) is None
 
 
+def test_gymnasium_keeps_whatever_is_called_final_obs_as_an_object() -> None:
+    found = {env: {"final_obs": 3} for env in range(2)}
+    assert columns_of(found) is None
+    infos = Infos(2)
+    infos.fill(found, [], None)
+    assert infos.batch["final_obs"].dtype == object
+
+
 class Attached:
     """As a tensor whose gradient is wanted: it has a shape, and no array is made of it."""
 
@@ -385,7 +394,7 @@ def test_whatever_an_observation_is_it_is_one_environments_fault(space: Any, wro
 
 
 def test_whatever_a_last_observation_is_it_is_one_environments_fault() -> None:
-    ends = (np.zeros(2, np.float32), 1.0, True, False, {"final_obs": Surprising(), "final_info": {}})
+    ends = (np.zeros(2, np.float32), 1.0, True, False, {ENDING: (Surprising(), {})})
     settled = settle(rows_of(finals=True), range(2), [good(), ends])
     assert {place: problem.kind.value for place, problem in settled.problems.items()} == {1: "contract"}
 
@@ -411,7 +420,7 @@ def test_what_does_not_fit_its_dtype_is_not_finite(
     space: Any, value: Any, found: str, finals: bool, warnings: Any
 ) -> None:
     fitting = space.sample()
-    wrong = (fitting, 1.0, True, False, {"final_obs": value}) if finals else (value, 1.0, False, False, {})
+    wrong = (fitting, 1.0, True, False, {ENDING: (value, {})}) if finals else (value, 1.0, False, False, {})
     with catch_warnings(action=warnings):
         settled = settle(rows_of(space, finals=finals), range(2), [(fitting, 1.0, False, False, {}), wrong])
     assert set(settled.problems) == {1}

@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.vector.endings import as_gymnasium_names
 from headrace.vector.faults import Fault
 from headrace.vector.interrupts import is_programs
 from headrace.vector.rows import compact
@@ -98,7 +99,8 @@ def columns_of(infos: Mapping[int, Info]) -> Columns | None:
         return None
     form = Form(keys.pop(), tuple(kinds.pop() for kinds in types))
     # Names alone: 1 and True are one key, and what else may be one need not be readable in another process.
-    if not all(type(key) is str for key in form.keys):
+    # And Gymnasium puts everything of this one name in a column of objects.
+    if not all(type(key) is str for key in form.keys) or "final_obs" in form.keys:
         return None
     if not all(kind in _PYTHONS_OWN or issubclass(kind, np.number) for kind in form.types):
         return None
@@ -151,7 +153,9 @@ class Infos:
         if self._vector is None:
             self._vector = gymnasium.vector.VectorEnv()
             self._vector.num_envs = self._count
-        self.batch = self._vector._add_info(self.batch, dict(info), place)  # noqa: SLF001 - the base class's own rule
+        self.batch = self._vector._add_info(  # noqa: SLF001 - the base class's own rule
+            self.batch, as_gymnasium_names(info), place
+        )
 
     def tell(self, faults: Mapping[int, Sequence[Fault]], valid: NDArray[np.bool_]) -> None:
         """What went wrong, by place, under the key ``headrace``."""
@@ -177,6 +181,8 @@ class Infos:
 
 class AsTheyAre(Infos):
     """Leaves the infos of a batch as their environments gave them: `batch` holds one per place, of those that have any.
+
+    An ending stays under its own key, `headrace.vector.endings.ENDING`.
 
     Gymnasium's way of putting them together gives all numbers of a key the type of the first, and cannot put some together
     at all.

@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.core.errors import VectorMisused
+from headrace.vector.endings import ENDING
 from headrace.vector.events import Answers, Ids
 from headrace.vector.faults import Fault
 from headrace.vector.infos import Columns, Info
 from headrace.vector.probes import Stamped
 from headrace.vector.rows import Rows
 from headrace.vector.slab import Slab
-
-_FINAL = ("final_obs", "final_info")
 
 
 class Pending:
@@ -81,7 +80,7 @@ class Pending:
     def ask_again(self, fault: Fault, *, stepped: bool) -> None:
         """An environment failed, and its replacement's first observation will be its answer: to a step, a cut."""
         if stepped:
-            self.infos[fault.env] = {"final_obs": self.last_valid(fault.env), "final_info": {}}
+            self.infos[fault.env] = {ENDING: (self.last_valid(fault.env), {})}
             self.cut.add(fault.env)
         self.tell(fault)
 
@@ -95,7 +94,7 @@ class Pending:
         self._split()
         for env in ids.tolist():
             infos = self.infos.pop(env, {})
-            self.infos[env] = {name: infos[name] for name in _FINAL if name in infos}
+            self.infos[env] = {ENDING: infos[ENDING]} if ENDING in infos else {}
             self.over[env] = float(slab.reward[env]), bool(slab.terminated[env]), bool(slab.truncated[env])
 
     def take_in(self, ids: Ids, answers: Answers, slab: Slab) -> None:

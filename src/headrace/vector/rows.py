@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from headrace.vector.endings import ENDING
 from headrace.vector.faults import Problem, broken_contract, not_finite, text_of
 from headrace.vector.interrupts import is_programs
 from headrace.vector.spaces import Layout, Part
@@ -55,7 +56,7 @@ class Rows:
     """
 
     finals = False
-    """Whether infos may hold ``final_obs``, the last observation of an episode, which is checked as well."""
+    """Whether infos may hold an `ENDING`, whose observation is checked as well."""
 
     def __init__(
         self, layout: Layout, arrays: Sequence[NDArray[Any]], *, check_finite: bool, cast: bool = True
@@ -339,8 +340,8 @@ def _check_finals(
     """The same answers, without those whose last observation does not fit. Their rows are written again later."""
     checked = list(returned)
     for place, info in infos.items():
-        if "final_obs" in info:
-            problem = _checked(rows.write, where[place], info["final_obs"], "step")
+        if ENDING in info:
+            problem = _checked(rows.write, where[place], info[ENDING][0], "step")
             if problem is not None:
                 checked[place] = problem
     return checked
@@ -398,8 +399,8 @@ def _settle_one(rows: Rows, row: int, returned: Any, phase: str) -> Returned | P
     if not isinstance(info, Mapping):
         return broken_contract(phase, "info", "a dict", _describe(info))
     problem = None
-    if rows.finals and "final_obs" in info:
-        problem, phase = rows.write(row, info["final_obs"], phase), "reset"
+    if rows.finals and ENDING in info:
+        problem, phase = rows.write(row, info[ENDING][0], phase), "reset"
     problem = problem or rows.write(row, observation, phase)
     if problem is not None:
         return problem

@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from headrace.core.errors import ConfigError, HeadraceError, VectorMisused
 from headrace.vector import questions
+from headrace.vector.endings import ENDING
 from headrace.vector.env import VectorEnv
 from headrace.vector.forks import refuse_copies
 from headrace.vector.infos import AsTheyAre
@@ -27,6 +28,8 @@ from headrace.vector.questions import Environment
 from headrace.vector.spaces import kept_in
 
 Infos = dict[str, Any]
+_OF_AN_END = frozenset({"episode", "terminal_observation", "headrace"})
+"""Keys of infos that speak of one end alone."""
 
 
 class SB3VecEnv(VecEnv):
@@ -78,6 +81,9 @@ class SB3VecEnv(VecEnv):
         self._dropped = False
         """Whether rows were dropped since the last reset, so that what comes next follows nothing SB3 has seen."""
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
+        self.metadata = {key: value for key, value in envs.metadata.items() if key != "autoreset_mode"}
+        self._said: list[Infos] = [{} for _ in range(envs.num_envs)]
+        """What each environment has said last within an episode, and of what it has not said since, before that."""
         envs.collects = AsTheyAre
 
     # Stepping
@@ -94,18 +100,16 @@ class SB3VecEnv(VecEnv):
         """
         self._settle()
         self._open = True
-        first = self._options[0]
-        if any(options is not first for options in self._options) and any(self._options):
-            self.envs.send_reset(range(self.num_envs), self._seeds, [options or None for options in self._options])
-            began = self.envs.receive(min_envs=self.num_envs)
-            obs, infos = began.observations, began.infos
-        else:
-            obs, infos = self.envs.reset(seed=self._seeds, options=dict(first) or None)
+        # `VectorEnv.reset` would take options called ``reset_mask`` for its own.
+        self.envs.send_reset(range(self.num_envs), self._seeds, [dict(options) or None for options in self._options])
+        began = self.envs.receive(min_envs=self.num_envs)
         self._open = self._dropped = False
-        self.reset_infos = self._each(infos)
+        self.reset_infos = self._each(began.infos)
+        for env in range(self.num_envs):
+            self._begin(env)
         self._reset_seeds()
         self._reset_options()
-        return obs  # type: ignore[no-any-return]
+        return began.observations  # type: ignore[no-any-return]
 
     def step_async(self, actions: Any) -> None:
         """Take the actions of the next step, [N, ...]; where they are whole numbers, floats that are whole will do."""
@@ -131,6 +135,8 @@ class SB3VecEnv(VecEnv):
         for env, info in enumerate(told):
             if terminations[env] or truncations[env]:
                 told[env] = self._ended(env, info)
+            else:
+                self._said[env] = info
             told[env]["TimeLimit.truncated"] = bool(truncations[env] and not terminations[env])
         return obs, rewards.astype(np.float32), terminations | truncations, told
 
@@ -153,11 +159,19 @@ class SB3VecEnv(VecEnv):
 
     def _ended(self, env: int, info: Infos) -> Infos:
         """The info of an episode's last step; what is told of the first observation of the next goes to `reset_infos`."""
-        last: Infos = {**info.pop("final_info", {}), "terminal_observation": info.pop("final_obs")}
+        observation, last = info.pop(ENDING)
+        if not self.envs.valid[env]:  # wrappers read keys at an end that every step of the environment has
+            last = {key: value for key, value in self._said[env].items() if key not in _OF_AN_END}
+        last = {**last, "terminal_observation": observation}
         if "headrace" in info:
             last["headrace"] = info.pop("headrace")
         self.reset_infos[env] = info
+        self._begin(env)
         return last
+
+    def _begin(self, env: int) -> None:
+        """Have what a reset said precede what steps say, which may have other keys."""
+        self._said[env] = self._said[env] | self.reset_infos[env]
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """Seeds of the next reset: ``seed``, ``seed + 1``, ...; None draws the first."""
@@ -167,7 +181,7 @@ class SB3VecEnv(VecEnv):
         """Close the `VectorEnv`."""
         self.envs.close()
 
-    # Asking single environments
+    # Asking single environments: `indices` are counted as in a list, and each of them is asked once
 
     def has_attr(self, attr_name: str) -> bool:
         """Whether all environments have it; it need not be something that can be pickled."""
@@ -212,7 +226,19 @@ class SB3VecEnv(VecEnv):
 
     def _ask(self, question: Callable[[Environment], Any], indices: VecEnvIndices) -> list[Any]:
         self._settle()
-        return list(self.envs.apply(question, list(self._get_indices(indices))))
+        numbers = range(self.num_envs)
+        try:
+            asked = [numbers[place] for place in self._get_indices(indices)]  # as places of a list: -1 is the last
+        except (IndexError, TypeError) as error:
+            raise VectorMisused(
+                "indices does not name environments",
+                expected=f"None, a number, or several, from {-self.num_envs} to {self.num_envs - 1}",
+                found=f"{indices!r}"[:200],
+                fix="give a list of their numbers",
+            ) from error
+        chosen = sorted(set(asked))
+        values = dict(zip(chosen, self.envs.apply(question, chosen), strict=True)) if chosen else {}
+        return [values[env] for env in asked]
 
 
 def _exactly(actions: Any, dtype: np.dtype[Any]) -> NDArray[Any]:

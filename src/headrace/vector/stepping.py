@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from headrace.core.errors import EnvironmentNotBuilt, UnknownAttribute
 from headrace.vector import probes
+from headrace.vector.endings import ENDING
 from headrace.vector.faults import Interrupted, Problem, broken_contract
 from headrace.vector.infos import kept
 from headrace.vector.interrupts import is_programs
@@ -208,7 +209,7 @@ class Body:
             return returned  # type: ignore[no-any-return]  # goes on, or is no answer at all
         observation, reward, terminated, truncated, info = returned
         # reset() may write into the same array, and into the same dict.
-        final = {"final_obs": copy.deepcopy(observation), "final_info": kept(info)}
+        final = copy.deepcopy(observation), kept(info)
         self._ending = True  # what was evaluated belongs to the episode that ends, and not to the next one
         try:
             again = self._reset(self.env)
@@ -218,7 +219,7 @@ class Body:
             return again
         if not isinstance(again[4], Mapping):
             return broken_contract("reset", "info", "a dict", f"{again[4]!r}"[:200])
-        return again[0], reward, terminated, truncated, {**final, **again[4]}
+        return again[0], reward, terminated, truncated, {**again[4], ENDING: final}
 
     def _no_step(self, _action: Any) -> Returned:
         raise RuntimeError("the environment was replaced and has to be reset before it is stepped")
