@@ -91,6 +91,17 @@ def test_a_rollout_that_is_open_is_not_requested_again() -> None:
         books.request("g0.1")
 
 
+def test_no_attempt_fails_that_was_not_made() -> None:
+    books = RolloutBooks()
+    books.request("g0.1")
+    for _ in range(2):
+        books.attempt("g0.1")
+        books.attempt_failed("g0.1", "server")
+        with pytest.raises(DataLossError, match=r"rollout g0\.1 was failed without being tried"):
+            books.attempt_failed("g0.1", "timeout")
+    assert books.to_json()["failed_attempts"] == {"server": 2}
+
+
 def test_books_that_do_not_balance_are_refused() -> None:
     counts = RolloutBooks().to_json() | {"requested": 1}
     with pytest.raises(DataLossError, match="the books of the rollouts do not balance"):

@@ -103,6 +103,30 @@ def test_a_round_goes_on_without_who_is_cancelled(asks_first: bool) -> None:
     assert [ids for _, ids in generator.calls] == [["1/0"]]
 
 
+def test_nobody_waits_longer_than_its_own_time_for_others() -> None:
+    """A call is answered after `ANSWER_SHARE` of its longest time."""
+    limits: list[tuple[list[str], float]] = []
+
+    class Limited(Noting):
+        async def generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[Completion | Failure]:
+            limits.append(([request.id for request in requests], round(timeout_s, 3)))
+            return await super().generate(requests, timeout_s)
+
+    async def main(*, rounds: bool) -> None:
+        gatherer = Gatherer(Limited(), rounds=rounds, at_once=9)  # type: ignore[arg-type]
+        left_s = [10.0, 3.0, 3.5, 9.0, 0.0, -1.0]
+        for _ in left_s:
+            gatherer.enter()
+        await asyncio.gather(*(gatherer.complete((key, 0), request(str(key)), left) for key, left in enumerate(left_s)))
+        await gatherer.close()
+
+    run_in_fake_time(main(rounds=False))
+    assert sorted(limits) == [(["1", "2"], 3.5), (["3", "0"], 10.0), (["5", "4"], 0.0)]
+    limits.clear()
+    run_in_fake_time(main(rounds=True))
+    assert limits == [(["0", "1", "2", "3", "4", "5"], 10.0)]
+
+
 def test_what_a_generator_raises_reaches_everybody_who_waits() -> None:
     class Broken:
         async def generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[Completion]:

@@ -11,7 +11,7 @@ import pytest
 from headrace.core.errors import ComponentError
 from headrace.llm.engine.engine import Engine
 from headrace.llm.engine.local import LocalGenerator
-from headrace.llm.messages import Completion, Failure, Probe, PublishedWeights
+from headrace.llm.messages import ANSWER_SHARE, Completion, Failure, Probe, PublishedWeights
 from headrace.llm.weights import make_probe, publish
 from llm_serving_support import CONTEXT, llama, ragged, run, single_thread, wanted
 
@@ -48,6 +48,26 @@ def test_a_deadline_that_passed_is_a_failure_and_frees_the_slot() -> None:
     (answer,) = asyncio.run(LocalGenerator(over).generate([wanted(0)], 0.0))
     assert answer == Failure("timeout", "no answer within 0 s")
     assert (over.waiting, over.counts.cancelled) == (0, 1)
+
+
+def test_one_slow_request_costs_no_other_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is complete is handed over while somebody still waits, as a server hands it over."""
+    over, limits = engine(), []
+
+    class AfterTenPasses:
+        def __init__(self, limit_s: float) -> None:
+            limits.append(limit_s)
+
+        @property
+        def passed(self) -> bool:
+            return over.counts.passes >= 10
+
+    monkeypatch.setattr("headrace.llm.engine.local.Deadline", AfterTenPasses)
+    short, long = wanted(0, max_tokens=2), wanted(1, max_tokens=CONTEXT - 20)
+    answers = asyncio.run(LocalGenerator(over).generate([long, short], 10.0))
+    assert limits == [10.0 * ANSWER_SHARE]
+    assert answers[0] == Failure("timeout", "no answer within 8 s")
+    assert isinstance(answers[1], Completion)
 
 
 def test_a_refused_request_is_a_failure_among_completions() -> None:

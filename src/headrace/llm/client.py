@@ -16,11 +16,7 @@ import aiohttp
 
 from headrace.core.errors import ComponentError, ComponentStalled, StaleWeights
 from headrace.llm.calls import Calls, Refused, reading, said
-from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
-
-_SERVER_SHARE = 0.8
-"""Of what is left of a call's time, after which the server is to answer with what it has: one slow request must not cost the others of its
-call, nor, being the only one that runs, look like a server that answers nothing."""
+from headrace.llm.messages import ANSWER_SHARE, Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
 
 
 class HttpGenerator:
@@ -115,7 +111,7 @@ class HttpGenerator:
         wanted = [_as_json(request) for request in requests]
 
         def body(left_s: float) -> dict[str, Any]:
-            return {"requests": wanted, "timeout_s": max(_SERVER_SHARE * left_s, 1e-3)}
+            return {"requests": wanted, "timeout_s": max(ANSWER_SHARE * left_s, 1e-3)}
 
         failure: Failure
         try:

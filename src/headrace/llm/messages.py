@@ -94,11 +94,21 @@ class ServedWeights:
     """Of the tensors in its memory; empty where a server cannot tell."""
 
 
+ANSWER_SHARE = 0.8
+"""Of what is left of a call's time, after which it is answered with what there is: one slow request must not cost the others of its call,
+nor, being the only one that runs, look like a server that answers nothing."""
+
+
 class Generator(Protocol):
     """Where completions come from: a server over HTTP, or an engine in this process."""
 
     async def generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[Completion | Failure]:
-        """One answer per request, in their order. Raises nothing that a server, a network or a clock may cause."""
+        """One answer per request, in their order. Raises nothing that a server, a network or a clock may cause.
+
+        Args:
+            requests: Together.
+            timeout_s: When nobody waits any more. What is complete is handed over after `ANSWER_SHARE` of it.
+        """
         ...
 
     async def update_weights(self, published: PublishedWeights, timeout_s: float) -> ServedWeights:

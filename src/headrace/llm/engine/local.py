@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from headrace.ipc.channel import Deadline
 from headrace.llm.engine.engine import Engine
-from headrace.llm.messages import Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
+from headrace.llm.messages import ANSWER_SHARE, Completion, Failure, GenerationRequest, PublishedWeights, ServedWeights
 
 
 class LocalGenerator:
@@ -23,7 +23,8 @@ class LocalGenerator:
     async def generate(self, requests: Sequence[GenerationRequest], timeout_s: float) -> list[Completion | Failure]:
         """One answer per request, in their order."""
         answers: dict[int, Completion | Failure] = {}
-        deadline = Deadline(timeout_s)
+        limit_s = ANSWER_SHARE * timeout_s
+        deadline = Deadline(limit_s)
         self._engine.submit(requests, answers.__setitem__)
         try:
             while len(answers) < len(requests) and not deadline.passed:
@@ -31,7 +32,7 @@ class LocalGenerator:
                 await asyncio.sleep(0)  # others may have requests too
         finally:
             self._engine.cancel([request.id for place, request in enumerate(requests) if place not in answers])
-        late = Failure("timeout", f"no answer within {timeout_s:g} s")
+        late = Failure("timeout", f"no answer within {limit_s:g} s")
         return [answers.get(place, late) for place in range(len(requests))]
 
     async def update_weights(self, published: PublishedWeights, timeout_s: float) -> ServedWeights:

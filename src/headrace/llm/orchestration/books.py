@@ -51,6 +51,8 @@ class RolloutBooks:
         self._reasons: dict[Place, Counter[str]] = {place: Counter() for place in _REASONED}
         self._requested = 0
         self._attempts = 0
+        self._tried: set[str] = set()
+        """Those of which an attempt is under way."""
         self._attempt_failures: Counter[str] = Counter()
 
     def request(self, rollout: str) -> None:
@@ -67,11 +69,15 @@ class RolloutBooks:
     def attempt(self, rollout: str) -> None:
         """A rollout in flight is tried, for the first time or again."""
         self._in_flight(rollout, "tried")
+        self._tried.add(rollout)
         self._attempts += 1
 
     def attempt_failed(self, rollout: str, reason: str) -> None:
-        """An attempt at it failed; whether the rollout did is not said."""
+        """The attempt at it failed; whether the rollout did is not said."""
         self._in_flight(rollout, "failed")
+        if rollout not in self._tried:
+            raise self._illegal(rollout, "failed without being tried")
+        self._tried.remove(rollout)
         self._attempt_failures[reason] += 1
 
     def move(self, rollout: str, to: Place, reason: str = "") -> None:
@@ -90,6 +96,7 @@ class RolloutBooks:
             raise self._illegal(rollout, f"moved to {to.value}")
         if (to in _REASONED) != bool(reason):
             raise self._illegal(rollout, f"moved to {to.value} with reason {reason!r}")
+        self._tried.discard(rollout)
         if to in MOVES:
             self._open[rollout] = to
             return

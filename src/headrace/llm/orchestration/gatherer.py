@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.llm.messages import Completion, Failure, GenerationRequest, Generator
+from headrace.llm.messages import ANSWER_SHARE, Completion, Failure, GenerationRequest, Generator
 
 Key = tuple[int, int]
 """Group and sample."""
@@ -27,6 +27,19 @@ class _Asked:
     def given_up(self) -> bool:
         """Whether nobody waits for the answer any more."""
         return self.answer.cancelled()
+
+
+def _alike(asked: list[_Asked], now_s: float) -> list[list[_Asked]]:
+    """Parts whose calls are answered before the time of any of their requests is over."""
+    parts: list[list[_Asked]] = []
+    shortest_s = 0.0
+    for one in sorted(asked, key=lambda one: one.deadline_s):
+        left_s = max(0.0, one.deadline_s - now_s)
+        if not parts or ANSWER_SHARE * left_s > shortest_s:
+            parts.append([])
+            shortest_s = left_s
+        parts[-1].append(one)
+    return parts
 
 
 class Gatherer:
@@ -115,10 +128,11 @@ class Gatherer:
         keys = sorted(key for key, asked in self._waiting.items() if not asked.given_up)[:most]
         if not keys:
             return
-        asked = [self._waiting.pop(key) for key in keys]
-        call = asyncio.get_running_loop().create_task(self._call(asked))
-        self._calls[call] = asked
-        call.add_done_callback(self._ended)
+        loop, asked = asyncio.get_running_loop(), [self._waiting.pop(key) for key in keys]
+        for part in [asked] if self._rounds else _alike(asked, loop.time()):
+            call = loop.create_task(self._call(part))
+            self._calls[call] = part
+            call.add_done_callback(self._ended)
 
     def _ended(self, call: asyncio.Task[None]) -> None:
         """Said by the loop, as a call that is cancelled before its first turn runs nothing of its own, no ``finally`` either."""

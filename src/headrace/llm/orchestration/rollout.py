@@ -144,31 +144,29 @@ class RolloutPlayer:
 
     async def play(self, spec: RolloutSpec) -> Rollout | Failure:
         """Try until it is complete, may not be tried again, or its time is over. The time is that of all attempts."""
-        section = self.config.orchestrator
-        deadline_s = asyncio.get_running_loop().time() + section.rollout_timeout_s
-        try:
-            async with asyncio.timeout_at(deadline_s):
-                return await self._tries(spec, deadline_s)
-        except TimeoutError:
-            late = Failure("timeout", f"not complete after {section.rollout_timeout_s:g} s", may_retry=False)
-            self.notes.attempt_failed(spec, late, again=False)
-            return late
-
-    async def _tries(self, spec: RolloutSpec, deadline_s: float) -> Rollout | Failure:
-        section = self.config.orchestrator
-        pause_s = section.backoff_s
+        section, clock = self.config.orchestrator, asyncio.get_running_loop().time
+        deadline_s, pause_s = clock() + section.rollout_timeout_s, section.backoff_s
         for attempt in range(section.max_retries + 1):
             self.notes.attempt(spec)
-            outcome = await self._attempt(spec, attempt, deadline_s)
+            outcome = await self._in_time(spec, attempt, deadline_s)
             if isinstance(outcome, Rollout):
                 return outcome
-            again = outcome.may_retry and attempt < section.max_retries
+            in_time = clock() + pause_s < deadline_s
+            again = outcome.may_retry and attempt < section.max_retries and in_time
             self.notes.attempt_failed(spec, outcome, again=again)
             if not again:
                 return outcome
             await asyncio.sleep(pause_s)
             pause_s *= 2
         raise AssertionError("a last attempt always returns")
+
+    async def _in_time(self, spec: RolloutSpec, attempt: int, deadline_s: float) -> Rollout | Failure:
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                return await self._attempt(spec, attempt, deadline_s)
+        except TimeoutError:
+            what = f"not complete after {self.config.orchestrator.rollout_timeout_s:g} s"
+            return Failure("timeout", what, may_retry=False)
 
     async def _attempt(self, spec: RolloutSpec, attempt: int, deadline_s: float) -> Rollout | Failure:
         rollout = Rollout.opened(spec, self.renderer.opening(spec.problem.opening))
