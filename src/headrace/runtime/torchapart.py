@@ -16,6 +16,7 @@ class TorchApart:
     """
 
     def __init__(self) -> None:
+        self._settings = _settings()
         self._theirs: dict[str, Any] = {}
         """What environments have set, by name."""
 
@@ -27,9 +28,9 @@ class TorchApart:
         """
         import torch
 
-        apart, settings = cls(), _settings()
+        apart = cls()
         for name, fresh in {"dtype": torch.float32, "device": torch.device("cpu"), "grad": True}.items():
-            get, put = settings[name]
+            get, put = apart._settings[name]
             if (found := get()) != fresh:
                 apart._theirs[name] = found
                 put(fresh)
@@ -37,17 +38,19 @@ class TorchApart:
 
     @contextmanager
     def environments(self) -> Iterator[None]:
-        """Around every call in which code of an environment may run; not one within another. Takes some ten microseconds."""
+        """Around every call in which code of an environment may run; not one within another. It takes tens of microseconds."""
         import torch
 
-        settings = _settings()
+        settings = self._settings
         ours = {name: get() for name, (get, _) in settings.items()}
         # This guard puts back, when it is left, all that torch keeps about gradients, also what was entered and never left.
         with torch.inference_mode(self._theirs.get("inference", False)):
-            for name, (_, put) in settings.items():
-                if (theirs := self._theirs.get(name, ours[name])) != ours[name]:
-                    put(theirs)
-            began = {name: get() for name, (get, _) in settings.items()}
+            began = ours
+            if self._theirs:
+                for name, (_, put) in settings.items():
+                    if (theirs := self._theirs.get(name, ours[name])) != ours[name]:
+                        put(theirs)
+                began = {name: get() for name, (get, _) in settings.items()}
             try:
                 yield
             finally:
@@ -56,7 +59,8 @@ class TorchApart:
                         self._theirs[name] = now
                     if now != ours[name]:
                         put(ours[name])
-                self._theirs["inference"] = torch.is_inference_mode_enabled()
+                if torch.is_inference_mode_enabled() != self._theirs.get("inference", False):
+                    self._theirs["inference"] = torch.is_inference_mode_enabled()
 
 
 def _settings() -> Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
