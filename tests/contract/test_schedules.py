@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import torch
 
 import choice_envs
 import headrace
 from headrace.runtime.api import Run
-from run_support import FIXED_SAC, SAC, SBX, Runs, assert_books, assert_gapless
+from run_support import FIXED_SAC, PPO, SAC, SBX, Runs, assert_books, assert_gapless
 
 pytestmark = [pytest.mark.process, pytest.mark.thin(2)]
 
@@ -88,6 +89,29 @@ def test_eviction_correlated_noise_and_normaliser(runs):
 )
 def test_other_learners_of_continuous_actions(runs, settings):
     assert_same(runs, "Pendulum-v1", (1, 3), **settings)
+
+
+@pytest.mark.parametrize("where", ["construct", "reset", "step"])
+@pytest.mark.parametrize("settings", [pytest.param(choice_envs.SMALL, id="dqn"), pytest.param(PPO, id="ppo")])
+def test_environment_that_changes_torch_for_its_process(runs, settings, where):
+    """Default dtype, device, threads, gradients: under inline they were the learner's, and a replay's."""
+    found = []
+    for schedule in ("inline", "lockstep"):
+        given = {"run.schedule": schedule, "run.collectors": 1, **settings}
+        run = runs.train("torch_envs:setting", kwargs={"where": where}, **given)
+        assert run.completed, run.summary["error"]
+        assert 4.0 in runs.rows[0]["reward"]  # what it had set held for it
+        found += [run.summary["weights_sha256"], headrace.replay(run.path).weights_sha256]
+    assert found == [found[0]] * 4
+    assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_module_that_changes_torch_when_it_is_imported(runs, schedule):
+    """The learner's process imports it as well, to tell in the record where the environment comes from."""
+    run = runs.train("torch_on_import:Double-v0", **{"run.schedule": schedule, **choice_envs.SMALL})
+    assert run.completed, run.summary["error"]
+    assert torch.get_default_dtype() == torch.float32
 
 
 def test_environment_that_draws_from_global_generators(runs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import itertools
 import os
 import pickle
@@ -32,6 +33,7 @@ from headrace.core.errors import (
     HeadraceError,
     VectorMisused,
 )
+from headrace.ipc import shm
 from headrace.ipc.channel import Deadline, poll_fds
 from headrace.ipc.processes import wait_for_end
 from headrace.testing.leaks import SETTLE_S, Holdings, settled
@@ -108,6 +110,56 @@ def test_cheap_environments_stay_here_and_the_plan_says_why() -> None:
         assert envs.worker_pids() == {}
         assert "\n" not in repr(envs.plan)
         assert envs.reset(seed=1)[0].shape == (2, 3)
+
+
+class Frozen(gym.Env[Any, Any]):
+    """Stops the clocks of its process, as tests and simulators do; not in the process of the test."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, spared: int) -> None:
+        if os.getpid() != spared:
+            time.time = time.monotonic = time.perf_counter = lambda: 0.0  # type: ignore[method-assign]
+
+    def reset(self, **given: Any) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(3, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("workers", ["auto", 2])
+def test_who_stops_the_clocks_of_its_process_is_measured_and_stepped_all_the_same(workers: Any) -> None:
+    spared = os.getpid()
+    with headrace.VectorEnv([lambda: Frozen(spared)] * 4, workers=workers) as envs:
+        envs.reset(seed=1)
+        envs.step(actions())
+        assert envs.valid.all()
+        assert "did not return" not in envs.plan.reason, envs.plan
+
+
+@pytest.mark.parametrize("refused", ["ftruncate", "mmap"])
+def test_shared_memory_that_the_machine_refuses_is_told_with_what_to_do(
+    refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = os if refused == "ftruncate" else shm.mmap
+    real = getattr(module, refused)
+
+    def limited(fd: int, nbytes: int, *rest: Any) -> Any:
+        if nbytes > 1_000_000:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        return real(fd, nbytes, *rest)
+
+    class Large(gym.Env[Any, Any]):
+        def __init__(self) -> None:  # nothing large travels with the class
+            self.observation_space = gym.spaces.Box(-1.0, 1.0, (500_000,), np.float32)
+            self.action_space = gym.spaces.Discrete(2)
+
+    monkeypatch.setattr(module, refused, limited)
+    with pytest.raises(ConfigError, match=r"the machine refused [\d,]+ bytes of shared memory") as caught:
+        headrace.VectorEnv([Large] * 2, workers=2, step_timeout_s=10.0)
+    assert "fewer environments" in caught.value.fix
 
 
 def test_environments_that_wait_get_threads() -> None:

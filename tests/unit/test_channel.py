@@ -9,7 +9,6 @@ import pickle
 import select
 import socket
 import struct
-import time
 from collections import deque
 
 import pytest
@@ -17,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.core.errors import ChannelClosed, ComponentError, ComponentStalled
+from headrace.ipc import channel
 from headrace.ipc.channel import Channel, Deadline, MessagePipe, poll_fds
 from headrace.ipc.descriptors import FdChannel
 
@@ -299,7 +299,7 @@ def test_a_long_wait_is_a_sum_of_short_ones_and_being_frozen_is_no_part_of_it(mo
             return []
 
     monkeypatch.setattr(select, "poll", Poller)
-    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(channel, "monotonic_s", lambda: now_s)
     assert poll_fds({}, timeout_s) == {}
     assert waits == slices
 

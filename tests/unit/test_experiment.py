@@ -557,7 +557,7 @@ def test_dead_learner_without_a_policy_on_disk(scene):
 def test_inline_one_interrupt_ends_a_learner_that_hangs_in_an_environment(scene, monkeypatch):
     slot = scene.board.slot("learner")
     slot.enter(Activity.ENV_STEP, 3, 17)
-    monkeypatch.setattr("headrace.runtime.observer.time", NoTime(scene.board, scene.clock))
+    monkeypatch.setattr("headrace.runtime.observer.monotonic_ns", NoTime(scene.board, scene.clock))
     scene.interrupts.count = 1
     assert scene.look() == ["tell learner stop"]
     scene.clock.advance(1.9)
@@ -585,7 +585,7 @@ class NoTime:
     def __init__(self, board, clock) -> None:
         self._began_ns, self._began_s, self._clock = board.read("learner").since_ns, clock.now(), clock
 
-    def monotonic_ns(self) -> int:
+    def __call__(self) -> int:
         return self._began_ns + round((self._clock.now() - self._began_s) * 1e9)
 
 
@@ -740,7 +740,7 @@ def test_a_stop_that_nobody_will_answer_ends_the_run(scene):
 @pytest.mark.parametrize("settings", [{"run.schedule": "inline"}])
 def test_inline_a_learner_that_died_in_an_environment_is_not_taken_for_one_that_hangs_there(scene, monkeypatch):
     scene.board.slot("learner").enter(Activity.ENV_STEP, 3, 17)
-    monkeypatch.setattr("headrace.runtime.observer.time", NoTime(scene.board, scene.clock))
+    monkeypatch.setattr("headrace.runtime.observer.monotonic_ns", NoTime(scene.board, scene.clock))
     scene.supervisor.restart = lambda child_id: scene.supervisor.done.append(f"restart {child_id}")  # delayed
     scene.happen(died("learner"))
     scene.interrupts.count = 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +77,58 @@ def test_a_block_that_is_smaller_than_said_is_refused_not_touched():
 def test_impossible_sizes_are_refused(nbytes):
     with pytest.raises(ConfigError, match="shared memory"):
         SharedBlock.create(nbytes)
+
+
+def refusing(number: int) -> Callable[..., object]:
+    def refuse(*_args: object) -> object:
+        raise OSError(number, "refused")
+
+    return refuse
+
+
+GETS_SHARED_MEMORY: dict[str, Callable[[], SharedBlock]] = {
+    "create": lambda: SharedBlock.create(10, fix="take less"),
+    "sized": lambda: SharedBlock.sized(shm._anonymous_file(), 10, fix="take less"),
+}
+
+
+def open_files() -> list[str]:
+    return sorted(path.name for path in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.parametrize("number", [errno.EFBIG, errno.ENOSPC, errno.ENOMEM, errno.EPERM])
+@pytest.mark.parametrize("call", ["ftruncate", "mmap"])
+@pytest.mark.parametrize("way", GETS_SHARED_MEMORY)
+def test_memory_that_the_system_refuses_is_told_with_what_to_do(way, call, number, monkeypatch):
+    before = open_files()
+    monkeypatch.setattr(*((os, "ftruncate") if call == "ftruncate" else (shm.mmap, "mmap")), refusing(number))
+    with pytest.raises(ConfigError, match="refused 10 bytes of shared memory") as caught:
+        GETS_SHARED_MEMORY[way]()
+    assert (caught.value.fix, caught.value.code) == ("take less", "CFG-001")
+    assert open_files() == before
+
+
+def test_a_block_of_others_that_cannot_be_mapped_is_told_alike(monkeypatch):
+    with SharedBlock.create(10) as block:
+        before = open_files()
+        fd = os.dup(block.fd)
+        monkeypatch.setattr(shm.mmap, "mmap", refusing(errno.ENOMEM))
+        with pytest.raises(ConfigError, match="refused 10 bytes"):
+            SharedBlock.attach(fd, 10)
+        assert open_files() == before
+
+
+def test_a_lack_of_files_is_no_lack_of_memory(monkeypatch):
+    monkeypatch.setattr(shm.mmap, "mmap", refusing(errno.EMFILE))
+    with pytest.raises(OSError, match="refused"):
+        SharedBlock.create(10)
+
+
+def test_a_block_that_is_given_another_size_keeps_what_it_holds():
+    with SharedBlock.create(4) as block:
+        block.buf[:] = b"abcd"
+        with SharedBlock.sized(os.dup(block.fd), 8) as larger:
+            assert bytes(larger.buf) == b"abcd" + bytes(4)
 
 
 @pytest.mark.parametrize(("shape", "offset"), [((3,), 0), ((2,), 1), ((1,), -1)])

@@ -14,12 +14,12 @@ import os
 import select
 import socket
 import struct
-import time
 from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from headrace.core.clock import monotonic_s
 from headrace.core.errors import ChannelClosed, ComponentError, ComponentStalled
 from headrace.ipc.pickling import decoded, encoded
 
@@ -47,11 +47,11 @@ class Deadline:
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self._at_s = time.monotonic() + timeout_s
+        self._at_s = monotonic_s() + timeout_s
 
     def left_s(self) -> float:
         """Seconds that are left, never negative."""
-        return max(0.0, self._at_s - time.monotonic())
+        return max(0.0, self._at_s - monotonic_s())
 
     def put_off(self, by_s: float) -> None:
         """Leave out seconds that do not count."""
@@ -60,7 +60,7 @@ class Deadline:
     @property
     def passed(self) -> bool:
         """Whether nothing is left."""
-        return time.monotonic() >= self._at_s
+        return monotonic_s() >= self._at_s
 
 
 def poll_fds(interest: Mapping[int, int], timeout_s: float) -> dict[int, int]:
@@ -82,10 +82,10 @@ def poll_fds(interest: Mapping[int, int], timeout_s: float) -> dict[int, int]:
         poller.register(fd, events)
     left_s = max(0.0, timeout_s)
     while True:
-        slice_s, begun_s = min(left_s, _SLICE_S), time.monotonic()
+        slice_s, begun_s = min(left_s, _SLICE_S), monotonic_s()
         seen_events = dict(poller.poll(slice_s * 1000.0))
         left_s -= slice_s
-        if time.monotonic() - begun_s > slice_s + _AWAY_S:
+        if monotonic_s() - begun_s > slice_s + _AWAY_S:
             left_s = max(left_s, min(timeout_s, _SLICE_S))
         if seen_events or left_s <= 0.0:
             break

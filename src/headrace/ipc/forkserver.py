@@ -40,6 +40,7 @@ from headrace.ipc.shm import OUT_OF_FILES, SharedBlock
 _EXIT_REPORT_S = 10.0
 _LEAVE_S = 5.0
 _REAP_S = 1.0
+_SMALLER_PAYLOAD = "hand less to a process that is started, or let this one and the machine have more memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +335,7 @@ class ForkServer:
         control.peer = request.bootstrap.id
         self._wanted, self._answer = (request.number, control.peer, control), None
         try:
-            with theirs, SharedBlock.create(len(data)) as block:
+            with theirs, SharedBlock.create(len(data), _SMALLER_PAYLOAD) as block:
                 block.buf[:] = data
                 self._link.attach_fds([theirs.fileno(), block.fd, *fds])
                 return self._ask(request)

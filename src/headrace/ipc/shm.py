@@ -12,6 +12,8 @@ import math
 import mmap
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,6 +24,8 @@ from headrace.core.errors import ConfigError
 
 OUT_OF_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 """Error numbers of a process, or a machine, that may open no more files."""
+
+_LESS = "ask for less, for instance with a smaller replay.capacity"
 
 
 class SharedBlock:
@@ -44,8 +48,12 @@ class SharedBlock:
         """All bytes, writable."""
 
     @classmethod
-    def create(cls, nbytes: int) -> Self:
+    def create(cls, nbytes: int, fix: str = _LESS) -> Self:
         """A new block of zeros.
+
+        Args:
+            nbytes: Its size in bytes.
+            fix: What to do where the machine refuses as much.
 
         Raises:
             ConfigError: The size is not positive, or the machine refuses it.
@@ -55,30 +63,40 @@ class SharedBlock:
             raise ConfigError(
                 "shared memory needs a positive size", bytes=nbytes, fix="ask for at least one byte of shared memory"
             )
-        fd = _anonymous_file()
-        try:
-            os.ftruncate(fd, nbytes)
-            return cls(fd, nbytes)
-        except (OSError, ValueError, OverflowError) as error:
-            os.close(fd)
-            if getattr(error, "errno", 0) in OUT_OF_FILES:
-                raise
-            raise ConfigError(
-                f"the machine refused {nbytes:,} bytes of shared memory",
-                error=error,
-                fix="ask for less, for instance with a smaller replay.capacity",
-            ) from error
+        return cls.sized(_anonymous_file(), nbytes, fix)
 
     @classmethod
-    def attach(cls, fd: int, nbytes: int) -> Self:
+    def sized(cls, fd: int, nbytes: int, fix: str = _LESS) -> Self:
+        """The block behind a descriptor, which is given its size by that.
+
+        Args:
+            fd: Of the block, whose bytes stay as far as it reaches; taken over, and closed if this fails.
+            nbytes: Its size in bytes from now on.
+            fix: What to do where the machine refuses as much.
+
+        Raises:
+            ConfigError: The machine refuses it.
+        """
+        try:
+            with _refusal_told(nbytes, fix):
+                os.ftruncate(fd, nbytes)
+                return cls(fd, nbytes)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def attach(cls, fd: int, nbytes: int, fix: str = _LESS) -> Self:
         """The block somebody else created.
 
         Args:
             fd: A descriptor of it that was handed to this process; taken over, and closed if this fails.
             nbytes: Its size in bytes as its creator knows it.
+            fix: What to do where the machine refuses to map as much.
 
         Raises:
-            ConfigError: The file behind the descriptor is smaller than that; touching it would be a crash.
+            ConfigError: The file behind the descriptor is smaller than that; touching it would be a crash. Or the
+                machine refuses to map it.
         """
         found = os.fstat(fd).st_size
         if not 0 < nbytes <= found:
@@ -89,7 +107,12 @@ class SharedBlock:
                 found_bytes=found,
                 fix="attach with the nbytes of the block whose descriptor this is",
             )
-        return cls(fd, nbytes)
+        try:
+            with _refusal_told(nbytes, fix):
+                return cls(fd, nbytes)
+        except BaseException:
+            os.close(fd)
+            raise
 
     def array(self, dtype: DTypeLike, shape: tuple[int, ...], offset: int = 0) -> NDArray[Any]:
         """A writable array over a part of the block, without a copy.
@@ -144,6 +167,17 @@ class SharedBlock:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextmanager
+def _refusal_told(nbytes: int, fix: str) -> Iterator[None]:
+    """Around what asks the machine for memory: a refusal is told as one; a lack of files is none."""
+    try:
+        yield
+    except (OSError, ValueError, OverflowError) as error:
+        if getattr(error, "errno", 0) in OUT_OF_FILES:
+            raise
+        raise ConfigError(f"the machine refused {nbytes:,} bytes of shared memory", error=error, fix=fix) from error
 
 
 def _anonymous_file() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from headrace.collectors.restoring import EPISODES_FILE, Episodes, save_episodes
 from headrace.core.clock import MonotonicClock
 from headrace.core.errors import RunDirectoryError
 from headrace.ipc.channel import Channel
+from headrace.ipc.shm import SharedBlock
 from headrace.lanes.lane import LaneBlock
 from headrace.lanes.replay import Replay
 from headrace.lanes.unread import next_unread
@@ -27,13 +27,16 @@ from headrace.record.trace import Trace
 from headrace.runtime.assembly import build_learner, suspicion
 from headrace.runtime.checkpointing import Keeper
 from headrace.runtime.inheritance import HEADER_KEY, begin_with, beginning_of, require_spaces
-from headrace.runtime.payloads import LearnerPayload, attach_lanes, attach_snapshots, group_lanes
+from headrace.runtime.payloads import LearnerPayload, attach_lanes, group_lanes
 from headrace.runtime.recording import TRACE_FILE, Inherited, header_facts, new_record, record_goes_on
 from headrace.runtime.refill import refill
+from headrace.runtime.torchapart import TorchApart
 from headrace.supervision.messages import Report
 from headrace.supervision.telling import tell
 from headrace.telemetry.board import Activity, Slot
 from headrace.weights.snapshot import SnapshotLayout, Snapshots
+
+_SMALLER = "take a smaller network, or let this process and the machine have more memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class Begun:
     """Whether collectors are to go on with the episodes that are running in the lanes."""
     episodes: Episodes = field(default_factory=dict)
     """Those."""
+    apart: TorchApart = field(default_factory=TorchApart)
+    """Keeps what environments in this process set in torch from the learner."""
 
 
 @contextmanager
@@ -90,6 +95,7 @@ class _Desk:
         self._fds = fds
         self._slot = slot
         self._control = control
+        self._apart = TorchApart.from_start()
         self._block: LaneBlock = attach_lanes(payload.spaces, config, fds["lanes"])
         self._groups = tuple(group_lanes(config, group) for group in range(config.env.groups))
 
@@ -198,14 +204,13 @@ class _Desk:
         if payload.resume is not None and not (payload.checkpoints / STATE_FILE).exists():
             keeper.save_at_once()  # until then a successor needs the checkpoint, which is pruned like any other
         streams = streams or [0] * len(self._groups)
-        return Begun(learner, layout, keeper, streams, succeeded)
+        return Begun(learner, layout, keeper, streams, succeeded, apart=self._apart)
 
     def _learner(
         self, replay: Replay, recorder: Recorder | None, recorded_version: int = 0
     ) -> tuple[BaseLearner, SnapshotLayout]:
         def publish_to(layout: SnapshotLayout) -> Snapshots:
-            os.ftruncate(self._fds["snapshots"], layout.nbytes)
-            snapshots = attach_snapshots(layout, self._fds["snapshots"])
+            snapshots = Snapshots(layout, SharedBlock.sized(self._fds["snapshots"], layout.nbytes, _SMALLER).buf)
             snapshots.show(max(snapshots.version, recorded_version))  # prepared and recorded, and perhaps not yet shown
             return snapshots
 
@@ -218,7 +223,8 @@ class _Desk:
         import torch
 
         torch.set_num_threads(self._config.learn.threads)  # before it is asked how many there are
-        modules = environment_modules(self._config.env, self._payload.basics.env_factory)
+        with self._apart.environments():  # they may be imported by that
+            modules = environment_modules(self._config.env, self._payload.basics.env_factory)
         return header_facts(self._config, self._block, modules)
 
     def _reads(self) -> None:

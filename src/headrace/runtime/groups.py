@@ -14,6 +14,7 @@ from headrace.ipc.channel import MessagePipe
 from headrace.lanes.credits import Commit, Credit
 from headrace.lanes.lane import LaneBlock
 from headrace.runtime.payloads import GroupBeginning
+from headrace.runtime.torchapart import TorchApart
 from headrace.telemetry.board import Activity, Board, Slot
 from headrace.telemetry.waits import wait_readable
 
@@ -93,6 +94,7 @@ class InlineGroups:
         beginnings: How each group's collector begins.
         chunk_steps: Environment steps per lane and chunk.
         stopping: Asked between environment steps; true ends a chunk early, and no further one is begun.
+        apart: Keeps what environments set in torch from the learner.
     """
 
     def __init__(
@@ -101,10 +103,13 @@ class InlineGroups:
         beginnings: Sequence[GroupBeginning],
         chunk_steps: int,
         stopping: Callable[[], bool],
+        apart: TorchApart | None = None,
     ) -> None:
         self._build = build
         self._beginnings = beginnings
-        self._collectors = [build(group, begin) for group, begin in enumerate(beginnings)]
+        self._apart = apart or TorchApart()
+        with self._apart.environments():
+            self._collectors = [build(group, begin) for group, begin in enumerate(beginnings)]
         self._chunk_steps = chunk_steps
         self._stopping = stopping
         self._granted: list[tuple[int, int]] = []
@@ -117,9 +122,10 @@ class InlineGroups:
         """See `Groups`; this is where the environments are stepped."""
         granted, self._granted = self._granted, []
         collectors = [(self._collectors[group], chunk) for group, chunk in granted]
-        if self._collectors[0].remote is None:
-            return [one.collect(chunk, self._chunk_steps, self._stopping) for one, chunk in collectors]
-        return followed([(one, one.course(chunk, self._chunk_steps, self._stopping)) for one, chunk in collectors])
+        with self._apart.environments():
+            if self._collectors[0].remote is None:
+                return [one.collect(chunk, self._chunk_steps, self._stopping) for one, chunk in collectors]
+            return followed([(one, one.course(chunk, self._chunk_steps, self._stopping)) for one, chunk in collectors])
 
     def wait(self, waiting_for: Sequence[int], control_fd: int) -> None:
         """See `Groups`; there is never anything to wait for."""
@@ -154,21 +160,24 @@ class InlineGroups:
             if not begin.resume:
                 continue
             try:
-                self._collectors[group].restore(episodes, self._stopping)
+                with self._apart.environments():
+                    self._collectors[group].restore(episodes, self._stopping)
             except EpisodeNotRestored as error:
                 failed[group] = str(error)
         return failed
 
     def begin_anew(self, group: int, incarnation: int) -> None:
         """See `Groups`."""
-        self._collectors[group].close()
         begin = replace(self._beginnings[group], incarnation=incarnation, resume=False)
-        self._collectors[group] = self._build(group, begin)
+        with self._apart.environments():
+            self._collectors[group].close()
+            self._collectors[group] = self._build(group, begin)
 
     def close(self) -> None:
         """Close every environment."""
-        for collector in self._collectors:
-            collector.close()
+        with self._apart.environments():
+            for collector in self._collectors:
+                collector.close()
 
 
 class RemoteGroups:

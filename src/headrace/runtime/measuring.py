@@ -22,7 +22,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.core.clock import MonotonicClock
+from headrace.core.clock import MonotonicClock, monotonic_s, perf_counter_s
 from headrace.core.errors import ConfigError
 from headrace.core.files import write_whole
 from headrace.envs.agents import ParallelCopy
@@ -71,9 +71,9 @@ class CallLog:
     def timed(self, kind: float, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Make the call."""
         waits = _waits()
-        begun_s, cpu_s = time.monotonic(), self._cpu()
+        begun_s, cpu_s = monotonic_s(), self._cpu()
         returned = call(*args, **kwargs)
-        used_s, lasted_s = self._cpu() - cpu_s, time.monotonic() - begun_s
+        used_s, lasted_s = self._cpu() - cpu_s, monotonic_s() - begun_s
         if _waits() == waits:
             lasted_s = min(lasted_s, used_s)
         self._file.write(_CALL.pack(begun_s, lasted_s, used_s, kind))
@@ -164,7 +164,7 @@ class Stopwatch:
 
     warm_s: float = 0.0
     """When counting begins, on the monotonic clock."""
-    now: Callable[[], float] = time.monotonic
+    now: Callable[[], float] = monotonic_s
     cpu: Callable[[], float] = time.process_time
     spent: dict[str, list[float]] = field(default_factory=dict)
     """By name: how often, time, processor time."""
@@ -275,7 +275,7 @@ def main(context: ChildContext) -> None:
             tell(context.control, slot, Ready(facts))
             slot.set_state(State.RUNNING)
             training = Training(begun.learner, groups, context.control, config, begun.keeper, slot, MonotonicClock())
-            watch.warm_s = time.monotonic() + _WARM * (config.run.run_duration_s or 0.0)
+            watch.warm_s = monotonic_s() + _WARM * (config.run.run_duration_s or 0.0)
             schedule = run_rounds(training)
             watch.switch("end")
         calls = calls_in(folder / _LOGS, watch.begun_s)
@@ -292,7 +292,7 @@ def _figures(watch: Stopwatch) -> dict[str, Any]:
         "chunks": watch.chunks,
         "transitions": watch.transitions,
         "held": watch.held,
-        "lasted_s": time.monotonic() - watch.begun_s if watch.begun_s else 0.0,
+        "lasted_s": monotonic_s() - watch.begun_s if watch.begun_s else 0.0,
         "switch_s": switch_s(),
         "noting_s": noting_s(),
     }
@@ -301,20 +301,20 @@ def _figures(watch: Stopwatch) -> dict[str, Any]:
 def switch_s() -> float:
     """What it costs to switch a stopwatch."""
     watch = Stopwatch()
-    begun_s = time.perf_counter()
+    begun_s = perf_counter_s()
     for _ in range(_TRIED):
         watch.switch("tried")
-    return (time.perf_counter() - begun_s) / _TRIED
+    return (perf_counter_s() - begun_s) / _TRIED
 
 
 def noting_s() -> tuple[float, float]:
     """What it costs to time a call: as part of what is noted, and beside it."""
     log = CallLog(Path(os.devnull), time.process_time)
     try:
-        begun_s = time.perf_counter()
+        begun_s = perf_counter_s()
         for _ in range(_TRIED):
             log.timed(_STEP, bool)
-        whole_s = (time.perf_counter() - begun_s) / _TRIED
+        whole_s = (perf_counter_s() - begun_s) / _TRIED
         inside_s = min(whole_s, _clock_s())
     finally:
         log.close()
@@ -322,10 +322,10 @@ def noting_s() -> tuple[float, float]:
 
 
 def _clock_s() -> float:
-    begun_s = time.perf_counter()
+    begun_s = perf_counter_s()
     for _ in range(_TRIED):
         time.process_time()
-    return (time.perf_counter() - begun_s) / _TRIED
+    return (perf_counter_s() - begun_s) / _TRIED
 
 
 def calls_in(folder: Path, since_s: float) -> dict[str, Any]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.core.clock import Clock
+from headrace.core.clock import Clock, monotonic_ns
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.history import History
 from headrace.runtime.progress import ComponentProgress, EvaluationPoint, OnProgress, Progress
@@ -137,7 +136,7 @@ class Observer:
     def stuck_in_environment(self, child_id: str, for_s: float) -> str | None:
         """The call of an environment a component has been in for so long, in words; None if it is in none."""
         view = self._board.read(child_id)
-        inside_s = view.age_s(time.monotonic_ns())
+        inside_s = view.age_s(monotonic_ns())
         if view.activity not in {Activity.ENV_RESET, Activity.ENV_STEP, Activity.ENV_CLOSE} or inside_s < for_s:
             return None
         return f"{view.activity.label} (lane {view.lane}, since {inside_s:.1f} s)"
@@ -205,7 +204,7 @@ class Observer:
             id=view.id,
             state=view.state.name.lower(),
             activity=view.activity.label if doing else None,
-            since_s=view.age_s(time.monotonic_ns()) if doing else None,
+            since_s=view.age_s(monotonic_ns()) if doing else None,
             waits_on=view.waits_on,
             rate=self._rate(view),
         )

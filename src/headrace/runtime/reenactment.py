@@ -42,6 +42,7 @@ from headrace.runtime.payloads import Basics, EnvSpaces, GroupBeginning, build_c
 from headrace.runtime.policies import PinnedPolicy, Policies
 from headrace.runtime.recording import failure
 from headrace.runtime.refill import Extents
+from headrace.runtime.torchapart import TorchApart
 from headrace.telemetry.board import Slot
 from headrace.weights.snapshot import SnapshotLayout, Snapshots
 
@@ -77,7 +78,9 @@ class Reenactment:
         """What the learner failed with, if nothing came after that."""
         self._failed_at = 0
         """Number of the event in which, or before which, it failed here as well."""
-        self._spaces = spaces = EnvSpaces.of(basics)
+        self._apart = TorchApart()
+        with self._apart.environments():
+            self._spaces = spaces = EnvSpaces.of(basics)
         geometry = spaces.geometry(config)
         require_same_layout(trace.header, config, geometry)
         shared = SharedBlock.create(geometry.nbytes)
@@ -90,7 +93,7 @@ class Reenactment:
         self.learner, self._layout = self._build(Replay(self.block))
         self.judge = Judge(basics, spaces, trace.header, Recorded(self.block, rows), self._policies)
         stack.callback(self._release)
-        self._crew = Crew(basics, spaces, self.block, self._policies, slot)
+        self._crew = Crew(basics, spaces, self.block, self._policies, slot, self._apart)
         stack.callback(self._crew.close)
 
     def _release(self) -> None:
@@ -186,7 +189,8 @@ class Reenactment:
         lost = self._lost_in(event)
         steps = event.lanes[0].transitions + sum(lane == self._groups[event.group][0] for lane, _ in lost)
         try:
-            commit = collector.collect(event.chunk, steps, lost=lost)
+            with self._apart.environments():
+                commit = collector.collect(event.chunk, steps, lost=lost)
         except EnvironmentFault as error:
             raise self.judge.fault(number, event, error).to_error() from error
         made = [part.checksum for part in commit.lanes]
@@ -200,7 +204,9 @@ class Reenactment:
         gone = Counter(lane for lane, _ in lost)
         made = [part.salvaged + part.rejected + gone[lane] for lane, part in zip(lanes, event.lanes, strict=True)]
         if any(made):
-            self._crew.get(event.group, event.incarnation, event.version).repeat(event.chunk, made, lost)
+            collector = self._crew.get(event.group, event.incarnation, event.version)
+            with self._apart.environments():
+                collector.repeat(event.chunk, made, lost)
         self._crew.discard(event.group)
         for lane, part in zip(lanes, event.lanes, strict=True):
             self.block.episodes_begun[lane] = part.episodes_begun
@@ -271,14 +277,18 @@ class Crew:
         block: The lanes.
         policies: Those of the record.
         slot: The replay's place on a board.
+        apart: Keeps what environments set in torch from the learner.
     """
 
-    def __init__(self, basics: Basics, spaces: EnvSpaces, block: LaneBlock, policies: Policies, slot: Slot) -> None:
+    def __init__(
+        self, basics: Basics, spaces: EnvSpaces, block: LaneBlock, policies: Policies, slot: Slot, apart: TorchApart
+    ) -> None:
         self._basics = basics
         self._policy = spaces.policy(basics.config)
         self._block = block
         self._policies = policies
         self._slot = slot
+        self._apart = apart
         self._there: dict[int, tuple[Collector, PinnedPolicy]] = {}
 
     def get(self, group: int, incarnation: int, version: int) -> Collector:
@@ -287,8 +297,9 @@ class Crew:
         if there is None or there[0].group.incarnation != incarnation:
             self.discard(group)
             source, begin = PinnedPolicy(self._policies), GroupBeginning(incarnation)
-            there = build_collector(self._basics, self._policy, group, self._block, source, self._slot, begin), source
-            self._there[group] = there
+            parts = self._basics, self._policy, group, self._block, source, self._slot, begin
+            with self._apart.environments():
+                there = self._there[group] = build_collector(*parts), source
         there[1].pin(version)
         return there[0]
 
@@ -296,7 +307,8 @@ class Crew:
         """The group's collector is gone."""
         there = self._there.pop(group, None)
         if there is not None:
-            there[0].close()
+            with self._apart.environments():
+                there[0].close()
 
     def close(self) -> None:
         """Close every environment."""

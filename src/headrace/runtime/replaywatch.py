@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import faulthandler
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from headrace.core.clock import monotonic_ns
 from headrace.core.config import DeadlinesConfig
 from headrace.core.errors import ComponentStalled
 from headrace.runtime.resources import activity_limits
@@ -38,7 +38,7 @@ def watched(board: Board, deadlines: DeadlinesConfig) -> Iterator[None]:
     def look(number: int, frame: FrameType | None) -> None:
         faulthandler.dump_traceback_later(_IN_C * longest_s, exit=True)
         (view,) = board.read_all()
-        limit_s, age_s = limits.get(view.activity), view.age_s(time.monotonic_ns())
+        limit_s, age_s = limits.get(view.activity), view.age_s(monotonic_ns())
         if limit_s is not None and age_s > limit_s:
             raise ComponentStalled(
                 f"the replay has been inside {view.activity.label} for {age_s:.0f} s (limit {limit_s:g} s)",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from headrace.core.clock import monotonic_ns
 from headrace.core.errors import ComponentStalled
 from headrace.runtime.config import ExperimentConfig
 from headrace.runtime.resources import activity_limits
@@ -34,7 +34,7 @@ class StandstillWatch:
         limit_s: float,
         plan: Plan,
         views: Callable[[], Sequence[SlotView]],
-        now_ns: Callable[[], int] = time.monotonic_ns,
+        now_ns: Callable[[], int] = monotonic_ns,
     ) -> None:
         self._limit_s = limit_s
         self._plan = plan

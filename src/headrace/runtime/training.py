@@ -368,7 +368,7 @@ def open_groups(
             payload.basics, payload.spaces, own, block, slot, partial(tell, control, slot)
         ) as beginnings:
             begins = list(beginnings.values())
-            groups = inline(build, begins, config.collect.chunk_steps, lambda: bool(stopping[0]))
+            groups = inline(build, begins, config.collect.chunk_steps, lambda: bool(stopping[0]), begun.apart)
             yield groups
             groups.close()
         return

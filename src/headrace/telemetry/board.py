@@ -15,7 +15,6 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from headrace.core.clock import monotonic_ns
 from headrace.core.errors import ConfigError, RunDirectoryError
 from headrace.telemetry.header import HEADER_BYTES as _HEADER_BYTES
 from headrace.telemetry.header import SLOT_BYTES as _SLOT_BYTES
@@ -209,9 +209,7 @@ class Slot:
 
     def enter(self, activity: Activity, lane: int = -1, step: int = -1) -> None:
         """From now on the component is busy with ``activity``. Costs well under a microsecond."""
-        _STATUS.pack_into(
-            self._map, self._status_at, self._state, activity, lane, step, 0, 0, 0, 0, time.monotonic_ns()
-        )
+        _STATUS.pack_into(self._map, self._status_at, self._state, activity, lane, step, 0, 0, 0, 0, monotonic_ns())
 
     def waiting(
         self, activity: Activity, *, on: str | None = None, need: int = 0, have: int = 0, deadline_s: float = 0.0
@@ -232,7 +230,7 @@ class Slot:
         place = 0 if on is None else self._board.index(on) + 1
         limit_ns = int(min(deadline_s * 1e9, _MOST_NS))
         _STATUS.pack_into(
-            self._map, self._status_at, state, activity, -1, -1, place, need, have, limit_ns, time.monotonic_ns()
+            self._map, self._status_at, state, activity, -1, -1, place, need, have, limit_ns, monotonic_ns()
         )
 
     def resume(self) -> tuple[Activity, int, int]:
@@ -407,7 +405,7 @@ class Board:
             last = seen
         else:
             # Its writer was stopped in the middle of the words. Without a beginning nothing can be overdue.
-            seen = (*seen[:-1], seen[-1] or time.monotonic_ns())
+            seen = (*seen[:-1], seen[-1] or monotonic_ns())
         return seen
 
     def _view(self, index: int) -> SlotView:

@@ -7,11 +7,11 @@ import mmap
 import os
 import socket
 import struct
-import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from headrace.core.clock import monotonic_ns
 from headrace.core.errors import RunDirectoryError
 from headrace.core.procstat import STARTED, STATE, stat_fields
 
@@ -79,7 +79,7 @@ def new_header(run_id: str, slots: int, events_from: int) -> Header:
         slots=slots,
         supervisor_pid=pid,
         supervisor_start=process_start(pid),
-        created_ns=time.monotonic_ns(),
+        created_ns=monotonic_ns(),
         created_unix_s=int(datetime.now(tz=UTC).timestamp()),
         machine=this_machine(),
         host=socket.gethostname()[:63],

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from headrace.core.clock import monotonic_s
+
 _LOOK_S = 1.0
 _STALE_S = 2.0
 """After so long without a look this process had nothing to do, and did not need the core."""
@@ -40,7 +42,7 @@ class Confined:
     def __init__(
         self,
         core: int,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic_s,
         used_s: Callable[[int], float] = busy_s,
         own_s: Callable[[], float] = time.process_time,
     ) -> None:

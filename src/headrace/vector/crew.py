@@ -38,6 +38,7 @@ _ADVICE = Advice(
     lost="see in the kernel's log whether the machine was out of memory; if it was, take fewer workers",
     late="import less in the modules that the factories are written in, or raise start_timeout_s",
 )
+_FEWER = "take fewer environments or smaller observations, or let this process and the machine have more memory"
 _SLICE_S = 0.25
 _NOWHERE = -1
 Ids = NDArray[np.int64]
@@ -77,7 +78,7 @@ class Crew:
         self.alarm = False
         """Whether a worker may have ended since somebody looked."""
         self._output = Output(options.log_path)
-        self._slab_block = SharedBlock.create(1)
+        self._slab_block = SharedBlock.create(1, _FEWER)
         self._attach: Attach | None = None
         self._homes = np.full(options.template.num_envs, _NOWHERE)
         """[N]; index of the worker that steps each environment."""
@@ -135,9 +136,12 @@ class Crew:
         return [message for _, message in sorted(built.items())]
 
     def attach(self, observation: Any, action: Any, fields: list[Field], nbytes: int) -> Slab:
-        """Share memory with the workers, and with those that come later."""
-        os.ftruncate(self._slab_block.fd, nbytes)
-        block = SharedBlock.attach(os.dup(self._slab_block.fd), nbytes)
+        """Share memory with the workers, and with those that come later.
+
+        Raises:
+            ConfigError: The machine refuses as much.
+        """
+        block = SharedBlock.sized(os.dup(self._slab_block.fd), nbytes, _FEWER)
         self._slab_block.close()
         self._slab_block = block
         self._attach = Attach(cloudpickle.dumps(observation), cloudpickle.dumps(action), fields, nbytes)
@@ -180,7 +184,7 @@ class Crew:
         index, self._next_index = self._next_index, self._next_index + 1
         factories = {env: template.factories[env] for env in ids}
         given = replace(template, factories=factories, build=build, core=self._core(index))
-        block = SharedBlock.create(Mailbox.nbytes(template.num_envs))
+        block = SharedBlock.create(Mailbox.nbytes(template.num_envs), _FEWER)
         mailbox = Mailbox(block, template.num_envs)
         ordered, answered = Signal.create(), Signal.create()
         fds = {"mailbox": block.fd, "slab": self._slab_block.fd, "output": self._output.fd}

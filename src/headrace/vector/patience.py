@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
+
+from headrace.core.clock import monotonic_s
 
 SPIN_S = 0.0005
 """Waits that last longer are slept through."""
@@ -32,7 +33,7 @@ class Patience:
     def __init__(
         self,
         most_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic_s,
         give_way: Callable[[], object] | None = None,
     ) -> None:
         self._most_s = most_s

@@ -6,12 +6,12 @@ import contextlib
 import itertools
 import os
 import signal
-import time
 from types import FrameType
 from typing import Any
 
 import cloudpickle
 
+from headrace.core.clock import monotonic_s
 from headrace.core.errors import ChannelClosed
 from headrace.ipc.child import ChildContext
 from headrace.vector.confined import Confined
@@ -71,7 +71,7 @@ class InTurn:
 
     def run(self, batch: Batch) -> None:
         """Do all of it; answers leave as the parent takes them, or when two milliseconds have passed since the last."""
-        marks, clock, number = self._marks, time.monotonic, self._number
+        marks, clock, number = self._marks, monotonic_s, self._number
         done, count = 0, len(batch.work)
         pending = zip(batch.work, batch.arguments, strict=True)
         while done < count:
