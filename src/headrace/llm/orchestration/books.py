@@ -2,6 +2,7 @@
 
     requested = completed + failed + stale + cancelled + in flight
     completed = trained + filtered + pending
+    failed attempts <= attempts
 
 A rollout counts as *failed*, once, under the reason of its last attempt, when it is given up; attempts that failed before
 are counted apart and invent no rollout. A rollout that was completed and became too old before its batch was shipped is
@@ -69,6 +70,8 @@ class RolloutBooks:
     def attempt(self, rollout: str) -> None:
         """A rollout in flight is tried, for the first time or again."""
         self._in_flight(rollout, "tried")
+        if rollout in self._tried:
+            raise self._illegal(rollout, "tried twice at a time")
         self._tried.add(rollout)
         self._attempts += 1
 
@@ -129,7 +132,8 @@ class RolloutBooks:
         now = self.to_json()
         ends = now["completed"] + sum(now["failed"].values()) + now["stale"] + now["cancelled"] + now["in_flight"]
         parts = now["trained"] + sum(now["filtered"].values()) + now["pending"]
-        if now["requested"] != ends or now["completed"] != parts:
+        failed_attempts = sum(now["failed_attempts"].values())
+        if now["requested"] != ends or now["completed"] != parts or failed_attempts > now["attempts"]:
             raise DataLossError(
                 "the books of the rollouts do not balance",
                 **now,

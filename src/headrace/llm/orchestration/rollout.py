@@ -144,7 +144,8 @@ class RolloutPlayer:
 
     async def play(self, spec: RolloutSpec) -> Rollout | Failure:
         """Try until it is complete, may not be tried again, or its time is over. The time is that of all attempts."""
-        section, clock = self.config.orchestrator, asyncio.get_running_loop().time
+        section = self.config.orchestrator
+        clock = asyncio.get_running_loop().time
         deadline_s, pause_s = clock() + section.rollout_timeout_s, section.backoff_s
         for attempt in range(section.max_retries + 1):
             self.notes.attempt(spec)
