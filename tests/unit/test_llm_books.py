@@ -26,6 +26,7 @@ class Keeping(RuleBasedStateMachine):
         self.places: dict[str, Place] = {}
         self.reasons: dict[str, str] = {}
         self.attempts = 0
+        self.tried: set[str] = set()
 
     @rule(target=rollouts)
     def request(self) -> str:
@@ -34,16 +35,24 @@ class Keeping(RuleBasedStateMachine):
         self.places[name] = Place.IN_FLIGHT
         return name
 
-    @rule(rollout=rollouts, failed=st.booleans())
-    def attempt(self, rollout: str, failed: bool) -> None:
-        if self.places[rollout] is not Place.IN_FLIGHT:
+    @rule(rollout=rollouts)
+    def attempt(self, rollout: str) -> None:
+        if self.places[rollout] is not Place.IN_FLIGHT or rollout in self.tried:
             with pytest.raises(DataLossError):
                 self.books.attempt(rollout)
             return
         self.books.attempt(rollout)
         self.attempts += 1
-        if failed:
-            self.books.attempt_failed(rollout, "timeout")
+        self.tried.add(rollout)
+
+    @rule(rollout=rollouts)
+    def attempt_failed(self, rollout: str) -> None:
+        if rollout not in self.tried:
+            with pytest.raises(DataLossError):
+                self.books.attempt_failed(rollout, "timeout")
+            return
+        self.books.attempt_failed(rollout, "timeout")
+        self.tried.remove(rollout)
 
     @rule(rollout=rollouts, to=st.sampled_from(Place), reason=st.sampled_from(("", *REASONS)))
     def move(self, rollout: str, to: Place, reason: str) -> None:
@@ -54,12 +63,14 @@ class Keeping(RuleBasedStateMachine):
             return
         self.books.move(rollout, to, reason)
         self.places[rollout], self.reasons[rollout] = to, reason
+        self.tried.discard(rollout)
 
     @rule()
     def reopen(self) -> None:
         """What is open when a run ends is cancelled in the next one's books."""
         self.books = RolloutBooks.from_json(json.loads(json.dumps(self.books.to_json())))
         self.places = {name: Place.CANCELLED if place in MOVES else place for name, place in self.places.items()}
+        self.tried.clear()
 
     @invariant()
     def they_say_where_each_is(self) -> None:

@@ -69,6 +69,8 @@ class RolloutBooks:
     def attempt(self, rollout: str) -> None:
         """A rollout in flight is tried, for the first time or again."""
         self._in_flight(rollout, "tried")
+        if rollout in self._tried:
+            raise self._illegal(rollout, "tried twice at a time")
         self._tried.add(rollout)
         self._attempts += 1
 
