@@ -14,7 +14,7 @@ import gymnasium
 from gymnasium import spaces
 
 from headrace.core.errors import ObservationMismatch, UnsupportedSpace
-from headrace.envs.contract import as_flag
+from headrace.core.scalars import as_flag
 
 Space = spaces.Space[Any]
 _PARTS = ("observations", "rewards", "terminations", "truncations")

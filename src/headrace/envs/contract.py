@@ -6,7 +6,6 @@ refused with environment, field, expected and found.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from headrace.core.arrays import SURELY_HELD, first_too_large
 from headrace.core.errors import NonFiniteValue, ObservationMismatch
+from headrace.core.scalars import as_flag, as_number
 from headrace.core.specs import Leaf, assemble, leaves
 
 GOES_ON = (False, False)
@@ -160,12 +160,10 @@ class ObservationCheck:
         """
         if type(value) is float:
             return value
-        if isinstance(value, np.ndarray) and value.shape in ((), (1,)) and value.dtype.kind in "fiub":
-            value = value.item()
-        if isinstance(value, int | float | np.bool_ | np.integer | np.floating):
-            with contextlib.suppress(OverflowError):  # a whole number that no float holds
-                return float(value)
-        raise self._mismatch("reward", "a number", _describe(value), lane, step)
+        number = as_number(value)
+        if number is None:
+            raise self._mismatch("reward", "a number", _describe(value), lane, step)
+        return number
 
     def flag(self, field: str, value: Any, lane: int, step: int) -> bool:
         """``terminated`` or ``truncated`` as a bool: a bool, 0 or 1, or an array of one such.
@@ -278,15 +276,6 @@ class ObservationCheck:
             step=step,
             fix=fix,
         )
-
-
-def as_flag(value: Any) -> bool | None:
-    """A bool, 0 or 1, or an array of one such, as a bool; None: it is anything else."""
-    if value is True or value is False:
-        return bool(value)
-    if isinstance(value, np.ndarray) and value.shape in ((), (1,)):
-        value = value.item()
-    return bool(value) if isinstance(value, bool | np.bool_ | int | np.integer) and value in (0, 1) else None
 
 
 def first_non_finite(array: NDArray[Any]) -> tuple[int, ...] | None:

@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from headrace.core.scalars import as_flag, as_number
 from headrace.vector.endings import ENDING
 from headrace.vector.faults import Problem, broken_contract, not_finite, text_of
 from headrace.vector.interrupts import is_programs
@@ -385,14 +386,14 @@ def _settle_one(rows: Rows, row: int, returned: Any, phase: str) -> Returned | P
         expected = "observation, reward, terminated, truncated, info"
         return broken_contract(phase, "what step() returned", expected, _describe(returned))
     observation, reward, terminated, truncated, info = returned
-    number = _number(reward)
+    number = as_number(reward)
     if number is None:
         return broken_contract(phase, "reward", "a number", _describe(reward))
     if rows.check_finite and not math.isfinite(number):
         return not_finite(phase, "reward", f"{number}")
     ends = []
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
-        end = _flag(flag)
+        end = as_flag(flag)
         if end is None:
             return broken_contract(phase, name, "a bool", _describe(flag))
         ends.append(end)
@@ -405,24 +406,3 @@ def _settle_one(rows: Rows, row: int, returned: Any, phase: str) -> Returned | P
     if problem is not None:
         return problem
     return [part.of(observation) for part in rows.layout.objects], number, ends[0], ends[1], dict(info)
-
-
-def _number(value: Any) -> float | None:
-    """A reward as a float: a number, or an array that holds exactly one."""
-    if isinstance(value, np.ndarray) and value.shape in ((), (1,)) and value.dtype.kind in "fiub":
-        value = value.item()
-    if not isinstance(value, int | float | np.bool_ | np.integer | np.floating):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return None
-
-
-def _flag(value: Any) -> bool | None:
-    """A flag as a bool: a bool, 0 or 1, or an array that holds exactly one such."""
-    if isinstance(value, np.ndarray) and value.shape in ((), (1,)):
-        value = value.item()
-    if isinstance(value, bool | np.bool_ | int | np.integer) and value in (0, 1):
-        return bool(value)
-    return None
