@@ -141,7 +141,7 @@ def test_environment_that_always_fails_spends_the_budget_and_is_told_in_its_own_
 
 
 @pytest.mark.parametrize(
-    ("fault", "rejected", "field"), [("nan_reward", 4, "reward"), ("nan_obs", 4, "obs"), ("wrong_reward", 0, "reward")]
+    ("fault", "rejected", "field"), [("nan_reward", 4, "reward"), ("nan_obs", 1, "obs"), ("wrong_reward", 0, "reward")]
 )
 def test_broken_contract_ends_the_run_and_nothing_of_it_is_learned(runs, tmp_path, fault, rejected, field):
     kwargs = {"fault": fault, "at": 13, "marker": str(tmp_path / "marker")}
@@ -149,7 +149,8 @@ def test_broken_contract_ends_the_run_and_nothing_of_it_is_learned(runs, tmp_pat
     assert run.summary["exit_code"] == 1
     assert f"field: {field}\n" in run.summary["error"]
     assert "step: 13\n" in run.summary["error"]
-    # Values are looked at chunk by chunk, here after step 16: the bad one and what followed it are refused.
+    # Values are looked at chunk by chunk, here after step 16: the bad one and what followed it are refused. To an observation that
+    # is none the policy has no action, so nothing follows it.
     assert run.summary["books"]["rejected"] == ({"not_finite": rejected} if rejected else {})
     assert_books(run)
     assert run.summary["restarts"] == 0

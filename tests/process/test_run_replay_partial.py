@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from headrace.core.clock import MonotonicClock
@@ -62,9 +64,14 @@ def wait_for_record(process: subprocess.Popen[bytes], run: Path, nbytes: int, ou
 
 
 def kill_everything(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL the whole process group at once."""
+    """SIGKILL all of its processes at once: frozen before, none of them sees another one go, and notes it."""
     if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
+        parent = psutil.Process(process.pid)
+        everybody = [parent, *parent.children(recursive=True)]
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for one in everybody:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.send_signal(number)
     process.wait(timeout=LIMIT_S)
 
 

@@ -131,6 +131,20 @@ def test_a_section_of_another_algorithm_is_not_taken_for_a_misspelt_key():
     assert "nearest" not in caught.value.facts
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("td3", "schedule.final_lr", 0.0), ("vtrace", "target.tau", 1.0), ("sac", "actions.mask_leaf", "obs"),
+        ("sac", "lr", 1e-3), ("ppo", "exploration.scale", 0.1),
+    ],
+)  # fmt: skip
+def test_no_key_of_another_kind_stands_in_for_that_of_another_algorithm(name, key, value):
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {"algorithm.name": name, f"algorithm.{key}": value})
+    assert caught.value.fix == f"remove it: {name} does not read it"
+    assert "nearest" not in caught.value.facts
+
+
 @pytest.mark.parametrize("key", ["zzzzzzzzzzzz", "run.zzzzzzzzzzzz"])
 def test_key_that_resembles_nothing_gets_no_suggestion(key):
     error = refused({key: 1})

@@ -171,6 +171,41 @@ def test_a_text_of_bytes_is_the_same_whole_and_in_pieces(strips: bool) -> None:
 
 
 @pytest.mark.parametrize("strips", [True, False])
+def test_a_stop_ends_a_text_at_the_same_place_however_often_it_is_looked_at(strips: bool) -> None:
+    """After each token, after some, and once at the end; stops are halves of characters and parts of each other, too."""
+    texts, draws = Texts(falling_back_to_bytes(strips)), random.Random(4)
+    parts = ["a", " ", "\u00e9", "\U0001f600", "\ufffd"]
+    stopped = 0
+    for _ in range(3000):
+        ids = drawn_tokens(draws)
+        stops = ["".join(draws.choices(parts, k=draws.randrange(1, 4))) for _ in range(draws.randrange(1, 4))]
+        found = set()
+        for share in (1.0, 0.5, 0.0):
+            growing, said = GrowingText(texts, stops), ""
+            for count in range(1, len(ids) + 1):
+                over = count == len(ids)
+                if not growing.stopped and (over or draws.random() < share):
+                    said += growing.grow(ids[:count], over=over)
+            found.add((said, growing.stopped))
+        assert len(found) == 1, (ids, stops, found)
+        [(said, ended)] = found
+        assert texts.decode(ids).startswith(said)
+        assert not any(stop in said for stop in stops)
+        assert ended or said == texts.decode(ids)
+        stopped += ended
+    assert 300 < stopped < 2700
+
+
+def test_half_a_character_is_no_stop() -> None:
+    texts = Texts(falling_back_to_bytes(strips=False))
+    smile, half = ([1 + byte for byte in "\U0001f600".encode()][:size] for size in (4, 2))
+    for ids, text, ended in (([*smile, 258], "\U0001f600a", False), ([*half, 258], "", True), (half, "", True)):
+        growing = GrowingText(texts, ["\ufffd"])
+        said = [growing.grow(ids[:count], over=count == len(ids)) for count in range(1, len(ids) + 1)]
+        assert ("".join(said), growing.stopped) == (text, ended)
+
+
+@pytest.mark.parametrize("strips", [True, False])
 def test_a_text_of_bytes_is_that_of_its_bytes(strips: bool) -> None:
     """As offsets count it, and as the tokenizer says it where all of it is text."""
     own = falling_back_to_bytes(strips)

@@ -26,6 +26,9 @@ class Foreign:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.asarray(self._value, dtype)
 
+    def __repr__(self) -> str:
+        return f"Foreign({self._value!r})"
+
     def __float__(self) -> float:
         return float(self._value)
 
@@ -35,6 +38,9 @@ class Foreign:
 
 class Elsewhere:
     """An array that cannot be had, as of an accelerator."""
+
+    def __repr__(self) -> str:
+        return "Elsewhere()"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         raise TypeError("it is not in host memory")

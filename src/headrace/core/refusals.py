@@ -139,6 +139,8 @@ class _Problem:
             if chosen not in kinds:
                 self.fix = f'set {union}.name = "{readers[0]}", or remove {self.path}'
                 return
+        if readers:  # a right name under another algorithm: what it is called in other sections is something else
+            known = [] if _is_section(section, self.path) else _within(self.path.rpartition(".")[0], known)
         meant = _meant(self.path, known, far=not readers)
         if meant is None and readers:
             self.fix = f"remove it: {chosen} does not read it"
@@ -203,6 +205,17 @@ def _readers(section: type[BaseModel], path: str) -> list[str]:
     field = section.model_fields.get(outer)
     inner = _sections(field) if field is not None else []
     return [str(_kind(one)) for one in inner if rest in keys(one)] if len(inner) > 1 else []
+
+
+def _within(outer: str, known: Iterable[str]) -> list[str]:
+    """Keys of a section, and of what lies in it; of a whole algorithm only its own, for what lies in it has names of its own."""
+    depth = outer.count(".") + 1
+    return [key for key in known if key.startswith(f"{outer}.") and (depth > 1 or key.count(".") == depth)]
+
+
+def _is_section(section: type[BaseModel], path: str) -> bool:
+    """Whether ``path`` is a section, not a value, to anybody who reads it."""
+    return any(key.startswith(f"{path}.") for key in keys(section))
 
 
 def _meant(path: str, known: list[str], far: bool = True) -> str | None:

@@ -251,7 +251,8 @@ class Incidents:
             if kept_as_it_is := held_fast(error.fix):
                 fix += f", with {' and '.join(kept_as_it_is)} as before: another value takes a new run"
         else:
-            lost += ", the optimiser, and the replay"
+            experience = "what was not trained on yet" if self._basics.config.on_policy else "the replay"
+            lost += f", the optimiser, and {experience}"
         facts = {**error.facts, "lost": lost, "newest_policy": kept}
         return type(error)(error.what, **facts, fix=fix)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -82,6 +82,8 @@ class Collecting:
         self.fatal: BaseException | None = None
         """Why the run cannot go on."""
         self._next_group = 0
+        self._again: deque[Group] = deque()
+        """Begun before a resume and not shipped; they are begun anew before any other, in their order."""
         self._running: dict[int, Group] = {}
         self._tasks: dict[tuple[int, int], asyncio.Task[Rollout | Failure]] = {}
         self._kept: dict[int, Group] = {}
@@ -141,18 +143,32 @@ class Collecting:
 
     def state(self) -> dict[str, Any]:
         """What is needed to go on, as JSON."""
+        groups = [*self._running.values(), *self._kept.values(), *self._again]
         return {
             "next_group": self._next_group,
+            "begun": sorted([group.number, group.problem.id, group.told] for group in groups),
             "problems": self.problems.state(),
             "filtered_in_row": dict(self._filtered_in_row),
             "failed_in_row": dict(self._failed_in_row),
         }
 
     def restore(self, state: dict[str, Any], step: int) -> None:
-        """Go on from there, with the batch of ``step``."""
+        """Go on from there, with the batch of ``step``. What was begun for a later one is begun anew, in its old number."""
         self.step = step
         self._next_group = int(state["next_group"])
         self.problems.restore(state["problems"])
+        gone = []
+        for number, name, told in state.get("begun", ()):  # older checkpoints lack them: there they are skipped
+            problem = self.problems.named(name)
+            if problem is None:
+                gone.append(name)
+            else:
+                self._again.append(Group(number, problem, self._config.orchestrator.group_size, told=told))
+        if gone:
+            text = (
+                f"{len(gone)} groups are not begun anew, as dataset('train') lacks their problems; the first: {gone[0]}"
+            )
+            self._tell("alarm", {"kind": "problems_gone", "text": text, "step": step, "value": len(gone)})
         self._filtered_in_row = Counter(state["filtered_in_row"])
         self._failed_in_row = Counter(state["failed_in_row"])
 
@@ -185,8 +201,11 @@ class Collecting:
 
     def _begin(self) -> None:
         assert self.player is not None
-        group = Group(self._next_group, self.problems.next(), self._config.orchestrator.group_size)
-        self._next_group += 1
+        if self._again:
+            group = self._again.popleft()
+        else:
+            group = Group(self._next_group, self.problems.next(), self._config.orchestrator.group_size)
+            self._next_group += 1
         self._running[group.number] = group
         for spec in group.specs(self._config.sampling.temperature):
             self.books.request(spec.id)
@@ -227,8 +246,9 @@ class Collecting:
 
     def _completed(self, group: Group) -> None:
         del self._running[group.number]
-        if group.rewards:
+        if group.rewards and not group.told:
             self.problems.told(group.problem.id, group.rewards)
+            group.told = True
         section = self._config.orchestrator
         reason = filtered(group.rewards, section.smallest_group, section.filter)
         for alarm in self._losses.look(group.problem.id, len(group.rollouts), reason):

@@ -28,6 +28,8 @@ class Group:
     """Of the samples that have ended."""
     oldest: int | None = None
     """Version of its oldest token so far."""
+    told: bool = False
+    """Whether the curriculum was told of it, also before a resume that begins it anew."""
 
     def specs(self, temperature: float) -> list[RolloutSpec]:
         """Its rollouts."""

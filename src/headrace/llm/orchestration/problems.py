@@ -30,7 +30,10 @@ class Curriculum(Protocol):
         ...
 
     def told(self, problem: str, rewards: Sequence[float]) -> None:
-        """A group is complete; these are the rewards of its rollouts, those that failed left out."""
+        """A group is complete; these are the rewards of its rollouts, those that failed left out.
+
+        Said once of a group: one that was complete and not trained on is begun anew by a resume, and is not told again.
+        """
         ...
 
     def state(self) -> Any:
@@ -120,6 +123,10 @@ class Problems:
                 fix="have its next() return the id of a problem of dataset('train')",
             )
         return self._by_id[name]
+
+    def named(self, problem: str) -> Problem | None:
+        """The problem with this id; None: the environment has it no more."""
+        return self._by_id.get(problem)
 
     def told(self, problem: str, rewards: Sequence[float]) -> None:
         """See `Curriculum.told`."""

@@ -31,10 +31,13 @@ class GrowingText:
     def grow(self, token_ids: Sequence[int], over: bool) -> str:
         """What is new, now that these are all the tokens; nothing is held back any more when it is ``over``."""
         text = self._texts.decode(token_ids)
-        ends = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        if ends:
+        if not over:
+            text = text.rstrip("\ufffd")  # may be the beginning of a character
+        said = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
+        if said:
             self.stopped = True
-            text = text[: min(ends)]
+            _, place = min(said)  # of that which was complete first, however many tokens came since the last look
+            text = text[:place]
         elif not over:
             text = text[: len(text) - self._held_back(text)]
         new = text[self._shown :]
@@ -42,13 +45,12 @@ class GrowingText:
         return new
 
     def _held_back(self, text: str) -> int:
-        """Characters at the end that may be the beginning of a stop, or of a character that is to become part of one."""
-        whole = text.rstrip("\ufffd")
-        broken, text, longest = len(text) - len(whole), whole, 0
+        """Characters at the end that may be the beginning of a stop."""
+        longest = 0
         for stop in self._stops:
             sizes = range(min(len(stop), len(text) + 1))  # a stop may be a million times as long as the text
             longest = max(longest, *(size for size in sizes if text.endswith(stop[:size])))
-        return broken + longest
+        return longest
 
 
 @dataclass(frozen=True, slots=True)
